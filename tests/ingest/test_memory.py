@@ -79,6 +79,17 @@ def test_shapes_of_the_drawn_step_are_counted(tmp_path: Path) -> None:
     assert [row.copied for row in memory.layers] == [80, 0, 0]
 
 
+def test_a_weight_that_is_transposed_first_is_not_what_flows_in(tmp_path: Path) -> None:
+    """A linear layer whose operators alone are recorded: cast, transpose, product."""
+    events = two_linear_layers(allocations=False, shapes=True)
+    weight = shaped([10, 4])
+    for step in range(3):
+        events += [op("aten::to", 1000 * step + 10.5, 0.4, **weight), op("aten::t", 1000 * step + 11, 0.5, **weight)]
+    memory = read_events(tmp_path, sorted(events, key=lambda event: event["ts"]), whatif=METADATA).info.memory
+    assert memory is not None
+    assert [row.input for row in memory.layers] == [80, 200, 200]
+
+
 def test_with_both_allocations_decide_and_shapes_add_what_they_know(tmp_path: Path) -> None:
     both = read_events(tmp_path, two_linear_layers(shapes=True), whatif=METADATA).info.memory
     recorded = read_events(tmp_path, two_linear_layers(), whatif=METADATA).info.memory

@@ -36,6 +36,7 @@ from whatif.models.parallel.pipeline_schedule import (
 from whatif.models.parallel.stage_work import at_micro_batch, work_of
 from whatif.models.parallel.stages import balanced, model_of
 from whatif.prediction.predict import Baseline
+from whatif.simulation.transfers import latency_of, of_activations, workers_of
 
 # A byte a nanosecond and no latency; activations of 200,000 bytes a batch.
 LINK = "bandwidth=1GB/s,latency_us=1,activation_mb=0.2"
@@ -340,6 +341,18 @@ def test_a_block_is_not_divided() -> None:
         changed(graph, "stages=4,micro_batches=1")
 
 
+def test_even_stages_have_as_many_blocks_each() -> None:
+    """Where the first of four blocks takes as long as the others together, times put one block ahead of the cut."""
+    calls = [Call(f"Linear_{i}", 10_000, 60_000 if i < 2 else 20_000, 1_000) for i in range(8)]
+    graph = network(calls)
+    graph = graph.replace(layers=("", *(f"blocks.{i // 2}.{'ab'[i % 2]}" for i in range(8))))
+    for spec, first in (("", "blocks.1.a"), (",even=true", "blocks.2.a")):
+        notes = changed(graph, f"stages=2,micro_batches=1{spec}").notes
+        assert any(f"cut before {first};" in note for note in notes), notes
+    with pytest.raises(WhatifError, match=r"^pipeline: expected a number of stages .* divides the 4 .* got 3;"):
+        changed(graph, "stages=3,micro_batches=1,even=true")
+
+
 def test_a_container_is_divided_and_its_blocks_are_not() -> None:
     names = ["stages.0.0.a", "stages.0.0.b", "stages.0.1.a", "stages.0.1.b", "stages.1.0.a", "stages.1.0.b"]
     rows = [{"name": name, "type": "Linear"} for name in names]
@@ -550,6 +563,27 @@ def test_blocks_and_maps_of_real_models(own_traces: Path, name: str, blocks: int
     if first_map:  # 32 images, 32 channels, 32 x 32, float32
         row = named.index("blocks.0.conv1")
         assert model.input_bytes[row] == first_map
+
+
+def test_workers_that_share_blocks_send_a_part_each_and_gather_it(own_traces: Path) -> None:
+    """Narayanan et al., SC 2021, section 4.1; with sequence parallelism they work on parts, and gather nothing."""
+    graph = baseline_of(own_traces / "campaign_cpu/gpt2-small--baseline.trace.json.gz").graph
+    pipeline = "pipeline:stages=3,micro_batches=6,bandwidth=1Gbps,latency_us=0"
+    cut = "tensor_parallel:workers=2,bandwidth=1Gbps,latency_us=0"
+    sizes, times_ms = [], []
+    for specs in ((pipeline,), (cut, pipeline), (f"{cut},sequence_parallel=true", pipeline)):
+        found = whatif.apply(graph, *specs).graph
+        sent = np.flatnonzero((workers_of(found) == 2) & found.select(name="send"))
+        sizes.append(set(found.size_bytes[sent].tolist()))
+        times_ms.append(found.duration_ns[sent].mean() / 1e6)
+    whole = 64 * 128 * 4
+    assert sizes == [{whole}, {whole // 2}, {whole // 2}]
+    # An all-gather is half of a sum, which is of six samples here.
+    before = whatif.apply(graph, cut).graph
+    one = np.flatnonzero(of_activations(before))[0]
+    latency_ms, sum_ms = latency_of(before)[one] / 1e6, before.duration_ns[one] / 1e6
+    gathered_ms = (latency_ms + (sum_ms - latency_ms) / 6) / 2
+    assert times_ms == pytest.approx([2 * times_ms[2], times_ms[2] + gathered_ms, whole / 2 * 8 / 0.95e6], rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)

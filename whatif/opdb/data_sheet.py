@@ -71,7 +71,7 @@ def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
 
 
 # Products of 16 bits that take longer find clocks that their own power has lowered. Our estimate.
-UNDER_LOAD_S = 3e-4
+UNDER_LOAD_S = 1e-4
 
 
 def under_load_s(gpu: Gpu, ops: Operators) -> Float64:

@@ -57,16 +57,26 @@ def tensor_workers(graph: TaskGraph) -> int:
     return int(workers_of(graph)[sums].max(initial=1))
 
 
-def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
-    """Return what those workers take to gather activations of which each holds ``part_bytes``, ns, of the same shape.
+def senders(graph: TaskGraph) -> int:
+    """Return how many of those workers send a part each of an activation that leaves for another stage.
 
-    It is half of a sum's time by the graph, whose ring scatters and then gathers; 0 where each works on its part.
+    1 where the model is whole, and where the activation itself is a part of the sequence.
+    """
+    parts = graph.select(name=f"^{ACTIVATION_NAMES['all_gather']}$").any()
+    return 1 if parts else tensor_workers(graph)
+
+
+def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
+    """Return what those workers take to gather an activation of which each got ``part_bytes``, ns, of the same shape.
+
+    It is half of a sum's time by the graph, whose ring scatters and then gathers; 0 where there is one of ``senders``.
     """
     sums = np.flatnonzero(of_activations(graph) & graph.select(name=f"^{SUM}$") & (graph.size_bytes > 0))
-    if not len(sums) or graph.select(name=f"^{ACTIVATION_NAMES['all_gather']}$").any():
+    count = senders(graph)
+    if not len(sums) or count == 1:
         return np.zeros(len(part_bytes))
     one = sums[0]
-    share = part_bytes * workers_of(graph)[one] / graph.size_bytes[one]
+    share = part_bytes * count / graph.size_bytes[one]
     latency_ns = int(latency_of(graph)[one])
     return np.asarray((latency_ns + share * (int(graph.duration_ns[one]) - latency_ns)) / 2, dtype=np.float64)
 

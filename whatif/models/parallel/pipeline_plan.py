@@ -9,10 +9,9 @@ import numpy as np
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
-from whatif.models.exchange.exchanges import tensor_workers
+from whatif.models.exchange.exchanges import senders
 from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.memory_effects import change_memory, with_batch
-from whatif.models.layers.segments import places_within, segments
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 from whatif.models.parallel.stage_work import (
@@ -25,6 +24,7 @@ from whatif.models.parallel.stage_work import (
 from whatif.models.parallel.stages import (
     Model,
     balanced,
+    blocks_of_layers,
     model_of,
     stage_of,
 )
@@ -149,7 +149,7 @@ def plans(
 
 def _even_cut(graph: TaskGraph, model: Model, n_parts: int) -> Int64:
     """The calls before which the model is cut for as many blocks in each part, (n_parts - 1,)."""
-    block = places_within(graph.layers, segments(graph, None))[model.layer]
+    block = blocks_of_layers(graph)[model.layer]
     starts = np.sort(np.unique(block, return_index=True)[1][int((block < 0).any()) :])
     if not len(starts) or len(starts) % n_parts:
         raise WhatifError(
@@ -199,7 +199,7 @@ def crossing_bytes(graph: TaskGraph, model: Model, factor: float, activation_mb:
     calls = np.arange(len(sizes))
     known = np.flatnonzero(sizes >= 0)
     source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
-    return np.asarray(np.rint(sizes[source] * factor / tensor_workers(graph)), dtype=np.int64)
+    return np.asarray(np.rint(sizes[source] * factor / senders(graph)), dtype=np.int64)
 
 
 def row_parts(model: Model, begins: Int64, n_rows: int) -> Int64:

@@ -128,13 +128,13 @@ def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
 
 
 def _parts(graph: TaskGraph, layer: Int64) -> Int64:
-    own = _blocks(graph)[layer]
+    own = blocks_of_layers(graph)[layer]
     begins = (own[1:] != own[:-1]) | (own[1:] < 0)
     return np.append(0, np.cumsum(begins)).astype(np.int64)
 
 
-def _blocks(graph: TaskGraph) -> Int64:
-    """The number of the block that each layer lies in, -1 for none: the outermost one that is no mere container."""
+def blocks_of_layers(graph: TaskGraph) -> Int64:
+    """Return the number of the block that each layer lies in, -1 for none: the outermost one that is no mere container."""
     if are_classes(graph):
         return np.full(len(graph.layers), -1, dtype=np.int64)
     inner = {above for layer in graph.layers for above in prefixes(layer)[:-1]}
