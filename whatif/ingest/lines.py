@@ -234,7 +234,8 @@ class _Namer:
         stack: list[tuple[int, str, bool]] = []
 
         def change(time_ns: int) -> None:
-            times.append(time_ns)
+            # Starts and durations are rounded each: a function may end a nanosecond behind the start of the next.
+            times.append(max(time_ns, times[-1]) if times else time_ns)
             codes.append(self._code(stack[-1][1]) if stack and stack[-1][1] else -1)
 
         starts, ends = frames.start_ns[order].tolist(), frames.end_ns[order].tolist()
