@@ -165,7 +165,7 @@ class Recording:
     def start(self) -> None:
         """Begin with the warm-up steps."""
         check_session(self._backend, cuda=GPU.of_model(self._model) is not None)
-        self._watchers = WarmupWatchers(self._model)
+        self._watchers = WarmupWatchers(self._model, self._optimizer)
 
     def step(self) -> None:
         """End a training step; writes the file at the end of the last recorded one."""
@@ -178,6 +178,8 @@ class Recording:
             self._tracer.step()
             if self._timer is not None:
                 self._note_retries()
+        if self._count == 1 and self._warmup_steps > 1 and self._watchers is not None:
+            self._watchers.first_over(cuda=GPU.of_model(self._model) is not None)
         if self._count == self._warmup_steps:
             self._begin_untraced()
         elif self._count == self._warmup_steps + self._untraced_steps:

@@ -93,6 +93,19 @@ def test_python_between_operators_is_of_the_line_that_runs_longest(tmp_path: Pat
     assert [found.names[code] for code in found.code[between].tolist()] == ["train.py(3): main"]
 
 
+def test_a_function_that_ends_behind_the_start_of_the_next(tmp_path: Path) -> None:
+    """Starts and durations are rounded each, so that ends are a nanosecond off: the line that runs stays known."""
+    events = [mark("ProfilerStep#0", 0, 1000), *(op("aten::mm", 100 * at, 50) for at in range(1, 10))]
+    events += [python("train.py(9): epoch", 50, 940)]
+    events += [python(f"train.py({at}): train", 100 * at - 10, 100.001) for at in range(1, 10)]
+    graph = whatif.read(write_trace(tmp_path / "rounded.json", events))
+    found = read_lines(graph)
+    starts_us = (graph.start_ns + graph.info.origin_ns) / 1e3
+    for at in range(1, 10):
+        (task,) = np.flatnonzero(starts_us == 100 * at)
+        assert found.names[found.code[task]] == f"train.py({at}): train"
+
+
 def test_a_flame_graph_adds_up_to_the_step(tmp_path: Path) -> None:
     baseline = Baseline.of(with_functions(tmp_path), calibrated=False)
     found = flame(baseline)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.helpers import mark, op, read_events
+from tests.helpers import mark, op, read_events, telling
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
+from whatif.report.text_steps import reasons
 
 
 def compared(graph: whatif.TaskGraph) -> UnevenSteps:
@@ -50,6 +51,15 @@ def test_pauses_and_loading_are_told_apart(tmp_path: Path) -> None:
     assert "2 slow, 0.80 ms above the median together" in found.headline
 
 
+def test_retries_of_the_allocator_are_told(tmp_path: Path) -> None:
+    graph = steps_of_a_cpu(tmp_path, [0, 0, 0, 500, 0, 0], [100] * 6)
+    found = compared(telling(graph, allocator_retries=[0, 0, 1, 3, 0, 0]))
+    assert [step.allocator_retries for step in found.steps] == [0, 1, 3, 0]
+    assert "the allocator ran out of memory and tried again 3 times" in found.headline
+    assert reasons(found.steps[2], str).endswith("3 retries of the allocator")
+    assert found.to_dict()["steps"][2]["allocator_retries"] == 3
+
+
 def test_even_steps_have_no_reasons(tmp_path: Path) -> None:
     found = compared(steps_of_a_cpu(tmp_path, [0] * 6, [100] * 6))
     assert not any(step.slow or step.more_of for step in found.steps)
@@ -77,5 +87,6 @@ def test_the_command(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "What each step holds" in capsys.readouterr().out
     assert plot.read_text(encoding="utf-8").count("<svg") == 1
     assert main(["explain", "--by", "step", trace, "--json"]) == 0
-    assert {"step", "step_ms", "slow", "times_ms", "more_of"} == set(json.loads(capsys.readouterr().out)["steps"][0])
+    (step, *_) = json.loads(capsys.readouterr().out)["steps"]
+    assert {"step", "step_ms", "slow", "times_ms", "more_of", "allocator_retries"} == set(step)
     assert main(["explain", "--by", "step", "--sensitivity", trace]) == 2

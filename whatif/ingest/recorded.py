@@ -205,6 +205,7 @@ def _recorded(table: _Table) -> Recorded:
         flops=table.part("flops", _flops),
         untraced_step=_step_times(table, "untraced_step_ms"),
         untraced_cpu=_step_times(table, "untraced_cpu_ms"),
+        warmup_parts_ms=table.by_name("warmup_parts_ms", _is_ms),
         traced_step=_step_times(table, "traced_step_ms"),
         traced_cpu=_step_times(table, "traced_cpu_ms"),
         untraced_load=table.part("untraced_load", _machine_load),
@@ -352,6 +353,10 @@ def _is_setting(value: Any) -> bool:
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < MOST_BYTES for size in value)
+
+
+def _is_ms(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < MOST_MS
 
 
 def _is_ns(value: Any) -> bool:

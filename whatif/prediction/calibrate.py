@@ -2,7 +2,8 @@
 
 First the task that holds an event of the profiler gives back what taking it down cost. What is left of the difference
 (colder caches, hooks, another pace of the machine while it recorded) is one factor on all CPU work, found on the
-simulator. GPU tasks and waits keep their times.
+simulator. GPU tasks and waits keep their times. Where the recorder timed the parts of a step, each part has a cost and
+a factor of its own (``step_parts.py``).
 
 Where the untraced step was not measured, as in a trace of torch's own profiler, the profiler's cost is estimated from
 the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its range.
@@ -18,7 +19,8 @@ import numpy as np
 
 from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Int64
+from whatif.graph.types import Float64, Int64
+from whatif.prediction.step_parts import part_times
 from whatif.prediction.untraced import Untraced, event_cost_ns, untraced_step
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import step_ns
@@ -52,7 +54,8 @@ class Calibration:
     event_cost_ns: float = 0.0  # taken out for each event of the profiler
     cost_measured: bool = False  # by the recorder, on the machine of the recording
     removed_ns: float = 0.0  # CPU time taken out of a step for the events, or of all without steps; all threads
-    pace: float = 1.0  # factor on what is left of all CPU work
+    pace: float = 1.0  # factor on what is left of all CPU work, the mean where parts of a step have their own
+    by_parts: bool = False  # whether each part of a step was corrected by itself
     recorded: Timeline | None = None  # with the profiler in it, where ``estimate`` is given
     estimate: ProfilerEstimate | None = None  # what was taken out, where no step without the profiler was measured
     reason: str = ""  # why nothing was corrected, or why the untraced step is not met; "" where it is
@@ -105,7 +108,8 @@ class Calibration:
             others = (
                 f" (other programs took {1 - self.untraced.running:.0%} of that)" if self.untraced.running < 1 else ""
             )
-            parts.append(f"{rest} is scaled to {self.pace:.3f} of its recorded time{others}")
+            each = ", each part of a step by itself" if self.by_parts else ""
+            parts.append(f"{rest} is scaled to {self.pace:.3f} of its recorded time{each}{others}")
         done = ", and ".join(parts) or "nothing had to be corrected"
         return f"{done}; {self.reason}." if self.reason else f"{done}."
 
@@ -158,7 +162,16 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
         return Calibration(graph, timeline, replayed_ns, reason=reason)
     search = _Search(graph, clock, untraced.median_ns, untraced.running)
     given_ns, reason = event_cost_ns(graph.info.recorded)
-    cost_ns, first = search.event_cost(search.tried(timeline), given_ns)
+    most_ns = DEFAULT_EVENT_COST_NS if given_ns is None else given_ns
+    parts = part_times(graph, untraced, most_ns, search.bounded(0), search.bounded(math.inf))
+    if parts is None:
+        cost_ns, first = search.event_cost(search.tried(timeline), given_ns)
+        removed_ns, part_pace = _removed_ns(graph, cost_ns), 1.0
+    else:
+        removed_ns = _removed_ns(graph, parts.event_cost_ns)
+        search = replace(search, graph=corrected(graph, parts.event_cost_ns, parts.pace))
+        first = search.tried(simulate(search.graph))
+        cost_ns, part_pace = parts.mean_event_cost_ns, parts.mean_pace
     pace, last, missed = search.pace(cost_ns, first)
     return Calibration(
         graph=last.timeline.graph,
@@ -168,8 +181,9 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
         corrected_ns=last.step_ns,
         event_cost_ns=cost_ns,
         cost_measured=given_ns is not None,
-        removed_ns=_removed_ns(graph, cost_ns),
-        pace=pace,
+        removed_ns=removed_ns,
+        pace=pace * part_pace,
+        by_parts=parts is not None,
         reason="; ".join(sentence for sentence in (reason, missed) if sentence),
     )
 
@@ -266,7 +280,7 @@ class _Search:
         """Return the factor on CPU work, the graph with it, and why the target is not met, "" where it is."""
         if self.meets(first) or not first.step_ns:
             return 1.0, first, ""
-        before, at = (1.0, first), self._bounded(self.target_ns / first.step_ns)
+        before, at = (1.0, first), self.bounded(self.target_ns / first.step_ns)
         best = before
         for _ in range(PACE_SIMULATIONS):
             # Tried already: 1, which may be a bound where others shared the machine, or the bound of the round before.
@@ -281,7 +295,7 @@ class _Search:
             slope = (tried.step_ns - before[1].step_ns) / (at - before[0])
             if self.meets(tried) or slope <= 0:
                 break
-            before, at = (at, tried), self._bounded(at + (self.target_ns - tried.step_ns) / slope)
+            before, at = (at, tried), self.bounded(at + (self.target_ns - tried.step_ns) / slope)
         pace, tried = best
         if abs(tried.step_ns / self.target_ns - 1) <= MISSED:
             return pace, tried, ""
@@ -289,7 +303,7 @@ class _Search:
             return 1.0, first, self._unexplained(first)
         return pace, tried, self._at_bound(pace, tried)
 
-    def _bounded(self, pace: float) -> float:
+    def bounded(self, pace: float) -> float:
         return min(max(pace, PACE_LOW * self.running), PACE_HIGH * self.running)
 
     def _unexplained(self, first: _Tried) -> str:
@@ -308,8 +322,11 @@ class _Search:
         return f"differs by {100 * (tried.step_ns / self.target_ns - 1):+.1f} % from the one without the profiler"
 
 
-def corrected(graph: TaskGraph, cost_ns: float, pace: float) -> TaskGraph:
-    """Return the graph without ``cost_ns`` an event of the profiler, and what is left of CPU work times ``pace``."""
+def corrected(graph: TaskGraph, cost_ns: float | Float64, pace: float | Float64) -> TaskGraph:
+    """Return the graph without ``cost_ns`` an event of the profiler, and what is left of CPU work times ``pace``.
+
+    Each is one number, or one a task, shape (n_tasks,).
+    """
     work = graph.on_cpu
     # No more than a task lasts: where stamps are close, part of the cost is in its neighbour.
     cost = np.where(work, np.rint(cost_ns * graph.profiler_events), 0).astype(np.int64)
@@ -327,8 +344,8 @@ def corrected(graph: TaskGraph, cost_ns: float, pace: float) -> TaskGraph:
     )
 
 
-def _removed_ns(graph: TaskGraph, cost_ns: float) -> float:
+def _removed_ns(graph: TaskGraph, cost_ns: float | Float64) -> float:
     """The CPU time that leaves a step with the events' cost, ns: the mean of all steps."""
     in_step = graph.on_cpu & (graph.step >= 0)
-    taken_ns = np.minimum(cost_ns * graph.profiler_events[in_step], graph.duration_ns[in_step])
+    taken_ns = np.minimum(cost_ns * graph.profiler_events, graph.duration_ns)[in_step]
     return float(taken_ns.sum()) / max(graph.info.n_steps, 1)

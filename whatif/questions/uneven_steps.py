@@ -37,6 +37,8 @@ class UnevenStep:
     times_ms: dict[str, float]
     slow: bool
     more_of: dict[str, float]
+    # How often the allocator found no free block, gave back what it had cached and tried again, by the recorder.
+    allocator_retries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as a JSON object."""
@@ -46,6 +48,7 @@ class UnevenStep:
             "slow": self.slow,
             "times_ms": {name: round(ms, 6) for name, ms in self.times_ms.items()},
             "more_of": {name: round(ms, 6) for name, ms in self.more_of.items()},
+            "allocator_retries": self.allocator_retries,
         }
 
 
@@ -75,7 +78,9 @@ class UnevenSteps:
         excess_ms = sum(step.ms - self.median_ms for step in slow)
         named = sorted(totals, key=lambda name: -totals[name])
         why = ", ".join(f"{name} ({totals[name]:,.2f} ms)" for name in named[:3]) or "nothing that the recording shows"
-        return f"{spread}; {len(slow)} slow, {excess_ms:,.2f} ms above the median together, with more of: {why}."
+        retries = sum(step.allocator_retries for step in slow)
+        full = f" In them the allocator ran out of memory and tried again {retries} times." if retries else ""
+        return f"{spread}; {len(slow)} slow, {excess_ms:,.2f} ms above the median together, with more of: {why}.{full}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the steps as a JSON object."""
@@ -106,6 +111,7 @@ def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
     rows = {name: column[numbers] for name, column in times.items() if column.any()}
     is_steady = (numbers >= low) & (numbers < high) if high > low else np.ones(len(numbers), dtype=np.bool_)
     usual = {name: float(np.median(column[is_steady])) for name, column in rows.items() if is_steady.any()}
+    retries = dict(enumerate(graph.info.recorded.allocator_retries))
     found = []
     for at, (number, time_ns) in enumerate(zip(numbers.tolist(), times_ns, strict=True)):
         if not is_steady[at]:
@@ -116,7 +122,8 @@ def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
         more = {name: min(float(column[at]) - usual[name], excess_ms) for name, column in rows.items()}
         named = {name: part for name, part in more.items() if slow and part >= NAMED_SHARE * excess_ms}
         here = {name: float(column[at]) for name, column in rows.items()}
-        found.append(UnevenStep(number, ms, here, slow, dict(sorted(named.items(), key=lambda item: -item[1]))))
+        named = dict(sorted(named.items(), key=lambda item: -item[1]))
+        found.append(UnevenStep(number, ms, here, slow, named, retries.get(number, 0)))
     mean_ms = float(np.mean([step.ms for step in found])) if found else 0.0
     return UnevenSteps(baseline, clock, tuple(found), median_ms, mean_ms)
 

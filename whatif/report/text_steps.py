@@ -31,4 +31,6 @@ def reasons(step: UnevenStep, ms: object) -> str:
         return ""
     assert callable(ms)
     told = ", ".join(f"{name} +{ms(part)}" for name, part in step.more_of.items())
+    if step.allocator_retries:
+        told += f"{', ' if told else ''}{step.allocator_retries} retries of the allocator"
     return told or "slow, and the recording does not show why"

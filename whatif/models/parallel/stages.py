@@ -134,7 +134,7 @@ def _parts(graph: TaskGraph, layer: Int64) -> Int64:
 
 
 def blocks_of_layers(graph: TaskGraph) -> Int64:
-    """Return the number of the block that each layer lies in, -1 for none: the outermost one that is no mere container."""
+    """Return the number of the outermost block, no mere container, that each layer lies in; -1 for none."""
     if are_classes(graph):
         return np.full(len(graph.layers), -1, dtype=np.int64)
     inner = {above for layer in graph.layers for above in prefixes(layer)[:-1]}

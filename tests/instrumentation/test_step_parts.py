@@ -1,0 +1,84 @@
+"""The CPU time of the parts of a step, by hooks of the model and the optimizer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers import need
+
+torch = need("torch")
+step_parts = need("whatif.instrumentation.step_parts")
+
+
+def busy(ms: float) -> None:
+    end_ns = time.thread_time_ns() + int(ms * 1e6)
+    while time.thread_time_ns() < end_ns:
+        pass
+
+
+class Slow(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """One product, and so much CPU time forward."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.product, self.ms = torch.nn.Linear(4, 4), ms
+
+    def forward(self, x: Any) -> Any:
+        busy(self.ms)
+        return self.product(x)
+
+
+@pytest.fixture
+def training() -> tuple[Any, Any]:
+    model = Slow(6)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: Any, optimizer: Any, passes: int = 1) -> None:
+    busy(2)
+    for _ in range(passes):
+        loss = model(torch.ones(2, 4)).sum()
+        busy(4)
+        loss.backward()
+    optimizer.step()
+
+
+def test_each_part_has_its_time_and_nothing_stays_on_the_model(training: tuple[Any, Any]) -> None:
+    model, optimizer = training
+    parts = step_parts.StepParts(model, optimizer)
+    for _ in range(5):
+        step(model, optimizer)
+    parts.remove()
+    step(model, optimizer)
+    found = parts.summary()
+    assert list(found) == ["outside", "forward", "backward", "update"]
+    # A thread's clock goes on in other programs' interrupts; no part takes less than it does.
+    assert [found[name] >= least for name, least in (("outside", 2), ("forward", 6), ("backward", 4))] == [True] * 3
+    assert found["update"] < found["outside"] < found["backward"] < found["forward"]
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:
+    model, optimizer = training
+    parts = step_parts.StepParts(model, optimizer)
+    for _ in range(4):
+        step(model, optimizer)
+        other = threading.Thread(target=model, args=(torch.ones(1, 4),))
+        other.start()
+        other.join()
+    assert parts.summary() is not None
+
+
+def test_steps_of_another_shape_tell_nothing(training: tuple[Any, Any]) -> None:
+    model, optimizer = training
+    for steps, passes in ((2, 1), (5, 2)):
+        parts = step_parts.StepParts(model, optimizer)
+        for _ in range(steps):
+            step(model, optimizer, passes)
+        parts.remove()
+        assert parts.summary() is None

@@ -1,0 +1,95 @@
+"""Parts of a step are corrected each by its own share of the time without the profiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers import mark, op, read_events, telling
+from whatif import TaskGraph
+from whatif.prediction.calibrate import calibrate
+from whatif.prediction.step_parts import PARTS
+
+STEPS = 5
+
+
+def recorded(folder: Path, **told: Any) -> TaskGraph:
+    """Steps of 100 us in which the parts take 20, 30, 40 and 10 us; ten operators lie outside, one in each other part.
+
+    ::
+
+        us      0        20             50                  90     100
+        step    |--------------------------------------------------|
+        part     outside |forward       |backward            |update|
+    """
+    events = []
+    for number in range(STEPS):
+        at, sequence = 100 * number, {"Sequence number": number}
+        events += [mark(f"ProfilerStep#{number}", at, 100)]
+        events += [op("aten::add", at + 2 * k, 2) for k in range(10)]
+        events += [mark("whatif::layer::fc", at + 20, 30), op("aten::mm", at + 20, 30, **sequence)]
+        events += [
+            op("autograd::engine::evaluate_function: MmBackward0", at + 50, 40, **sequence, **{"Fwd thread id": 1})
+        ]
+        events += [mark("Optimizer.step#SGD.step", at + 90, 10), op("aten::add_", at + 90, 10)]
+    graph = read_events(folder, events)
+    step = {"median": 0.05}
+    return telling(graph, **{"threads": 1, "untraced_step_ms": step, "untraced_cpu_ms": step, **told})
+
+
+def parts_us(graph: TaskGraph) -> list[float]:
+    """The four parts of the third step, as the simulation has them."""
+    mine = graph.step == 2
+    layer, update = graph.layer[mine] > 0, graph.in_optimizer[mine]
+    time_us = graph.duration_ns[mine] / 1e3
+    backward = np.array([graph.names[name].startswith("autograd") for name in graph.name[mine]])
+    outside = ~(layer | update | backward)
+    return [float(time_us[of].sum()) for of in (outside, layer & ~backward, backward, update)]
+
+
+def told(*ms: float) -> dict[str, float]:
+    return dict(zip(PARTS, ms, strict=True))
+
+
+def test_each_part_meets_its_share(tmp_path: Path) -> None:
+    """Twice as slow in all; what was slow is the forward and the backward pass."""
+    graph = recorded(tmp_path, warmup_parts_ms=told(0.019, 0.011, 0.011, 0.009))
+    found = calibrate(graph, "mark")
+    assert found.by_parts
+    assert found.met
+    assert parts_us(found.graph) == pytest.approx([19, 12, 16, 9], abs=4.5)
+    outside, forward, backward, update = parts_us(found.graph)
+    assert outside > 0.8 * 19
+    assert update > 0.8 * 9
+    assert forward + backward < 30
+
+
+def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
+    found = calibrate(recorded(tmp_path), "mark")
+    assert not found.by_parts
+    assert found.met
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        told(0.2, 0.2, 0.2, 0.2),  # of another program
+        {"outside": 0.05},
+        told(0.02, 0.01, -1, 0.01),
+        {**told(0.02, 0.01, 0.01, 0.01), "more": 0.01},
+        told(0.02, 0.01, 0.01, float("nan")),
+        "0.05",
+    ],
+)
+def test_parts_of_no_such_step_are_not_used(tmp_path: Path, parts: Any) -> None:
+    found = calibrate(recorded(tmp_path, warmup_parts_ms=parts), "mark")
+    assert not found.by_parts
+    assert found.met
+
+
+def test_a_wall_clock_is_not_divided(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, warmup_parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
+    assert not calibrate(graph, "mark").by_parts

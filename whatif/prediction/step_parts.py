@@ -1,0 +1,94 @@
+"""The parts of a step on a CPU, corrected each by itself: forward, backward, update, and the rest.
+
+What the profiler costs differs between them: beside large products an event of it costs several times what it costs in
+a loop of small operators, and colder caches slow the products. So each part meets its own share of the step's time, as
+the recorder saw it in the warm-up steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Float64, Int64, Phase
+from whatif.prediction.untraced import Untraced
+
+# As the recorder writes them.
+OUTSIDE, FORWARD, BACKWARD, UPDATE = PARTS = ("outside", "forward", "backward", "update")
+_FORWARD, _UPDATE = 0, 1
+# The part between two such marks, by which one ended and which one begins next.
+_BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
+# Our choice: where the warm-up steps differ more from the untraced one, their parts do not tell its shares.
+AGREES = 0.5
+
+
+class PartTimes(NamedTuple):
+    """What makes each task's part of the step as long as it is without the profiler, shape (n_tasks,) each."""
+
+    event_cost_ns: Float64
+    pace: Float64
+    mean_event_cost_ns: float
+    mean_pace: float
+
+
+def part_times(
+    graph: TaskGraph, untraced: Untraced, event_cost_ns: float, least: float, most: float
+) -> PartTimes | None:
+    """Return the cost of the profiler's events in each part, at most ``event_cost_ns``, and the pace of what is left.
+
+    Paces lie from ``least`` to ``most``. None where the recording does not tell the parts, or they are not those of a
+    step on one CPU thread.
+    """
+    told = graph.info.recorded.warmup_parts_ms
+    if untraced.clock != "cpu" or set(told) != set(PARTS) or not graph.info.n_steps:
+        return None
+    target_ns = np.array([told[name] * 1e6 for name in PARTS])
+    if not abs(target_ns.sum() / untraced.median_ns - 1) <= AGREES:
+        return None
+    target_ns *= untraced.median_ns / target_ns.sum()
+    part = _parts(graph)
+    if part is None:
+        return None
+    first, last = graph.info.steady
+    counted = (graph.step >= first) & (graph.step < last)
+    place = (graph.step[counted].astype(np.int64) - first) * len(PARTS) + part[counted]
+
+    def a_step(amount: Float64) -> Float64:
+        sums = np.bincount(place, weights=amount[counted], minlength=(last - first) * len(PARTS))
+        return np.asarray(np.median(sums.reshape(-1, len(PARTS)), axis=0), dtype=np.float64)
+
+    time_ns, events = graph.duration_ns.astype(np.float64), graph.profiler_events.astype(np.float64)
+    n_events = a_step(events)
+    cost_ns = np.clip((a_step(time_ns) - target_ns) / np.maximum(n_events, 1), 0, event_cost_ns)
+    left_ns = a_step(np.maximum(time_ns - cost_ns[part] * events, 0))
+    pace = np.clip(target_ns / np.maximum(left_ns, 1), least, most)
+    return PartTimes(
+        cost_ns[part],
+        pace[part],
+        float(cost_ns @ n_events / max(n_events.sum(), 1)),
+        float(pace @ left_ns / left_ns.sum()),
+    )
+
+
+def _parts(graph: TaskGraph) -> Int64 | None:
+    """The part of each task, a place in ``PARTS``, shape (n_tasks,); None without layers or marks of the optimizer."""
+    order = graph.by_thread
+    known = np.full(len(graph), -1)
+    in_layer = np.array([bool(name) for name in graph.layers])[graph.layer]
+    known[in_layer & (graph.phase == Phase.FORWARD)] = _FORWARD
+    known[graph.in_optimizer] = _UPDATE
+    known = known[order]
+    if not all((known == each).any() for each in (_FORWARD, _UPDATE)):
+        return None
+    at = np.arange(len(order))
+    before = np.maximum.accumulate(np.where(known >= 0, at, -1))
+    after = np.minimum.accumulate(np.where(known >= 0, at, len(order))[::-1])[::-1]
+    # At both ends a step is cut: a forward pass follows an update.
+    first, last = known[after[0]], known[before[-1]]
+    ended = np.where(before >= 0, known[before], 1 - first)
+    begins = np.where(after < len(order), known[np.minimum(after, len(order) - 1)], 1 - last)
+    part = np.empty(len(graph), dtype=np.int64)
+    part[order] = _BETWEEN[ended, begins]
+    return part
