@@ -70,15 +70,8 @@ def transform(
     check_one_pass(graph)
     factor = micro_batch / (graph.info.batch_size or 1) if micro_batch else 1 / micro_batches
     graph = with_batch_size(add_gradients(graph, micro_batches - 1), micro_batches * factor)
-    ways = plans(
-        graph,
-        stages * chunks,
-        micro_batches,
-        factor=factor,
-        recompute=recompute,
-        activation_mb=activation_mb,
-        even=even,
-    )
+    ways = plans(graph, stages * chunks, micro_batches, factor=factor, recompute=recompute, activation_mb=activation_mb,
+                 even=even)  # fmt: skip
     planned, changed = fastest_of(graph, ways, orders, network)
     return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
