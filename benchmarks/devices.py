@@ -9,26 +9,19 @@ database of one's own is not asked: the models that ship are.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 import whatif
 from benchmarks.extra_data import extra_data
 from benchmarks.published.gpu_pairs import busy_range_ms
+from benchmarks.written_table import write_or_check
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.transform import load_transform
 from whatif.report.layout import markdown_table
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "device.md"
-BEGIN, END = "<!-- written by benchmarks/devices.py -->", "<!-- end -->"
 H100_MI300X = "tracelens-h100-mi300"
 MODELS = (
     ("BERT-small, inference, bf16", "gaunernst_bert-small-uncased__1016001.json.gz"),
@@ -102,26 +95,6 @@ def tables() -> str:
     return "\n".join([*lines, markdown_table(("to", "GPU busy, ms", "speed-up", "published speed-up"), rows)])
 
 
-def main() -> int:
-    """Write the tables, or compare them."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as nothing:
-        os.environ["WHATIF_OPDB"] = str(Path(nothing) / "no database")
-        told = tables()
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    new = f"{head}{BEGIN}\n\n{told}\n\n{END}{tail}"
-    if args.check:
-        if new != page:
-            print(f"{PAGE.name} differs from what benchmarks/devices.py would write", file=sys.stderr)
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    print(told)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    assert __doc__ is not None
+    raise SystemExit(write_or_check("device.md", __file__, __doc__, tables))

@@ -9,11 +9,8 @@ that ship are.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import os
-import sys
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -21,13 +18,13 @@ from typing import NamedTuple
 
 import whatif
 from benchmarks.extra_data import extra_data
+from benchmarks.written_table import write_or_check
 from whatif.cli.main import main as whatif_command
 from whatif.graph.task_graph import TaskGraph
 from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, MODELS = ROOT / "docs" / "predict.md", ROOT / "tests" / "operator_graph" / "predicted_models.py"
-BEGIN, END = "<!-- written by benchmarks/predicted_gpu_steps.py -->", "<!-- end -->"
+MODELS = ROOT / "tests" / "operator_graph" / "predicted_models.py"
 H100, BF16 = ("--device", "H100-SXM-80"), ("--inference", "--dtype", "bf16")
 
 
@@ -92,26 +89,6 @@ def table() -> str:
     return markdown_table(headers, rows)
 
 
-def main() -> int:
-    """Write the table, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as nothing:
-        os.environ["WHATIF_OPDB"] = str(Path(nothing) / "no database")
-        told = table()
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    new = f"{head}{BEGIN}\n\n{told}\n\n{END}{tail}"
-    if args.check:
-        if new != page:
-            print(f"{PAGE.name} differs from what {Path(__file__).name} would write", file=sys.stderr)
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    print(told)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    assert __doc__ is not None
+    raise SystemExit(write_or_check("predict.md", __file__, __doc__, table))

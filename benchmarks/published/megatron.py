@@ -12,16 +12,13 @@ Nothing was fitted to either table.
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from benchmarks.extra_data import extra_data
 from benchmarks.published.scores import Row, Scores, summary
-from benchmarks.published.steps import baseline_of
-from whatif.from_module.operations import OperatorGraph
-from whatif.hardware.gpu import load_gpu
+from benchmarks.published.steps import training_step
 from whatif.prediction.predict import Baseline, apply
 
 DEVICE = "A100-SXM-80"
@@ -34,15 +31,9 @@ CORE = r"activation_checkpoint:layers=blocks\.[0-9]+\.attention\.core"
 @cache
 def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int) -> Baseline:
     """Return the predicted step of a GPT on one A100 at one micro-batch, fp16."""
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
     shape = {"width": width, "layers": layers, "heads": heads, "context": sequence}
-    wanted = step.Wanted(
-        MODEL, [("", (samples, sequence), "int64")], shape, "fp16", "adamw:master", "cross_entropy", None, False,
-        float(load_gpu(DEVICE).compute_capability),
-    )  # fmt: skip
-    graph = step.take_down_step(wanted)
-    assert isinstance(graph, OperatorGraph)
-    return baseline_of(graph, DEVICE)
+    inputs = [("", (samples, sequence), "int64")]
+    return training_step(MODEL, inputs, DEVICE, keywords=shape, dtype="fp16", loss="cross_entropy")
 
 
 def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1) -> list[str]:

@@ -12,18 +12,15 @@ from which its optimizer updates them without a copy. Nothing was fitted to the 
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from benchmarks.published import simumax
 from benchmarks.published.scores import Row, Scores
-from benchmarks.published.steps import baseline_of
-from whatif.from_module.operations import OperatorGraph
+from benchmarks.published.steps import training_step
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
-from whatif.hardware.gpu import load_gpu
 from whatif.prediction.composition import compose
 from whatif.prediction.transform import load_transform
 from whatif.questions.memory_summary import SHAPES_MISS
@@ -44,14 +41,8 @@ SIMUMAX = {
 
 def micro_batch(device: str, samples: int, **shape: float) -> TaskGraph:
     """Return the predicted step of one micro-batch of a model of this ``shape`` on one GPU, its gradients in fp32."""
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
-    wanted = step.Wanted(
-        MODEL, [("", (samples, int(shape["context"])), "int64")], shape, "bf16", "adamw:master", "cross_entropy",
-        capability=float(load_gpu(device).compute_capability),
-    )  # fmt: skip
-    operators = step.take_down_step(wanted)
-    assert isinstance(operators, OperatorGraph)
-    graph = baseline_of(operators, device).graph
+    inputs = [("", (samples, int(shape["context"])), "int64")]
+    graph = training_step(MODEL, inputs, device, keywords=shape, dtype="bf16", loss="cross_entropy").graph
     assert graph.info.memory is not None
     rows = [row._replace(gradients=2 * row.gradients) for row in graph.info.memory.layers]
     memory = replace(graph.info.memory.with_layers(rows), update_workspace=0)

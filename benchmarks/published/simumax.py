@@ -12,15 +12,12 @@ SimuMax itself, with a table of those times, misses these rows by 4.8 % on avera
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.published.scores import Row, Scores, summary
-from benchmarks.published.steps import baseline_of
-from whatif.from_module.operations import OperatorGraph
-from whatif.hardware.gpu import load_gpu
+from benchmarks.published.steps import training_step
 from whatif.prediction.predict import Baseline, apply
 
 DEVICE, CLUSTER = "B200-SXM", "dgx-b200"
@@ -53,15 +50,8 @@ def model(name: str) -> Any:
 @cache
 def micro_batch(name: str) -> Baseline:
     """Return the predicted step of a model on one B200 at one sample."""
-    step = importlib.import_module("whatif.instrumentation.trace_module.step")
     inputs = [(word, (1, SEQUENCE), "int64") for word in ("input_ids", "labels")]
-    wanted = step.Wanted(
-        f"{__file__}:model", inputs, keywords={"name": name}, dtype="bf16", optimizer="adamw:master",
-        capability=float(load_gpu(DEVICE).compute_capability),
-    )  # fmt: skip
-    graph = step.take_down_step(wanted)
-    assert isinstance(graph, OperatorGraph)
-    return baseline_of(graph, DEVICE)
+    return training_step(f"{__file__}:model", inputs, DEVICE, keywords={"name": name}, dtype="bf16")
 
 
 def what_ifs(ways: tuple[int, int, int], passes: int) -> list[str]:
