@@ -54,6 +54,16 @@ def test_dependencies_are_grouped_by_target(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_neighbours_that_stay_are_found_on_each_thread(loops: Loops) -> None:
+    thread = np.array([0, 1, 0, 1, 0, 2], np.int32)
+    gone = np.array([1, 0, 0, 1, 1, 1], np.uint8)
+    previous, following = np.empty(6, np.int32), np.empty(6, np.int32)
+    loops.kept_neighbours(thread, gone, np.full(3, -1, np.int32), previous, following)
+    assert previous.tolist() == [-1, 1, 2, 1, 2, -1]
+    assert following.tolist() == [2, 1, 2, -1, -1, -1]
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
 @pytest.mark.parametrize("right", [False, True])
 def test_places_are_those_of_a_search(loops: Loops, right: bool) -> None:
     """In order, nearly so and at random; with equal values, and values beyond both ends."""

@@ -71,6 +71,32 @@ def group_rows(ends: cython.const[cython.int][::1], offsets: cython.longlong[::1
         offsets[0] = 0
 
 
+def kept_neighbours(
+    thread: cython.const[cython.int][::1],
+    gone: cython.const[cython.uchar][::1],
+    newest: cython.int[::1],
+    previous: cython.int[::1],
+    following: cython.int[::1],
+) -> None:
+    """Fill the nearest tasks that are not ``gone`` before and after each one on its thread, itself if it is not.
+
+    ``newest``, shape (n_threads,), is scratch of -1, and so is what is found where there is none.
+    """
+    task: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(thread)
+    with cython.nogil:
+        for task in range(n):
+            if not gone[task]:
+                newest[thread[task]] = task
+            previous[task] = newest[thread[task]]
+        for task in range(len(newest)):
+            newest[task] = -1
+        for task in range(n - 1, -1, -1):
+            if not gone[task]:
+                newest[thread[task]] = task
+            following[task] = newest[thread[task]]
+
+
 def smallest_first(
     offsets: cython.const[cython.longlong][::1],
     targets: cython.const[cython.int][::1],

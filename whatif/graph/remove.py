@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whatif.graph.edit import as_mask, renumbered, reorder, with_rows
-from whatif.graph.order import each_once, streams
+from whatif.graph.order import each_once, loops, streams
 from whatif.graph.selection import Tasks
 from whatif.graph.types import (
     Anchor,
@@ -103,19 +103,9 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
 
 def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
     """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 where none is."""
-    n = len(graph)
-    order = graph.by_thread.astype(np.int32)
-    thread = graph.thread[order]
-    kept = ~gone[order]
-    position = np.arange(n)
-    before = np.maximum.accumulate(np.where(kept, position, -1))
-    after = np.minimum.accumulate(np.where(kept, position, n)[::-1])[::-1]
-    previous = np.full(n, -1, dtype=np.int32)
-    following = np.full(n, -1, dtype=np.int32)
-    has_before = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
-    has_after = (after < n) & (thread[np.minimum(after, n - 1)] == thread)
-    previous[order[has_before]] = order[before[has_before]]
-    following[order[has_after]] = order[after[has_after]]
+    newest = np.full(len(graph.threads), -1, dtype=np.int32)
+    previous, following = np.empty(len(graph), dtype=np.int32), np.empty(len(graph), dtype=np.int32)
+    loops.kept_neighbours(graph.thread, gone.view(np.uint8), newest, previous, following)
     return previous, following
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Phase, TaskKind
+from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.ingest.lines import SEPARATOR, Lines, lines_if_any
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import LAG, step_critical_ms
@@ -91,13 +91,25 @@ def flame(baseline: Baseline, path: Path | None = None) -> Flame:
     critical_ms, lag_ms = step_critical_ms(baseline)
     lines = lines_if_any(graph, "stack", path)
     tree = _Tree()
-    for task in np.flatnonzero(critical_ms > 0).tolist():
+    tasks = np.flatnonzero(critical_ms > 0)
+    first, alike = _alike(graph, tasks, lines)
+    ms = np.bincount(alike, weights=critical_ms[tasks])
+    weighted_ns = np.bincount(alike, weights=critical_ms[tasks] * baseline.timeline.start_ns[tasks])
+    for task, its_ms, its_weighted_ns in zip(first.tolist(), ms.tolist(), weighted_ns.tolist(), strict=True):
         outer = _layers(graph, task) if lines is None else _callers(lines, task)
-        tree.add([*outer, *_own(graph, task)], float(critical_ms[task]), int(baseline.timeline.start_ns[task]))
+        tree.add([*outer, *_own(graph, task)], its_ms, its_weighted_ns)
     if lag_ms > 0:
-        tree.add([LAG], lag_ms, baseline.timeline.makespan_ns)
+        tree.add([LAG], lag_ms, lag_ms * baseline.timeline.makespan_ns)
     frames = tree.frames(LEAST_SHARE * baseline.step_ns / 1e6)
     return Flame(baseline, "layers" if lines is None else "stacks", tuple(frames), len(tree.widths()))
+
+
+def _alike(graph: TaskGraph, tasks: Int64, lines: Lines | None) -> tuple[Int64, Int64]:
+    """Return the first of each group of ``tasks`` that have one path, and each task's group, shape (n_tasks,)."""
+    outer = graph.phase * np.int64(len(graph.layers)) + graph.layer if lines is None else lines.code
+    key = (outer[tasks] * np.int64(len(TaskKind)) + graph.kind[tasks]) * len(graph.names) + graph.name[tasks]
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return tasks[first], group
 
 
 def _callers(lines: Lines, task: int) -> list[str]:
@@ -120,18 +132,18 @@ def _own(graph: TaskGraph, task: int) -> list[str]:
 
 
 class _Tree:
-    """Times by path, and when they are on average."""
+    """Times by path, ms, and the sum of when they begin, each weighted by its time."""
 
     def __init__(self) -> None:
         self.ms = self.weighted_ns = 0.0
         self.below: dict[str, _Tree] = {}
 
-    def add(self, path: list[str], ms: float, start_ns: int) -> None:
+    def add(self, path: list[str], ms: float, weighted_ns: float) -> None:
         node = self
         for name in path:
             node = node.below.setdefault(name, _Tree())
             node.ms += ms
-            node.weighted_ns += ms * start_ns
+            node.weighted_ns += weighted_ns
 
     def frames(self, least_ms: float) -> list[Frame]:
         """The frames of more than ``least_ms``, the widest where there are too many, depth first."""

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-
-import networkx
+from typing import TYPE_CHECKING
 
 from whatif.runtime.errors import WhatifError
+
+if TYPE_CHECKING:
+    import networkx
 
 MOST_PROCESSORS = 10_000
 
@@ -114,6 +116,8 @@ class Machines:
 
     @cached_property
     def _graph(self) -> networkx.DiGraph[str]:
+        import networkx  # 0.1 s, and only machines without a direct link need it
+
         graph: networkx.DiGraph[str] = networkx.DiGraph()
         for (source, target), wire in self.wires.items():
             graph.add_edge(source, target, cost=1.0 / wire.byte_s)
@@ -138,6 +142,8 @@ class Machines:
         direct = self.wires.get((source, target))
         if direct is not None:
             return direct
+        import networkx
+
         try:
             path: Sequence[str] = networkx.shortest_path(self._graph, source, target, weight="cost")
         except (networkx.NetworkXNoPath, networkx.NodeNotFound):

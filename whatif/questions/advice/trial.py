@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
-from whatif.questions.explain import explain
+from whatif.questions.explain import Explanation, explain
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import step_ns
@@ -30,7 +31,7 @@ from whatif.simulation.steps import step_ns
 # For a recording without batch size: only the ratio of two batches counts, and this one keeps it exact.
 STAND_IN_BATCH = 2**20
 # Graphs of compositions that are kept for longer ones, in tasks of all of them together.
-KEPT_TASKS = 2_000_000
+KEPT_TASKS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +173,14 @@ class Trier:
             baseline = replace(baseline, graph=graph)
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)
-        self.explanation = explain(baseline, top=1)
         self.peak_bytes = _peak_bytes(baseline.graph)
         self._stays = not may_move and not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
         self._kept: dict[tuple[str, ...], tuple[TaskGraph, tuple[Applied, ...]]] = {}
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """What limits the baseline."""
+        return explain(self.baseline, top=1)
 
     def attempt(self, transforms: Sequence[Transform]) -> Trial | Refused:
         """Return what ``transforms`` do in their order, without a range: one simulation."""
@@ -246,13 +251,15 @@ class Trier:
         if not transforms:
             return self.baseline.graph, ()
         key = tuple(spelled(t) for t in transforms)
-        if key not in self._kept:
+        found = self._kept.pop(key, None)
+        if found is None:
             before, parts = self._applied(transforms[:-1])
             changed = transforms[-1](before)
-            while self._kept and (len(self._kept) + 1) * len(changed) > KEPT_TASKS:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = changed, (*parts, Applied.between(before, changed, transforms[-1]))
-        return self._kept[key]
+            found = changed, (*parts, Applied.between(before, changed, transforms[-1]))
+        while self._kept and (len(self._kept) + 1) * len(found[0]) > KEPT_TASKS:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = found  # the last of the dictionary is the one used last
+        return found
 
 
 def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
