@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib
 import json
@@ -9,12 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -38,6 +39,12 @@ from whatif.ingest.recorded import recorded_of, written
 from whatif.runtime.loops import Loops
 
 Event = dict[str, Any]
+
+
+def replace(record: Any, **changes: Any) -> Any:
+    """Return a changed dataclass or struct: Python 3.13's copy.replace."""
+    change = msgspec.structs.replace if isinstance(record, msgspec.Struct) else dataclasses.replace
+    return change(record, **changes)
 
 
 def need(module: str) -> Any:

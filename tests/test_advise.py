@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from tests.test_edit import traced
 from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
 from whatif.graph.kernels import DTYPES, KernelFamily
@@ -102,7 +101,7 @@ def test_the_drawn_step() -> None:
     assert gains(found.together) == {"cpu2 + gpu2": 50.0}
     pair = found.together[0]
     assert pair.alone_pct == (0, 40)
-    assert pair.reason == "alone cpu2 0 %, gpu2 40 %; both 50 %; GPU work 10.00 → 5.00 ms, CPU work 8.00 → 4.00 ms"
+    assert pair.reason == "alone cpu2 0 %, gpu2 40 %; together 50 %; GPU work 10.00 → 5.00 ms, CPU work 8.00 → 4.00 ms"
     assert pair.trial.effort == Effort(EffortSize.MEDIUM, "turn it on. buy it")
     assert found.verdict == (
         "GPU-bound: the GPU is busy 10.00 of 10.00 ms (100 %); a faster CPU would change little.",
@@ -318,7 +317,7 @@ def test_what_needs_another_what_if_is_tried_behind_it() -> None:
     found = advice(gpu, script("on_short", on_short))
     assert gains(found.together) == {"gpu2 + on_short": 50.0}
     assert found.together[0].alone_pct == (pytest.approx(40), None)
-    assert "alone gpu2 40 %, on_short does not apply; both 50 %" in found.together[0].reason
+    assert "alone gpu2 40 %, on_short does not apply; together 50 %" in found.together[0].reason
 
 
 def test_what_cannot_go_together_is_left_out() -> None:

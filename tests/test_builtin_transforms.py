@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, launched, mark, op, read_events, telling
+from tests.helpers import Event, launched, mark, op, read_events, replace, telling
 from whatif import TaskGraph, WhatifError
 
 RESNET, TRANSFORMER = "resnet18_cifar_cpu.json.gz", "transformer_cpu.json.gz"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
+from tests.helpers import replace
 from tests.test_compare import AFTER, BEFORE, MS, run
 from whatif.cli.main import main
 from whatif.questions.comparison.causes import Cause, cause_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, facts_of
+from tests.helpers import CPU, STREAM, Build, facts_of, replace
 from whatif import DependencyKind, GraphInfo, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.recorded import Recorded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from tests.test_edit import traced
 from whatif import TaskGraph, Transform, WhatifError
 from whatif.graph.task_graph import GraphInfo
@@ -205,13 +204,13 @@ def test_the_report_shows_them_for_several(capsys: pytest.CaptureFixture[str]) -
     block = text[text.index("Gain of each, ms") :].splitlines()
     assert block[1].split() == ["alone", "added", "to", "those", "above"]
     assert [line.split() for line in block[2:5]] == [
-        ["faster_cpu", "0.00", "0.00"], ["faster_gpu", "4.00", "5.00"], ["together", "4.00", "5.00"],
+        ["faster_cpu", "0.00", "0.00"], ["faster_gpu", "4.00", "5.00"], ["sum", "4.00", "5.00"],
     ]  # fmt: skip
     assert block[5].strip() == "alone they add up to 1.00 ms less than together: one makes another more effective"
     print_prediction(apply(drawn(), faster_gpu, second_half))
     text = capsys.readouterr().out
     assert "alone it does not apply: second_half: expected short kernels, got long ones." in text
-    assert ["together", "–", "5.00"] in [line.split() for line in text.splitlines()]
+    assert ["sum", "–", "5.00"] in [line.split() for line in text.splitlines()]
     print_prediction(apply(drawn(), faster_gpu))
     assert "What each takes off" not in capsys.readouterr().out
 

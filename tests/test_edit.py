@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, need, starts, step
+from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, need, replace, starts, step
 from whatif import (
     Anchor,
     Dependencies,
@@ -258,8 +257,8 @@ def test_check_catches(what: str) -> None:
 def traced(draw: st.DrawFn) -> TaskGraph:
     """A program of one or two CPU threads that launches onto three streams, with gaps, events and synchronisations."""
     build = Build(
-        CPU, CPU, dataclasses.replace(STREAM, lag_ns=draw(st.integers(0, 1))), OTHER,
-        dataclasses.replace(OTHER, stream=9),
+        CPU, CPU, replace(STREAM, lag_ns=draw(st.integers(0, 1))), OTHER,
+        replace(OTHER, stream=9),
         launch_lag_ns=draw(st.integers(-1, 2)), queue_depth=draw(st.sampled_from([0, 0, 2, 3])),
     )  # fmt: skip
     kernels: list[int] = []
@@ -331,7 +330,7 @@ def reaches(graph: TaskGraph) -> np.ndarray[Any, Any]:
     n = len(graph)
     linked = np.zeros((n, n), dtype=np.bool_)
     waits = Waits(graph.waits.task[:0], graph.waits.scope[:0], graph.waits.lag_ns[:0])
-    info = dataclasses.replace(graph.info, queue_depth=0)
+    info = replace(graph.info, queue_depth=0)
     every = graph.replace(waits=waits, info=info).all_dependencies()
     linked[every.source, every.target] = True
     for middle in range(n):
@@ -362,7 +361,7 @@ def test_removing_gpu_tasks_keeps_the_order_of_all_other_gpu_tasks(graph: TaskGr
 @settings(max_examples=100, deadline=None)
 def test_removing_gpu_work_makes_nothing_later(graph: TaskGraph, data: st.DataObject) -> None:
     """Where no queue and no negative lag says otherwise."""
-    graph = graph.replace(info=dataclasses.replace(graph.info, queue_depth=0)).attach(was=np.arange(len(graph)))
+    graph = graph.replace(info=replace(graph.info, queue_depth=0)).attach(was=np.arange(len(graph)))
     gone = graph.on_gpu & np.array(data.draw(st.lists(st.booleans(), min_size=len(graph), max_size=len(graph))))
     left = graph.remove(gone)
     before, after = simulate(graph), simulate(left)
@@ -506,7 +505,7 @@ def test_networkx_spells_the_names_out_and_takes_new_ones() -> None:
 def test_threads_of_one_name_stay_apart() -> None:
     need("networkx")
     graph = step()
-    same = graph.replace(threads=tuple(dataclasses.replace(thread, name="CPU") for thread in graph.threads))
+    same = graph.replace(threads=tuple(replace(thread, name="CPU") for thread in graph.threads))
     assert TaskGraph.from_networkx(same.to_networkx(), same).thread.tolist() == graph.thread.tolist()
     assert set(same.to_pandas()["thread"]) == {"CPU", "CPU #1"}
 

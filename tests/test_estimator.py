@@ -327,7 +327,7 @@ def test_the_report_counts_the_sources(own_traces: Path, capsys: pytest.CaptureF
     # What a user says outright is nobody's estimate.
     assert whatif.apply(graph, "scale:kind=cpu,factor=0.5").to_dict()["estimates"] == {}
     print_prediction(prediction)
-    assert "estimated durations:" in capsys.readouterr().out
+    assert "tasks with estimated durations:" in capsys.readouterr().out
 
 
 def test_accumulated_gradients_know_their_source(own_traces: Path) -> None:

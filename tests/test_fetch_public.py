@@ -11,7 +11,6 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import EXTRA_DATA
+from tests.helpers import EXTRA_DATA, replace
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENT = os.urandom(64) * 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from whatif import Phase, TaskGraph, TaskKind
 from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily

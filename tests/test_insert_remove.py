@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import numpy as np
 import pytest
 
-from tests.helpers import CPU, OTHER, STREAM, Build, ends, id_of, ids_of, names, starts, step
+from tests.helpers import CPU, OTHER, STREAM, Build, ends, id_of, ids_of, names, replace, starts, step
 from whatif import (
     DependencyKind,
     NewTasks,
@@ -98,7 +97,7 @@ def test_removing_a_task_bridges_events_between_streams() -> None:
     stream 8        |x--|
     stream 9            |B--|
     """
-    build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9))
+    build = Build(CPU, STREAM, OTHER, replace(OTHER, stream=9))
     a, x, b = build.task(1, 5, "A"), build.task(2, 4, "x"), build.task(3, 3, "B")
     build.edge(a, x, kind=DependencyKind.EVENT)
     build.edge(x, b, kind=DependencyKind.EVENT)
@@ -110,7 +109,7 @@ def test_removing_a_task_bridges_events_between_streams() -> None:
 def test_removing_neighbours_bridges_events_through_all_of_them() -> None:
     """A -> x -> y -> B with x and y one behind the other on a stream, or on two: without both, B still waits for A."""
     for y_thread in (2, 3):
-        build = Build(CPU, STREAM, OTHER, dataclasses.replace(OTHER, stream=9), dataclasses.replace(OTHER, stream=10))
+        build = Build(CPU, STREAM, OTHER, replace(OTHER, stream=9), replace(OTHER, stream=10))
         a, x = build.task(1, 5, "A"), build.task(2, 4, "x")
         y, b = build.task(y_thread, 4, "y"), build.task(4, 3, "B")
         build.edge(a, x, kind=DependencyKind.EVENT)

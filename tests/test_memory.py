@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, Build
+from tests.helpers import CPU, Build, replace
 from tests.memory_steps import drawn, slow_peak, totals
 from tests.transforms.test_precision import attention_step
 from whatif.graph.memory import (

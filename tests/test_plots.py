@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import pytest
 
 import whatif
 from tests.cli.test_commands import training
-from tests.helpers import CPU, STREAM, Build, need, write_trace
+from tests.helpers import CPU, STREAM, Build, need, replace, write_trace
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction, apply

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CHANNEL, CPU, STREAM, Build, benchmark
+from tests.helpers import CHANNEL, CPU, STREAM, Build, benchmark, replace
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import Source, mark

@@ -6,7 +6,6 @@ import html
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 import whatif
 from tests.cli.test_commands import training
-from tests.helpers import need, write_trace
+from tests.helpers import need, replace, write_trace
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction, apply

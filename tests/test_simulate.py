@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
-from tests.helpers import CHANNEL, CPU, STREAM, Build, loops_in_form, starts
+from tests.helpers import CHANNEL, CPU, STREAM, Build, loops_in_form, replace, starts
 from whatif import (
     Anchor,
     Dependencies,
@@ -149,7 +148,7 @@ def test_the_sweep_equals_the_frontier_where_every_order_is_fixed(graph: TaskGra
 def test_wide_frontiers_equal_the_slow_twin(n_threads: int) -> None:
     """Many tasks ready at once, many ties: the heaps have to keep them apart."""
     random = np.random.default_rng(n_threads)
-    build = Build(*[dataclasses.replace(CHANNEL, ordered=t % 3 == 1) for t in range(n_threads)])
+    build = Build(*[replace(CHANNEL, ordered=t % 3 == 1) for t in range(n_threads)])
     for _ in range(60):
         build.task(int(random.integers(n_threads)), int(random.integers(3)))
     for _ in range(40):
@@ -168,7 +167,7 @@ def test_what_starts_first_is_picked_before_what_is_ready_first() -> None:
         A      |a------------------------------------------------------|z|x|
         B                           |y--------|
     """
-    a, b, c, d = (dataclasses.replace(CHANNEL, name=name) for name in "abcd")
+    a, b, c, d = (replace(CHANNEL, name=name) for name in "abcd")
     build = Build(a, b, c, d)
     build.task(0, 100, "a")
     before_x, before_y = build.task(2, 49, "before x"), build.task(3, 50, "before y")
@@ -434,7 +433,7 @@ def test_scaling_everything_scales_everything(graph: TaskGraph, k: int) -> None:
         low_ns=graph.low_ns * k,
         high_ns=graph.high_ns * k,
         dependencies=Dependencies(d.source, d.target, d.kind, d.lag_ns * k, d.anchor),
-        threads=tuple(dataclasses.replace(t, lag_ns=t.lag_ns * k) for t in graph.threads),
+        threads=tuple(replace(t, lag_ns=t.lag_ns * k) for t in graph.threads),
     )
     before, after = simulate(graph), simulate(scaled)
     assert (after.end_ns == before.end_ns * k).all() or k == 0

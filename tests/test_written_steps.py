@@ -6,7 +6,6 @@ tests/test_real_traces.py asks the same of recordings made by others, where they
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 import whatif
 from tests.cli.test_real_traces import all_commands, report
-from tests.helpers import call, kernel, op, write_trace
+from tests.helpers import call, kernel, op, replace, write_trace
 from tests.written_steps import KINDS, Machine, written
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 from whatif.prediction.predict import Baseline

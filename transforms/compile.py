@@ -14,7 +14,7 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         covers it. `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a graph launches
         already enters no region. Ignored: the time to compile, templates that Inductor tunes for products,
         recomputation that it chooses, and memory.
-Effort: small: torch.compile(model), with mode="reduce-overhead" for CUDA graphs, if its graph does not break.
+Effort: small: torch.compile(model), on a GPU with mode="reduce-overhead" for CUDA graphs. Graph breaks cost some gain.
 """
 
 from typing import Literal

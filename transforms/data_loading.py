@@ -33,7 +33,7 @@ def transform(
     if not loading.any():
         raise WhatifError(
             f"data_loading: {graph.info.path or 'this recording'} has no data-loading tasks; record with a DataLoader, "
-            "or mark the loading with record_function('enumerate(DataLoader)#mine')."
+            "or mark the loading with record_function('enumerate(DataLoader)#NAME')."
         )
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import launched, mark, op, write_trace
+from tests.helpers import launched, mark, op, replace, write_trace
 from whatif.cli.main import main
 from whatif.hardware.gpu import gpu_names
 from whatif.prediction.baseline import Baseline

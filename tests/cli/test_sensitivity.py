@@ -40,8 +40,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 GOLDEN = """\
-largest gains from 50 % less time in one layer or kernel family: gemm 33.3 %, layer A 11.1 % of the
-whole span.
+largest gains if one layer or kernel family takes half its time, in percent of the whole span: gemm
+33.3 %, layer A 11.1 %.
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)
@@ -108,7 +108,9 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", trace, "--sensitivity", "--top", "3"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("largest gains from 50 % less time in one layer or kernel family: gemm ")
+    assert text.startswith(
+        "largest gains if one layer or kernel family takes half its time, in percent of a step: gemm "
+    )
     assert "Layers (3 of " in text
 
 

@@ -7,13 +7,13 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.helpers import both_forms
 from whatif.ingest import file_bytes, json_chunks, kineto, scanned
@@ -63,7 +63,7 @@ def assert_same(one: Events | str, other: Events | str) -> None:
     if isinstance(one, str) or isinstance(other, str):
         assert one == other
         return
-    for field in fields(one):
+    for field in structs.fields(one):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
         parts = getattr(mine, "__slots__", None) if not isinstance(mine, str | dict | list) else None
         for name in [None] if parts is None or isinstance(mine, np.ndarray) else parts:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import replace
 from tests.opdb.builders import indexed
 from tests.paper.pei_layers import linear_s, moving_s, pool_s
 from whatif.hardware.gpu import load_gpu

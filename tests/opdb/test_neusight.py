@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.helpers import extra_data, need
+from tests.helpers import extra_data, need, replace
 from tests.opdb.builders import own_cache
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.analytic import analytic_answers

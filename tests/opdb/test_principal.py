@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import need
+from tests.helpers import need, replace
 from tests.opdb.builders import V100, database, origin, provenance
 from whatif.cli.main import main
 from whatif.opdb.chain import AnswerSource, Estimator

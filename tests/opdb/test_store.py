@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import replace
 from tests.opdb.builders import T4, V100, database, files_of, origin, provenance, some_rows, timed
 from whatif.opdb.merging import diff, merge
 from whatif.opdb.provenance import encode

@@ -9,14 +9,13 @@ kernel 3 ("could be much shorter than their corresponding CUDA launch calls"); t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from whatif import DependencyKind, Phase, Prediction, TaskGraph, TaskKind
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.prediction.predict import Baseline

@@ -9,11 +9,10 @@ similar" to a K40. One DOP a GPU is taken from AlexNet's forward time, the other
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from tests.helpers import replace
 from tests.paper.pei_networks import alexnet, layers_s, network_s, resnet50
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.instruction_queue import Units, units_of

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import need
+from tests.helpers import need, replace
 from tests.plan.conftest import BATCH
 from whatif.cli.main import main
 from whatif.ingest.read import read

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from whatif import TaskGraph, TaskKind, load_transform
 from whatif.graph.memory import LayerMemory, Memory
 from whatif.graph.recorded import Recorded

@@ -28,8 +28,7 @@ def test_weak_scaling_by_hand(resnet: Baseline) -> None:
     assert [found.efficiency_pct(row) for row in found.rows] == pytest.approx([100.0, 80.0, 25.0])
     assert found.worth is found.rows[1]
     assert (
-        found.verdict
-        == "up to 4 workers keep 80 % of their throughput: 80 %; 8 workers train 2.00 times as much as one"
+        found.verdict == "efficiency is at least 80 % up to 4 workers: 80 %; 8 workers train 2.00 times as much as one"
     )
 
 
@@ -40,9 +39,7 @@ def test_the_efficiency_has_the_range_of_its_step(resnet: Baseline) -> None:
     assert found.efficiency_range_pct(rows[0]) == (100.0, 100.0)
     assert found.efficiency_range_pct(rows[1]) == pytest.approx((62.5, 100.0))
     assert found.efficiency_range_pct(rows[2]) is None
-    assert found.verdict == (
-        "4 workers train 3.20 times as much as one: 80 % (62 to 100 %) of the throughput that they have"
-    )
+    assert found.verdict == ("4 workers train 3.20 times as much as one: an efficiency of 80 % (62 to 100 %)")
     told = found.to_dict()["rows"][1]
     assert (told["efficiency_low_pct"], told["efficiency_high_pct"]) == pytest.approx((62.5, 100.0))
 
@@ -85,7 +82,8 @@ def test_one_worker_alone_is_no_scaling(resnet: Baseline) -> None:
     assert curve(resnet, ["distributed"], [1]).verdict == "1 worker trains 1.00 times as much as one"
     slow = Scaling(resnet, (), False, 100.0, (Workers(1, 100.0), Workers(2, 190.0)), ())
     assert (
-        slow.verdict == "no number of workers keeps 80 % of its throughput: 2 workers train 1.05 times as much as one"
+        slow.verdict
+        == "efficiency is below 80 % for every number of workers: 2 workers train 1.05 times as much as one"
     )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import whatif
-from tests.helpers import STREAM, Build
+from tests.helpers import STREAM, Build, replace
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind
 from whatif.graph.kernels import KernelFamily
 
 FORWARD, BACKWARD, UPDATE = Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE
 
-LATE_STREAM = dataclasses.replace(STREAM, lag_ns=1_000)
+LATE_STREAM = replace(STREAM, lag_ns=1_000)
 
 
 def changed(spec: str, graph: TaskGraph) -> TaskGraph:
@@ -41,7 +40,7 @@ class Program(Build):
 
 def unbounded(graph: TaskGraph) -> TaskGraph:
     """Return the graph without a limit of the launch queue, which is a thousand launches where there is one."""
-    return graph.replace(info=dataclasses.replace(graph.info, queue_depth=0))
+    return graph.replace(info=replace(graph.info, queue_depth=0))
 
 
 GEMM, POINTWISE, NORM = KernelFamily.GEMM, KernelFamily.ELEMENTWISE, KernelFamily.LAYER_NORM

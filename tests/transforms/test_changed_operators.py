@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, id_of, need
+from tests.helpers import CPU, STREAM, Build, id_of, need, replace
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, id_of, names, starts
+from tests.helpers import CPU, STREAM, id_of, names, replace, starts
 from tests.test_edit import reaches, traced
 from tests.transforms.programs import BACKWARD, FORWARD, LATE_STREAM, UPDATE, Program, changed, said, unbounded
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
@@ -172,7 +171,7 @@ def two_threads(depth: int = 0) -> TaskGraph:
         main      |f0|f1|..............w|u0|u1|
         autograd         |b0|b1|
     """
-    build = Program(CPU, dataclasses.replace(CPU, name="autograd"), STREAM, queue_depth=depth)
+    build = Program(CPU, replace(CPU, name="autograd"), STREAM, queue_depth=depth)
     for i in range(2):
         last = build.call(f"f{i}", 5_000, FORWARD, stream=2, layer="net")
     first = build.call("b0", 5_000, BACKWARD, cpu=1, stream=2, layer="net")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, replace
 from whatif import DependencyKind, Phase, TaskGraph, WhatifError
 from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily

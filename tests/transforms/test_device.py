@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, facts_of, id_of, need
+from tests.helpers import CPU, STREAM, Build, equal, facts_of, id_of, need, replace
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 from whatif.cli.main import main
 from whatif.graph.kernels import DTYPES, KernelFamily

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, facts_of
+from tests.helpers import CPU, STREAM, Build, facts_of, replace
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.graph.memory import LayerMemory, Memory
 from whatif.graph.types import ThreadKind

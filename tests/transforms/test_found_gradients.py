@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import extra_data
+from tests.helpers import extra_data, replace
 from whatif import TaskGraph
 from whatif.models.exchange.buckets import step_gradients, step_of, told_by
 from whatif.models.layers.found_gradients import FoundGradients, found_gradients

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, id_of, names, starts
+from tests.helpers import CPU, STREAM, Build, id_of, names, replace, starts
 from tests.transforms.programs import FORWARD, Program
 from tests.transforms.test_compile import BLOCK, layer_of
 from tests.transforms.test_optimizer_in_backward import training_step
@@ -20,7 +19,7 @@ from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
 from whatif.models.kernels.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
 from whatif.prediction.predict import Baseline
 
-LATE_STREAM = dataclasses.replace(STREAM, lag_ns=1_000)
+LATE_STREAM = replace(STREAM, lag_ns=1_000)
 
 
 def changed(graph: TaskGraph, *specs: str) -> TaskGraph:
@@ -107,7 +106,7 @@ def test_new_tasks_of_a_recorded_launch() -> None:
     assert after.launch_of[inserted.ids].tolist() == inserted.moved[graph.launch_of[mm]].tolist()
     assert after.step[inserted.ids].tolist() == [1, 0]
     with pytest.raises(WhatifError, match="ids of tasks"):
-        graph.insert(dataclasses.replace(new, launched_by=[0, 99]))
+        graph.insert(replace(new, launched_by=[0, 99]))
 
 
 def test_a_real_step_in_either_order(shared_traces: Path) -> None:

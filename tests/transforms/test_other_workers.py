@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, extra_data
+from tests.helpers import CPU, STREAM, Build, extra_data, replace
 from tests.transforms.communication_graphs import apply, training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate

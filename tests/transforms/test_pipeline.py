@@ -6,7 +6,6 @@ with m micro-batches 2,000 + 2,000,000 / m. Its launches take 1,000, a call to s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM
+from tests.helpers import CPU, STREAM, replace
 from tests.transforms.layer_graphs import Call, network
 from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak

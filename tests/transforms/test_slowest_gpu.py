@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from tests.helpers import replace
 from tests.transforms.communication_graphs import apply, on_cpu, two_layers
 from whatif import TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange import beside_kernels, stragglers

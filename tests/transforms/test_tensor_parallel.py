@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, facts_of, names
+from tests.helpers import CPU, STREAM, Build, equal, facts_of, names, replace
 from tests.transforms.sharded_steps import V100, drawn, keeps_the_step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.kernels import KernelFamily

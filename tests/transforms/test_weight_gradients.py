@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
+from tests.helpers import replace
 from whatif import Phase, TaskGraph
 from whatif.models import KernelFamily, in_layers, weight_gradients
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import networkx as nx
 import numpy as np
 
-from tests.helpers import CHANNEL, CPU, STREAM, Build
+from tests.helpers import CHANNEL, CPU, STREAM, Build, replace
 from whatif import (
     Anchor,
     DependencyKind,
@@ -144,11 +144,11 @@ def random_graph(dice: random.Random, *, unordered: bool) -> TaskGraph:
     """Return a graph of up to some 70 tasks; ``unordered`` adds a channel whose order the simulation decides."""
     cpus, n_streams = dice.randint(1, 3), dice.randint(1, 4)
     threads = [CPU] * cpus + [
-        dataclasses.replace(STREAM, stream=7 + i, name=f"stream {7 + i}", lag_ns=dice.choice([0, 0, 1, 3, -1]))
+        replace(STREAM, stream=7 + i, name=f"stream {7 + i}", lag_ns=dice.choice([0, 0, 1, 3, -1]))
         for i in range(n_streams)
     ]
     if dice.random() < 0.3:
-        threads = [dataclasses.replace(thread, rank=i % 2) for i, thread in enumerate(threads)]
+        threads = [replace(thread, rank=i % 2) for i, thread in enumerate(threads)]
     channel = len(threads)
     threads += [CHANNEL] * unordered
     build = Build(*threads, launch_lag_ns=dice.randint(-1, 3), queue_depth=dice.choice([0, 0, 1, 2, 3, 5]))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+
+from msgspec import Struct
 
 from whatif.from_module.operations import Operation
 
 
-@dataclass(frozen=True, slots=True)
-class CpuCosts:
+class CpuCosts(Struct, frozen=True):
     """Time of the host, ns; the fields are explained in the table."""
 
     launch_ns: int

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import prod
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.from_module.moved_bytes import (
     bytes_of,
@@ -31,8 +33,7 @@ from whatif.graph.described import Described
 from whatif.ingest.operator_calls import attention_of, describe
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """One kernel: its name, and the operator of the database whose time, ``share`` times, is its own.
 
     ``also`` is another operator that does the same work: a library has the kernels of both, and takes the faster.

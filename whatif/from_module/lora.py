@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from whatif.runtime.errors import WhatifError
 
@@ -11,8 +12,7 @@ from whatif.runtime.errors import WhatifError
 ALL_LINEAR = "all-linear"
 
 
-@dataclass(frozen=True, slots=True)
-class Lora:
+class Lora(Struct, frozen=True):
     """Adapters of ``rank`` on the linear layers whose names end in one of ``targets``; none: the model's usual ones."""
 
     rank: int

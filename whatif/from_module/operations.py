@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+from msgspec import Struct, field
 
 from whatif.graph.types import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One call of an operator: ``dims``, ``types`` and ``concrete`` are spelled as PyTorch's profiler spells inputs.
 
     ``outputs`` are (shape, type) of the tensors that it makes or changes; an output that is a view has none.
@@ -32,8 +32,7 @@ class Operation:
     autocast_casts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCall:
+class LayerCall(Struct, frozen=True):
     """One forward call of a layer: operations [first, last)."""
 
     name: str
@@ -41,8 +40,7 @@ class LayerCall:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """A tensor's memory, bytes: taken in operation ``birth``, given back after operation ``death`` - 1."""
 
     birth: int
@@ -50,8 +48,7 @@ class Allocation:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class OperatorGraph:
+class OperatorGraph(Struct, frozen=True):
     """The operations of one step in the order in which they are called, and what else is known of it.
 
     ``metadata`` is what the recorder would write beside a recording: layers, optimizer, batch size, input shape.

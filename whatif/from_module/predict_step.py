@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.from_module.cpu_costs import cpu_costs
 from whatif.from_module.durations import (
@@ -40,8 +40,7 @@ _STEADY = 4
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
 
 
-@dataclass(frozen=True)
-class PredictedStep:
+class PredictedStep(Struct, frozen=True, dict=True):
     """What ``whatif predict`` reports: a prediction whose baseline was not recorded."""
 
     source: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from whatif.from_module.cpu_costs import CpuCosts
 from whatif.from_module.operations import OperatorGraph
@@ -33,8 +33,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):  # 100,000 of them: a datacla
     correlation: int = 0
 
 
-@dataclass
-class Schedule:
+class Schedule(Struct):
     """Spans of each kind, in the order of their starts; ``operations`` has one span for each operation of a step."""
 
     steps: list[Span] = field(default_factory=list)

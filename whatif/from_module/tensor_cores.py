@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from whatif.from_module.gpu_work import Kernel, named
 from whatif.from_module.moved_bytes import traffic

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.types import Array, Int32, Phase, TaskKind
@@ -17,8 +17,7 @@ from whatif.runtime.errors import WhatifError
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column: ``default`` is the value of a task about which nothing is known.
 
     ``codes`` is what the values index: a sequence, or the name of a table of the graph. ``inherits``: an inserted task

@@ -6,7 +6,7 @@ Units stand in the names (`bytes`); what has none counts elements or tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int", "unknown")
 DTYPE_BYTES = {
@@ -15,8 +15,7 @@ DTYPE_BYTES = {
 PHASES = ("fwd", "dgrad", "wgrad", "bwd", "update")
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """A family of operators whose times follow one law.
 
     `sizes` are what an interpolation moves along, `modes` what has to be equal; together they are the attributes.
@@ -99,8 +98,7 @@ LONGEST_TEXT = 4096
 _LARGEST_PRODUCT = 2**62
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(Struct, frozen=True):
     """An operator of the database: what makes a row of it."""
 
     family: str

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 Setting = str | bool | tuple[str, ...] | None
 Other = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """A module of the model and its own parameters."""
 
     name: str = ""
@@ -26,8 +27,7 @@ class Layer:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Gradient:
+class Gradient(Struct, frozen=True):
     """A parameter's gradient. The backward pass finishes gradients in the order of the list."""
 
     name: str = ""
@@ -36,16 +36,14 @@ class Gradient:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """Parameters whose gradients DistributedDataParallel sends together."""
 
     parameters: tuple[str, ...] = ()
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Ddp:
+class Ddp(Struct, frozen=True):
     """The buckets of DistributedDataParallel in the order in which they are sent, and how many workers there are."""
 
     world_size: int | None = None  # None unless there are several
@@ -53,8 +51,7 @@ class Ddp:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(Struct, frozen=True):
     """The number formats of a run, by torch's names."""
 
     parameters: Setting = None
@@ -67,12 +64,10 @@ class Precision:
 
     def with_formats(self, formats: Mapping[str, str]) -> Precision:
         """Return the precision with some settings exchanged."""
-        changed = {**vars(self), **formats, "told": self.told | formats.keys()}
-        return Precision(**changed)
+        return replace(self, **{**formats, "told": self.told | formats.keys()})
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Struct, frozen=True):
     """The optimizer: its class, torch's implementation flags, its tensors and the size of its state."""
 
     type: str | None = None
@@ -85,8 +80,7 @@ class Optimizer:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True):
     """Quartiles of the times of steps, ms; each None where what was written is no time."""
 
     median_ms: float | None = None
@@ -95,8 +89,7 @@ class StepTimes:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MachineLoad:
+class MachineLoad(Struct, frozen=True):
     """What the recorder counted while ``steps`` steps ran; each None where what was written is no such number."""
 
     steps: int | None = None
@@ -108,16 +101,14 @@ class MachineLoad:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ProfilerCost:
+class ProfilerCost(Struct, frozen=True):
     """What an event costs the profiled program, ns; None where what was written is no such time."""
 
     per_event_ns: float | None = None
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilerEstimate:
+class ProfilerEstimate(Struct, frozen=True):
     """What the profiler cost by an estimate from the trace; tasks hold it in ``profiler_ns``.
 
     ``low`` and ``high`` are the ends of its range over that column. ``operator_us`` is the mean cost of an operator,
@@ -130,8 +121,7 @@ class ProfilerEstimate:
     read_from_trace: bool
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """What the recorder measured on the machine: products, copies in memory, copies between host and GPU."""
 
     fp32_gflops: float | None = None
@@ -142,8 +132,7 @@ class Rates:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MeasuredOperator:
+class MeasuredOperator(Struct, frozen=True):
     """An operator that was measured alone: its call as the profiler writes one, and by form its time and spread."""
 
     op: str = ""
@@ -155,8 +144,7 @@ class MeasuredOperator:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """Whether modules were compiled and CUDA graphs launched."""
 
     compiled: bool | None = None
@@ -164,16 +152,14 @@ class Execution:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class DataLoading:
+class DataLoading(Struct, frozen=True):
     """How batches were loaded."""
 
     workers: int | None = None
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Flops:
+class Flops(Struct, frozen=True):
     """The floating-point operations of a step's forward pass."""
 
     forward: float | None = None
@@ -184,8 +170,7 @@ class Flops:
 AUTOCAST_SHARE, AUTOCAST_CASTS = "share under autocast", "cast by autocast"
 
 
-@dataclass(frozen=True)
-class PredictedRanges:
+class PredictedRanges(Struct, frozen=True):
     """Of a step that was not run, by its kernels in their order: ranges, ns; and the factor of the host's range."""
 
     cpu_range_factor: float | None = None
@@ -197,8 +182,7 @@ class PredictedRanges:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Simulated:
+class Simulated(Struct, frozen=True):
     """Of a graph that was simulated and saved: its what-ifs, and whether its times are without the profiler's cost."""
 
     what_ifs: str = ""
@@ -206,8 +190,7 @@ class Simulated:
     other: Other = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """All that the recorder writes beside the events, but for what ``GraphInfo`` gives: device and batch size."""
 
     # The machine and its software.

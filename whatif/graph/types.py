@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Bool = npt.NDArray[np.bool_]
 Int8 = npt.NDArray[np.int8]
@@ -202,8 +203,7 @@ class Waits:
     lag_ns: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True):
     """Ranks that communicate: name and ranks as the recording writes them, and how many (-1: unknown)."""
 
     name: str

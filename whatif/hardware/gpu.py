@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
+
+from msgspec import Struct
 
 from whatif.runtime.errors import WhatifError
 
@@ -36,8 +37,7 @@ _SHARED_KIBYTE = {
 _MEMORY_REPORTED = (0.87, 1.02)
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU as a rank sees it: dense peaks in TFLOP/s, bandwidths in GB/s one way; None where it has no such unit."""
 
     name: str
@@ -209,7 +209,7 @@ def _gpus() -> dict[str, Gpu]:
     import tomllib
 
     gpus = {}
-    known = {field.name for field in fields(Gpu)}
+    known = {*Gpu.__struct_fields__}
     for entry in sorted((resources.files("whatif.hardware") / "gpus").iterdir(), key=lambda entry: entry.name):
         if not entry.name.endswith(".toml"):
             continue

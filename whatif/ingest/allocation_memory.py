@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.memory import LayerMemory, Memory
 from whatif.graph.types import Bool, Int64
@@ -21,8 +21,7 @@ GPU_DEVICE = 1
 _FULL_PRECISION = re.compile(r"LayerNorm|Softmax|NllLoss|CrossEntropy|Embedding|GroupNorm|IndexSelect|RmsNorm|MseLoss")
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Struct, frozen=True):
     """Pieces of memory, one row each, shape (n_blocks,): when they were taken and given back, ns, and bytes.
 
     ``birth_ns`` is -1 where it lies before the step, ``death_ns`` past its end where the block outlives the step.
@@ -128,7 +127,7 @@ def _of_one_device(allocations: Allocations | None) -> Allocations | None:
         kept = gpu & (allocations.device == devices[int(count.argmax())])
     if kept.all():
         return allocations
-    return Allocations(*(getattr(allocations, name)[kept] for name in Allocations.__slots__))
+    return Allocations(*(getattr(allocations, name)[kept] for name in Allocations.__struct_fields__))
 
 
 def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int | None:
@@ -142,8 +141,7 @@ def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int
     return max(at_begin - int(blocks.size_bytes[blocks.birth_ns < 0].sum()), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Uses:
+class _Uses(Struct, frozen=True):
     """What each block of a step is for, shape (n_blocks,), and the row that has to do with it."""
 
     size_bytes: Int64
@@ -177,8 +175,7 @@ def _uses(events: Events, rows: StepRows, blocks: Blocks) -> _Uses:
     return _Uses(blocks.size_bytes, len(rows.names), row, kept, gradient, born < row, halved)
 
 
-@dataclass(frozen=True, slots=True)
-class _Levels:
+class _Levels(Struct, frozen=True):
     """Bytes of a step's blocks from each change on, in the order of time, shape (n_changes,)."""
 
     time_ns: Int64

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from whatif.graph.types import (
     Array,
@@ -37,8 +37,7 @@ from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 
 
-@dataclass
-class Parts:
+class Parts(Struct):
     """Everything found in a trace on the way to its graph; filled from top to bottom."""
 
     events: Events

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.described import Described
 from whatif.graph.kernels import KernelFamily
@@ -35,8 +36,7 @@ _CONVOLUTION = re.compile(r"aten::\w*conv(?!ert)")
 _FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """The tasks that work inside an operator with shapes: ``task`` and the ``operator`` event of each, shape (n,).
 
     ``which``, shape (n,), is each one's place in ``distinct``: pairs of a name and a shape, as codes of the events.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import each_once, places
 from whatif.graph.types import Int64
@@ -22,8 +21,7 @@ STRUCTURAL_EARLY_NS = 500
 IN_FLIGHT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class StreamWaits:
+class StreamWaits(Struct, frozen=True):
     """Why GPU tasks start when they do: other streams' tasks (pairs), and what nothing explains, ns (n_gpu,)."""
 
     source: Int64

@@ -6,9 +6,8 @@ property of the call: added to a child on another thread it would count twice (d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import places
 from whatif.graph.types import Bool, Int64, among
@@ -24,8 +23,7 @@ from whatif.simulation.intervals import interval_of
 CPU_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION, EventCategory.RUNTIME, EventCategory.MODULE)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTasks:
+class CpuTasks(Struct, frozen=True):
     """Pieces of one CPU thread in order, shape (n_pieces,); ``call`` is -1 for a piece between calls."""
 
     start_ns: Int64

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from whatif.graph.order import order_by
 from whatif.graph.types import Array, Int8, Int32, Int64
@@ -51,8 +51,7 @@ class EventCategory(IntEnum):
     MODULE = 8  # an nn.Module call, from python_function events
 
 
-@dataclass(frozen=True, slots=True)
-class Flows:
+class Flows(Struct, frozen=True):
     """Forward-to-backward flow arrows, one row each. Times and tracks identify the events they start and end in."""
 
     source_ns: Int64
@@ -61,8 +60,7 @@ class Flows:
     target_track: Int32
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """What was allocated and given back, a row each in the order of time; columns of shape (n_allocations,)."""
 
     time_ns: Int64
@@ -76,8 +74,7 @@ class Allocations:
         return len(self.time_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
+class Stamps(Struct, frozen=True):
     """Events of which only their place is kept, sorted by time; columns of shape (n_stamps,)."""
 
     time_ns: Int64
@@ -91,8 +88,7 @@ class Stamps:
         return Stamps(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(Struct, frozen=True):
     """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
 
     Codes index the tables below; ``MISSING`` (-1) marks what the trace does not say.
@@ -144,9 +140,7 @@ class Events:
 
 # The columns of ``Events`` and their types, as its annotations tell them.
 COLUMN_DTYPES = {
-    each.name: np.dtype(str(each.type).split()[0].lower())
-    for each in fields(Events)
-    if str(each.type).startswith("Int")
+    name: np.dtype(kind.split()[0].lower()) for name, kind in Events.__annotations__.items() if kind.startswith("Int")
 }
 
 DROPPED_FAR = "more than 13 days from the rest of the trace"

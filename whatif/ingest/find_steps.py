@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import places
 from whatif.graph.task_graph import matching
@@ -30,8 +29,7 @@ CANDIDATES = 48
 STUB_SHARE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Boundaries of consecutive steps, ns, shape (n_steps + 1,) or (0,); ``source`` says where they come from."""
 
     edges_ns: Int64
@@ -48,8 +46,7 @@ class Steps:
         return np.where(step < len(self.edges_ns) - 1, step, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRule:
+class StepRule(Struct, frozen=True):
     """What the user says of the steps: how many the recording holds, or what marks their beginnings."""
 
     count: int | None = None
@@ -63,8 +60,7 @@ class StepRule:
         return () if self.mark is None else ("--step-mark", self.mark)
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(Struct, frozen=True):
     """GPU tasks in the order of their launches, shape (n_gpu,): when, by which call (-1 unknown), and what."""
 
     time_ns: Int64

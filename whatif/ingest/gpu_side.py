@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import each_once, places
 from whatif.graph.types import (
@@ -40,8 +40,7 @@ DEFAULT_QUEUE_DEPTH = 1021
 BLOCKED_NS, BLOCKED_FACTOR, BLOCKED_PENDING = 30_000, 4, 900
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """Runtime and driver calls, nested ones merged into the outer one; shape (n_calls,), sorted by (track, start)."""
 
     event: Int64  # the outer call's row in Events
@@ -53,8 +52,7 @@ class Calls:
     of_event: Int64  # shape (n_events,): the call that each event belongs to, -1 for none
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSide:
+class GpuSide(Struct, frozen=True):
     """GPU tasks, shape (n_gpu,), sorted by (stream, start), and what launched them."""
 
     event: Int64

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
@@ -17,8 +16,7 @@ TOLERANCE_NS = 2_000
 MIN_SHARE = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Handoffs:
+class Handoffs(Struct, frozen=True):
     """Bursts of work that one thread did while the main thread waited; shape (n_bursts,), sorted by start."""
 
     track: int

@@ -15,12 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.graph.task_graph import TaskGraph
@@ -50,8 +51,7 @@ class _Rest(msgspec.Struct, frozen=True):
     sums: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A recording's place in the cache, and the file's state when it was looked at."""
 
     folder: Path

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.ingest.op_cost import Inputs, Tensor, input_tensors, op_cost
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """What one call of an operator keeps and makes, bytes.
 
     ``inputs`` are kept tensors that came in, ``own`` what is kept beside (masks, indices, statistics), ``output`` is

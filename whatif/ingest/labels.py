@@ -7,9 +7,9 @@ number of the forward operator that created it, and so belongs to that one's lay
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import each_once
 from whatif.graph.types import (
@@ -27,8 +27,7 @@ from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest, loops
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """Labels of pieces of one thread, shape (n_pieces,): layer code (0: none), phase, innermost operator's row."""
 
     layer: Int32

@@ -12,12 +12,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import order_by
 from whatif.graph.task_graph import TaskGraph
@@ -64,8 +64,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | list[Any] | Scalar = None
 
 
-@dataclass(frozen=True)
-class Lines:
+class Lines(Struct, frozen=True):
     """What tasks are called by their source: ``code`` has shape (n_tasks,), into ``names``; -1 if unknown."""
 
     by: By

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Bool
 
@@ -27,8 +27,7 @@ REGION = re.compile(r"^Torch-Compiled Region: (.+)$")
 COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunction(Backward)?$|^## Call CompiledFxGraph ")
 
 
-@dataclass(frozen=True, slots=True)
-class NameMarks:
+class NameMarks(Struct, frozen=True):
     """What each name of a trace means, as masks of shape (n_names,).
 
     ``layer`` has the layer's name or ""; ``region`` has the name of the layer that a compiled region stands for where

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from whatif.ingest.events import MISSING
 from whatif.ingest.kineto_fields import LAYER_ANNOTATION, MODULE_PREFIX, OLD_ANNOTATION
@@ -27,8 +27,7 @@ class RangeKind(IntEnum):
     USER = 7
 
 
-@dataclass(frozen=True, slots=True)
-class RangeText:
+class RangeText(Struct, frozen=True):
     """One text, read: ``sequence`` and ``dims`` are an operator's autograd number and input shapes."""
 
     kind: RangeKind

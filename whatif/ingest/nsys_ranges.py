@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.columns import one_table
 from whatif.graph.order import each_once
@@ -35,8 +36,7 @@ STEP_SHARE = 0.5
 _TELLING_STEPS = 3
 
 
-@dataclass(frozen=True)
-class _Ranges:
+class _Ranges(Struct, frozen=True):
     """The ranges of one process, sorted by (start, -end); arrays and lists of shape (n_ranges,)."""
 
     start_ns: Int64

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from whatif.graph.types import (
     Array,
@@ -51,8 +52,7 @@ _SYNC_KINDS = {_EVENT_SYNC: "Event Sync", _STREAM_WAIT: "Stream Wait Event", _ST
 DROPPED_MIGRATION = "migration of managed memory, which no stream orders"
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Struct, frozen=True):
     """Some rows of ``Events``: columns by name (those not given are MISSING), and a name and a detail per row.
 
     ``process`` is the row's process as the report numbers it, ABSENT where it does not say; ``thread`` is the

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 # Type names of recordings (c10::ScalarType and TypeMeta spellings) -> our number format and bytes per element.
 _TYPES: dict[str, tuple[str, int]] = {
@@ -39,8 +40,7 @@ _MOST_DIMENSIONS = 16
 _MOST_INPUTS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(Struct, frozen=True):
     """Work of one operator call: `flops` or `bytes` is None where shapes do not tell, `dtype` "" where types do not."""
 
     flops: int | None

@@ -8,10 +8,10 @@ fitted on recordings with and without the profiler (benchmarks/profiler_cost.py;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import places
 from whatif.graph.recorded import ProfilerEstimate
@@ -22,8 +22,7 @@ from whatif.ingest.grouped import Grouped
 from whatif.ingest.nest import loops
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """A cost with its range."""
 
     low: float
@@ -55,8 +54,7 @@ LEAST_WRAPPERS = 20
 LEAST_OF_WHOLE_US = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilerCost:
+class ProfilerCost(Struct, frozen=True):
     """The profiler's cost by event; ``operator_ns`` has the shape of ``operators`` (rows of events, by track)."""
 
     estimate: ProfilerEstimate

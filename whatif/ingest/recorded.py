@@ -7,8 +7,10 @@ its name is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from whatif.graph.recorded import (
     Bucket,
@@ -61,20 +63,18 @@ def recorded_of(header: Any) -> tuple[Recorded, tuple[str, ...]]:
     return _recorded(table), tuple(dict.fromkeys(damaged))
 
 
-def written(facts: Any) -> dict[str, Any]:
+def written(facts: Struct) -> dict[str, Any]:
     """Return facts (``Recorded`` or a part of it) as the recorder writes them."""
-    result = dict(facts.other)
-    told: frozenset[str] = getattr(facts, "told", frozenset())
-    for each in fields(facts):
-        value = getattr(facts, each.name)
-        if each.name in ("other", "told") or (each.name not in told and (value is None or value in ((), "", {}))):
-            continue
-        result[_KEYS.get(each.name, each.name)] = _plain(value)
+    columns = asdict(facts)
+    result, told = dict(columns.pop("other")), columns.pop("told", frozenset())
+    for name, value in columns.items():
+        if name in told or not (value is None or value in ((), "", {})):
+            result[_KEYS.get(name, name)] = _plain(value)
     return result
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         return written(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -83,8 +83,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@dataclass
-class _Table:
+class _Table(Struct):
     """A table of the file, from which each fact is taken out; what is not as expected stays, and its name is noted."""
 
     left: dict[str, Any]

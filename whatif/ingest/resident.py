@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from whatif.graph.recorded import Recorded
 from whatif.ingest.recorded import MOST_BYTES
@@ -18,8 +19,7 @@ _TWO_MOMENTS = frozenset(("adam", "adamw", "nadam", "radam", "adamax", "lamb", "
 _ONE_MOMENT = frozenset(("rmsprop", "adagrad", "lion", "rprop"))
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(Struct, frozen=True):
     """What the recorder gives, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
 
     parameters: int

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import each_once
 from whatif.graph.types import Array, Int64, TaskKind
 from whatif.ingest.events import MISSING
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Columns = TypeVar("Columns", bound="DataclassInstance")
+Columns = TypeVar("Columns", bound=Struct)
 
 
 class Role(IntEnum):
@@ -30,8 +27,7 @@ class Role(IntEnum):
     IDLE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Tasks before they are put in order, as columns of shape (n_rows,); ``key_ns`` orders them."""
 
     columns: dict[str, Array]
@@ -73,9 +69,9 @@ def of_events(values: Array, event: Int64) -> Array:
 
 
 def concatenated(parts: Sequence[Columns]) -> Columns:
-    """Return one dataclass of columns from several, each column's parts in their order."""
-    names = [column.name for column in fields(parts[0])]
-    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    """Return one table of columns from several, each column's parts in their order."""
+    names = parts[0].__struct_fields__
+    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def running_maximum(values: Int64, group: Array) -> Int64:

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS
 from whatif.graph.recorded import AUTOCAST_CASTS, AUTOCAST_SHARE, Simulated
@@ -100,7 +101,7 @@ def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_p
         untraced_step_ns=None,
         quirks=(*known.quirks, remark),
         # A simulated graph has nothing to correct.
-        recorded=replace(known.recorded.without_untraced_step(), simulated=told),
+        recorded=structs.replace(known.recorded.without_untraced_step(), simulated=told),
     )
     yield _json(plain_of(graph, info))[:-1]
     for group, columns in arrays_of(graph).items():

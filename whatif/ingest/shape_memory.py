@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from whatif.graph.memory import LayerMemory
 from whatif.graph.types import Int64
@@ -23,8 +22,7 @@ _KEPT_SPACE = frozenset(("aten::mkldnn_rnn_layer_backward", "aten::_cudnn_rnn_ba
 _OF_WEIGHTS = frozenset(("aten::t", "aten::to", "aten::_to_copy"))
 
 
-@dataclass(slots=True)
-class RowShapes:
+class RowShapes(Struct):
     """What the shapes of its operators tell of one row, bytes."""
 
     activations: int = 0
@@ -43,8 +41,7 @@ class RowShapes:
     scores: int = 0
 
 
-@dataclass(slots=True)
-class _Tensor:
+class _Tensor(Struct):
     size: int
     row: int  # which made it
     kept: bool = False
@@ -55,8 +52,7 @@ class _Tensor:
     used: bool = False
 
 
-@dataclass(slots=True)
-class _Tensors:
+class _Tensors(Struct):
     """The tensors that were made so far by their sizes, the newest last.
 
     A recording does not say which tensor an operator takes: here it is the newest of its size, which in networks of

@@ -5,9 +5,8 @@ A row is what one layer runs without another layer in between; where nothing nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
@@ -15,8 +14,7 @@ from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
+class StepRows(Struct, frozen=True):
     """Rows of one step, and its operators; times in ns.
 
     ``forward`` and ``backward`` are rows of events in the order of their starts, ``forward_row`` and ``backward_row``

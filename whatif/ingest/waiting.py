@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.insert import RETURN_NS
 from whatif.graph.order import each_once
@@ -33,8 +32,7 @@ DEFAULT_ISSUE_NS = 4_000
 ONE_TASK = -2
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimes:
+class CallTimes(Struct, frozen=True):
     """The calls' own work and what they wait for; all of shape (n_calls,)."""
 
     work_ns: Int64

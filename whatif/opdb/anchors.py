@@ -6,9 +6,8 @@ measurements hardly move. From ten on the range is that of the anchors themselve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Float64
 from whatif.opdb.interpolate import COVERAGE
@@ -20,8 +19,7 @@ _RIDGE = np.array([1.0, 4.0])
 _FARTHEST = 0.5
 
 
-@dataclass(frozen=True)
-class Anchors:
+class Anchors(Struct, frozen=True):
     """What to add to a prediction's log: ``level`` and ``slope`` times the law's log time less ``middle``.
 
     ``half`` is the half-width of the 90 % range, log; None where there are too few anchors.

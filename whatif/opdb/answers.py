@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Array, Float64, Int8, Int32, Int64
 from whatif.opdb.model_answers import Estimates
@@ -28,8 +28,7 @@ class AnswerSource(IntEnum):
 ALL_SOURCES = tuple(source for source in AnswerSource if source != AnswerSource.NONE)
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(Struct, frozen=True):
     """Durations of n operators, seconds, with a nominal 90 % range; all columns have shape (n,).
 
     ``answered_by`` is the source, ``basis`` how the measurements under it were taken (an index into ``bases``, -1 where

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.described import (
     DTYPES,
@@ -80,8 +80,7 @@ def _integer(name: str, attribute: str, given: dict[str, str]) -> int:
     return int(value)
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """One measurement of an operator, and where it comes from; ``aside`` says why it does not count, "": it does."""
 
     t_s: float
@@ -91,8 +90,7 @@ class Measurement:
     contribution: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """What the database says of one operator on one device: an estimate with its range, who made it, and from what."""
 
     operator: dict[str, str | int]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
@@ -31,8 +31,7 @@ _GROWTH_A_DOUBLING = 0.2
 _NINETY_PCT = 1.645
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """What one source says of n operators; ``extra`` (n,) adds to the standard deviation of its error, log.
 
     Answers under the mask ``sure`` (n,), which this device's own measurements correct, are weighted by their own range.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.store import Store
 
 
-@dataclass(frozen=True)
-class SetAside:
+class SetAside(Struct, frozen=True):
     """How many rows of an operator on a device are set aside, of how many."""
 
     device: str
@@ -23,8 +23,7 @@ class SetAside:
     stray: int
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """The state of a database: what is sound, a sentence on everything that is not, and what is set aside."""
 
     contributions: int
@@ -34,7 +33,8 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        return asdict(self)
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
 
 def check(store: Store, *, progress: Progress = None) -> Check:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
 from whatif.opdb.index import Index, Progress, index_of, read_contributions
@@ -40,8 +41,7 @@ _LAUNCHES_S, _FEWEST_THAT_TELL = 3e-4, 20
 SEED, SHARE = 2026, 0.1
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(Struct, frozen=True):
     """Errors of one operator's held-out rows on one device ("": on all of them), in percent of the measured time."""
 
     name: str
@@ -57,8 +57,7 @@ class Score:
     rung: str = ""  # the source that answered (its name in the JSON report); "": any
 
 
-@dataclass(frozen=True)
-class SourceError:
+class SourceError(Struct, frozen=True):
     """How far one source, asked alone, misses a device left out; ``rms_log`` is of rows that are no launches."""
 
     source: str
@@ -71,8 +70,7 @@ class SourceError:
     rms_log: float
 
 
-@dataclass(frozen=True)
-class ModelScore:
+class ModelScore(Struct, frozen=True):
     """The mean error of each kind of fitted model on one operator's held-out rows of a device, and of what answers.
 
     Percent, on the rows that all kinds answer; ``chain_pct`` is of the whole chain with all of them.
@@ -85,8 +83,7 @@ class ModelScore:
     chain_pct: float
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """What was held out, and the scores of each operator: on all devices, on each, and by who answered."""
 
     seed: int | None  # None, as the share: whole devices were held out

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.types import (
     Array,
@@ -23,8 +22,7 @@ from whatif.opdb.schema import TIMES
 from whatif.opdb.work import work
 
 
-@dataclass(frozen=True)
-class GroupInfo:
+class GroupInfo(Struct, frozen=True):
     """What the operators of a group have in common."""
 
     number: int
@@ -37,8 +35,7 @@ class GroupInfo:
     dtype: str
 
 
-@dataclass(frozen=True)
-class FamilyIndex:
+class FamilyIndex(Struct, frozen=True):
     """The rows of a family, sorted by key: all columns have shape (n,), ``log_sizes`` (n, p).
 
     ``by_group`` lists the rows of each group, those of group g from ``starts[g]`` to ``starts[g + 1]``.

@@ -12,12 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.described import FAMILIES
 from whatif.opdb.family_index import FamilyIndex, GroupInfo, family_index
@@ -45,8 +45,7 @@ class _Catalogue(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Struct, frozen=True):
     """An opened index: rows by family, groups by family, contributions, and what was wrong with the database."""
 
     families: dict[str, FamilyIndex]

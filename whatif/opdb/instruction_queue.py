@@ -24,10 +24,10 @@ What the print leaves open, and what is assumed here (docs/instruction_queue.md)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import Gpu
@@ -53,8 +53,7 @@ _CUTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PRODUCTS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
+class Units(Struct, frozen=True):
     """What the queue asks of a GPU in one number format; ``lanes`` are multiply-adds of a multiprocessor and cycle.
 
     ``dop``, in (0, 1], is the degree of parallelism of section III-C: the share of the queue's ideal pace.

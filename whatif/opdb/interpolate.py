@@ -8,9 +8,8 @@ Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 2018, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Float64, Int64
 from whatif.opdb.law import Law, fit_law
@@ -36,8 +35,7 @@ _NEAREST_DISTANCE = 0.05
 _LEAST_SPREAD, _SPREAD_A_DOUBLING = 0.002, 0.02
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """Measured operators that differ in their sizes alone, and what was learned from them."""
 
     law: Law
@@ -65,8 +63,7 @@ class Group:
         return centre, centre * np.exp(-half), centre * np.exp(half), outside
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Measurements of a group, n rows: sizes (log2, (n, p)), work and time, shape (n,); what a group learns from.
 
     ``stands`` lists the rows that stand for their operators, one each, and ``operator``, shape (n,), the place among

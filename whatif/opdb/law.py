@@ -6,9 +6,8 @@ spans six decades; its share of a data sheet's roofline still bends where small 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Float64
 
@@ -21,8 +20,7 @@ _LONGEST_STEP = 0.5
 _PULL = 1e-5
 
 
-@dataclass(frozen=True)
-class Law:
+class Law(Struct, frozen=True):
     """Time = ``floor_s`` + FLOPs / ``flops_per_s`` + bytes / ``bytes_per_s``."""
 
     floor_s: float

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from whatif.opdb.exact import lower_medians
 from whatif.opdb.provenance import Basis, Provenance
@@ -19,8 +20,7 @@ from whatif.runtime.errors import WhatifError
 Progress = Callable[[int, int], None] | None
 
 
-@dataclass
-class Merged:
+class Merged(Struct):
     """What a merge, or an export, did: contributions by outcome, and one sentence for each that was refused."""
 
     added: list[str] = field(default_factory=list)
@@ -97,8 +97,7 @@ def take_over(
     return done
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """Operators that two databases both measured on a device: how the second one's times compare with the first's."""
 
     device: str
@@ -109,8 +108,7 @@ class Compared:
     ratio_p95: float  # 5 % lie above
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Contributions that only one of two databases has, and what both measured in contributions of their own."""
 
     only_first: tuple[Contribution, ...]

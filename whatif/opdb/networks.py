@@ -8,11 +8,11 @@ see. Its inputs are the other attributes, as they are or as logarithms, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Bool, Float64, Int8, Int64
@@ -23,8 +23,7 @@ from whatif.runtime.errors import expecting
 _LEAST_OF_SHORTEST = 0.5
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(Struct, frozen=True):
     """One mode's network: matrices and biases, and how its inputs and its output are scaled."""
 
     layers: tuple[tuple[Float64, Float64], ...]
@@ -67,8 +66,7 @@ def inputs_of(values: Float64, exponents: npt.NDArray[np.integer[Any]], *, logs:
     return np.column_stack([inputs, component if logs else np.exp2(component)])
 
 
-@dataclass(frozen=True)
-class NetworkModel:
+class NetworkModel(Struct, frozen=True):
     """A family's networks: which attributes the networks of each name see, and what each network answers for.
 
     ``exponents`` and ``seen`` have shape (names, attributes). ``of``, shape (networks, 1 + attributes), holds the place

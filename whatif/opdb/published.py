@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Published:
+
+class Published(Struct, frozen=True):
     """Mean errors by the database's names of operators, percent, and where they were printed."""
 
     source: str

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import Struct
+
 from whatif.opdb.provenance import LARGEST_SIDECAR_BYTES, Provenance, read_sidecar
 from whatif.opdb.rows import Rows
 from whatif.opdb.shard import LARGEST_SHARD_BYTES
@@ -32,8 +34,7 @@ _LARGEST_MARKER_BYTES = 4096
 _DEPTH = 4
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """A contribution that lies at a URL: its sidecar, and where its files are (without their endings)."""
 
     provenance: Provenance

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.columns import one_table
 from whatif.graph.described import FAMILIES, LARGEST_ATTRIBUTE, LONGEST_TEXT
@@ -24,8 +25,7 @@ from whatif.opdb.keys import UInt64, mixed, op_keys, text_code
 from whatif.opdb.schema import LONGEST_S, SHORTEST_S, TEXTS, TIMES
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """A column of texts: ``codes``, shape (n,), into ``table``."""
 
     codes: Int32
@@ -66,8 +66,7 @@ class Texts:
         return Texts(place[self.codes], tuple(self.table[code] for code in order))
 
 
-@dataclass(frozen=True)
-class Operators:
+class Operators(Struct, frozen=True, dict=True):
     """n operators of one family: ``texts`` name, phase, dtype, layout, and the family's ``integers``, shape (n,)."""
 
     family: str
@@ -134,8 +133,7 @@ def operators(
     return Operators(family, texts, dict(zip(names, map(np.ascontiguousarray, columns), strict=True)))
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Measurements of ``ops``; all columns have shape (n,).
 
     ``t_low_s`` to ``t_high_s`` holds 10 to 90 % of the repeats (NaN: unknown), ``repeats`` is 0 where unknown, and

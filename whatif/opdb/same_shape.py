@@ -9,9 +9,9 @@ learned by leaving out one of the other devices at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.described import FAMILIES
 from whatif.graph.types import Float64, Int64
@@ -29,8 +29,7 @@ FEWEST_DEVICES = 2
 _FEWEST_THAT_TELL = 30
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """What several devices say of a group's operators: ``keys``, sorted, and all columns have shape (n,)."""
 
     keys: UInt64

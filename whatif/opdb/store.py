@@ -13,11 +13,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.opdb import devices
 from whatif.opdb.provenance import Origin, Provenance, contribution_id, encode, read_sidecar
@@ -52,8 +52,7 @@ class Outcome(Enum):
     PRESENT = "present"
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """A contribution of a database: its sidecar, and where both of its files lie."""
 
     provenance: Provenance

@@ -7,9 +7,8 @@ ones have kernels of their own in either layout, which are bound by what they lo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.graph.types import Bool, Float64, Int64

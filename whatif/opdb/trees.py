@@ -7,12 +7,12 @@ in preorder: the left child of a node is the next one, the right child so many p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.runtime.errors import WhatifError
@@ -32,8 +32,7 @@ _PAIRS_AT_ONCE = 1 << 15
 _FIRST_STEPS = 4
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(Struct, frozen=True, dict=True):
     """Trees whose values add up: bins of each feature (``edges`` from ``edge_starts``), and the nodes of all trees.
 
     ``feature``, ``bin``, ``right`` have shape (nodes,), ``value`` (leaves,), ``starts`` (trees + 1,).

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, BEGIN_NAME, Array, Float64, TaskKind
@@ -25,8 +25,7 @@ from whatif.simulation.steps import default_clock, steady, step_ns
 from whatif.simulation.timeline import Timeline
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Struct, frozen=True, dict=True):
     """A graph, its simulated timeline and how well that meets the recording.
 
     The graph is the recorded one, or where ``calibration`` is given that one without the profiler.

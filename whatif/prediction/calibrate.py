@@ -12,10 +12,11 @@ the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.task_graph import TaskGraph
@@ -42,8 +43,7 @@ FOLLOWS = 0.2
 PACE_SIMULATIONS = 3
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """A corrected graph, its simulation, and what was done to it; times of steps in ns."""
 
     graph: TaskGraph
@@ -169,7 +169,7 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
         removed_ns, part_pace = _removed_ns(graph, cost_ns), 1.0
     else:
         removed_ns = _removed_ns(graph, parts.event_cost_ns)
-        search = replace(search, graph=corrected(graph, parts.event_cost_ns, parts.pace))
+        search = structs.replace(search, graph=corrected(graph, parts.event_cost_ns, parts.pace))
         first = search.tried(simulate(search.graph))
         cost_ns, part_pace = parts.mean_event_cost_ns, parts.mean_pace
     pace, last, missed = search.pace(cost_ns, first)
@@ -234,16 +234,14 @@ def _clock_of_steps(graph: TaskGraph, clock: str) -> str:
     return next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), clock)
 
 
-@dataclass(frozen=True)
-class _Tried:
+class _Tried(Struct, frozen=True):
     """A simulation, and its step by the clock of the search."""
 
     timeline: Timeline
     step_ns: float
 
 
-@dataclass(frozen=True)
-class _Search:
+class _Search(Struct, frozen=True):
     """Finds the correction with which the simulated step meets ``target_ns``, with few simulations."""
 
     graph: TaskGraph

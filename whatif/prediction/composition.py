@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.kernels.whole_graphs import check_kernels_known
@@ -15,8 +17,7 @@ from whatif.simulation.simulator import Schedule, simulate
 from whatif.simulation.steps import step_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """A transform as it was applied: whether it changed anything, and what it said."""
 
     transform: Transform
@@ -117,8 +118,7 @@ def is_without_effect(before: TaskGraph, after: TaskGraph, applied: Sequence[App
     return is_unchanged(before, after) and not any(part.changed and part.transform.schedule for part in applied)
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """What one transform takes off the step, ms: above zero is faster."""
 
     alone_ms: float | None  # as the only one; None where it does not apply alone
@@ -130,8 +130,7 @@ class Contribution:
         return {"alone_ms": self.alone_ms, "added_ms": self.added_ms, "reason": self.reason or None}
 
 
-@dataclass(frozen=True, slots=True)
-class Composition:
+class Composition(Struct, frozen=True):
     """What each transform of a composition contributes, in its order, and what all of them take off the step, ms."""
 
     contributions: tuple[Contribution, ...]

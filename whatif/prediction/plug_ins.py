@@ -12,8 +12,9 @@ a package is imported before one of its names is asked for or listed.
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from whatif.runtime.errors import WhatifError
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "whatif.transforms"
 
 
-@dataclass(frozen=True, slots=True)
-class PlugIn:
+class PlugIn(Struct, frozen=True):
     """A transform's name, and the package that offers it."""
 
     name: str

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.durations.estimator import device
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """A step of ``devices`` devices that takes ``step_s``; ``samples`` are those of all, None where it is no step."""
 
     step_s: float

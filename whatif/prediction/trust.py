@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.types import Finding, Severity
 from whatif.prediction.baseline import Baseline
@@ -24,8 +26,7 @@ REPLAY, WAIT, PROFILER = "replay against the recording", "unexplained wait", "co
 LEVELS = {Severity.NOTE: "good", Severity.DOUBT: "doubtful", Severity.VOIDS: "void"}
 
 
-@dataclass(frozen=True)
-class Trust:
+class Trust(Struct, frozen=True):
     """One value for a recording, and the findings that it comes from, the file's early end first."""
 
     findings: tuple[Finding, ...]

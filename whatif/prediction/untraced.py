@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.recorded import Recorded, StepTimes
 from whatif.graph.task_graph import TaskGraph
@@ -14,8 +15,7 @@ from whatif.simulation.steps import step_ns
 IMPLAUSIBLE = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Untraced:
+class Untraced(Struct, frozen=True):
     """The step without the profiler, ns: median and quartiles, by the ``wall`` or the ``cpu`` clock.
 
     ``running`` is the share of the recorded steps in which the CPU clock ran on: in the rest other programs had the

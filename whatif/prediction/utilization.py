@@ -6,9 +6,8 @@ passes too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -25,8 +24,7 @@ FORMATS = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
 _MOST_AGAIN = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
+class Utilization(Struct, frozen=True):
     """Of one step: TFLOP of the model and recomputed ones, MFU and HFU in percent (None without a GPU or shapes).
 
     ``built_twice``: the backward pass builds a graph of more work than the forward pass; none counts as recomputed.

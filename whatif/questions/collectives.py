@@ -5,10 +5,10 @@ From the recording of one rank waiting is estimated; from those of several it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph
@@ -21,8 +21,7 @@ from whatif.questions.stragglers import meetings
 from whatif.simulation.intervals import union
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """Equal collectives of a step; None is not known. Rates as in nccl-tests, PERFORMANCE.md."""
 
     kind: str
@@ -39,7 +38,7 @@ class Collective:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return structs.asdict(self)
 
 
 def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, ...]:

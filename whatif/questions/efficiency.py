@@ -10,10 +10,11 @@ Source: Williams et al., "Roofline", CACM 2009.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -44,8 +45,7 @@ LEAST_KNOWN = 0.5
 WORTH_SHARE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """What kernels of one family, layer or phase do in a step; None where shapes are unknown."""
 
     name: str
@@ -75,8 +75,7 @@ class Use:
         return {key: self.name, **rounded, "bound": self.bound or None, "usual_by": self.usual_by or None, **gain}
 
 
-@dataclass(frozen=True)
-class Efficiency:
+class Efficiency(Struct, frozen=True):
     """The use of a GPU by family, layer and phase, and of the whole step; percent of the data sheet's peaks."""
 
     baseline: Baseline

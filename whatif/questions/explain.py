@@ -6,12 +6,13 @@ All times are ms per step: what falls into the steady steps, scaled to the step 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -38,8 +39,7 @@ from whatif.simulation.timeline import Timeline
 LAG = "lag"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What one layer, phase, thread, kernel family or operation takes of a step."""
 
     name: str
@@ -59,8 +59,7 @@ class Part:
         }
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Struct, frozen=True, dict=True):
     """Where a step goes. Parts are sorted by their time on the critical path, then by their work."""
 
     baseline: Baseline
@@ -98,9 +97,9 @@ class Explanation:
         idle_ms = max(step_ms - self.breakdown.gpu_busy_ms, 0.0)
         main = next((part.cpu_ms for part in self.threads if part.name == graph.threads[0].name), 0.0)
         return (
-            f"slack: the GPU is idle for {idle_ms:,.2f} of {step_ms:,.2f} ms, so that all else could be "
-            f"{100 * idle_ms / step_ms:.0f} % shorter before the GPU alone bounds the step; the main CPU thread "
-            f"does not work for {max(step_ms - main, 0.0):,.2f} ms"
+            f"slack: the GPU is idle for {idle_ms:,.2f} of {step_ms:,.2f} ms, so without faster GPU work the step can "
+            f"become at most {100 * idle_ms / step_ms:.0f} % shorter; the main CPU thread is idle for "
+            f"{max(step_ms - main, 0.0):,.2f} ms"
         )
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase, TaskKind
@@ -26,8 +26,7 @@ NOWHERE = "(no line known)"
 WAITING = "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A function and line, layer or kernel within its callers: ms of the critical path, and where in the step's."""
 
     name: str
@@ -42,8 +41,7 @@ class Frame:
         return {"name": self.name, "depth": self.depth, **{name: round(ms, 6) for name, ms in times.items()}}
 
 
-@dataclass(frozen=True)
-class Flame:
+class Flame(Struct, frozen=True):
     """Frames from the outermost on, each before those within it; the outermost ones add up to the step."""
 
     baseline: Baseline

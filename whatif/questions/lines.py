@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import SYNC_NAME, Bool, Float64, TaskKind
@@ -24,8 +24,7 @@ MOST_WAITING = 3
 NO_LINE = "(no line known)"
 
 
-@dataclass(frozen=True, slots=True)
-class LinePart:
+class LinePart(Struct, frozen=True):
     """What a line takes of a step, ms; ``gain_ms`` is what the mean step gains without it, None where not asked."""
 
     part: Part
@@ -45,8 +44,7 @@ class LinePart:
         }
 
 
-@dataclass(frozen=True)
-class LineParts:
+class LineParts(Struct, frozen=True):
     """The lines, files or layers of a step, by their time on the critical path."""
 
     baseline: Baseline
@@ -136,8 +134,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     return LineParts(baseline, by, tuple(found), len(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingLine:
+class WaitingLine(Struct, frozen=True):
     """A line that waits for the GPU: how often and how long in a step, and what the mean step gains without, ms."""
 
     line: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.memory import (
     Memory,
@@ -42,8 +43,7 @@ SHAPES_MISS = 1.06
 SHOWN_MOMENTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPart:
+class LayerPart(Struct, frozen=True):
     """One layer's part of the memory, bytes; its workspace is the most of its forward and backward work."""
 
     name: str
@@ -52,8 +52,7 @@ class LayerPart:
     workspace: int
 
 
-@dataclass(frozen=True)
-class MemorySummary:
+class MemorySummary(Struct, frozen=True):
     """Everything that ``whatif memory`` reports."""
 
     baseline: Baseline

@@ -8,10 +8,11 @@ can shorten the part itself. What runs beside the part is neither slowed nor spe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -51,8 +52,7 @@ HIDDEN_BELOW, NOTHING_PCT = 0.25, 0.05
 CHANGES_NOTHING, HIDDEN = "changes nothing", "mostly hidden"
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitive:
+class Sensitive(Struct, frozen=True):
     """One part of a step, and what the step gains where it is faster."""
 
     kind: str  # one of KINDS
@@ -68,8 +68,7 @@ class Sensitive:
         return self.gpu_ms + self.cpu_ms
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Struct, frozen=True):
     """The parts of a step that matter, of each kind the ``top`` by gain at 50 %."""
 
     baseline: Baseline

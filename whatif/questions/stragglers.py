@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -32,8 +32,7 @@ EXPLAINS = 0.1
 TOLD = 3
 
 
-@dataclass(frozen=True)
-class Excess:
+class Excess(Struct, frozen=True):
     """Work that a rank spends more time on than the median rank, ms a step."""
 
     of: str  # phase, family or layer
@@ -45,8 +44,7 @@ class Excess:
         return {self.of: self.name, "ms": round(self.ms, 6)}
 
 
-@dataclass(frozen=True)
-class RankRow:
+class RankRow(Struct, frozen=True):
     """One rank, times in ms a step: waiting and transfer, and the breakdown."""
 
     rank: int
@@ -82,8 +80,7 @@ class RankRow:
         }
 
 
-@dataclass(frozen=True)
-class RankReport:
+class RankReport(Struct, frozen=True):
     """All ranks, and the stragglers among them, the worst one first."""
 
     world_size: int
@@ -110,8 +107,7 @@ class RankReport:
         }
 
 
-@dataclass(frozen=True)
-class Meetings:
+class Meetings(Struct, frozen=True):
     """Who meets whom in a timeline: a row for each rank in each matched collective, shape (n_members,) each."""
 
     task: Array  # of its transfer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.order import each_once
@@ -23,8 +23,7 @@ from whatif.prediction.trust import Trust, trust_of
 from whatif.simulation.steps import steady
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadSummary:
+class ThreadSummary(Struct, frozen=True):
     """One execution thread: what it is called, how many tasks it runs and how long it works in the whole recording."""
 
     name: str
@@ -33,8 +32,7 @@ class ThreadSummary:
     busy_ms: float
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Struct, frozen=True, dict=True):
     """What a recording holds. Shares are percent of the GPU's time, of the CPU's where there is no GPU."""
 
     baseline: Baseline

@@ -5,10 +5,10 @@ All times are as recorded, ms. Each kind of time is held against its median over
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import GPU_KINDS, SYNC_NAME, Array, Bool, Float64, TaskKind, among
@@ -28,8 +28,7 @@ CLOCK_SHARE = 0.03
 CLOCK = "slower kernels (GPU clock)"
 
 
-@dataclass(frozen=True, slots=True)
-class UnevenStep:
+class UnevenStep(Struct, frozen=True):
     """One recorded step; ``more_of`` names what a slow one had more of, ms beyond the median, largest first."""
 
     step: int
@@ -52,8 +51,7 @@ class UnevenStep:
         }
 
 
-@dataclass(frozen=True)
-class UnevenSteps:
+class UnevenSteps(Struct, frozen=True):
     """Every recorded step with a time by the clock, and their median and mean, ms."""
 
     baseline: Baseline

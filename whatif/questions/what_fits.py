@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
@@ -21,8 +22,7 @@ MOST_WORKERS = 2**16
 _BATCH = "batch_size"
 
 
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
+class LargestBatch(Struct, frozen=True):
     """The largest batch that fits: samples if the recording has its own, times the recorded one, its peak.
 
     At ``MOST_TIMES`` the recorded one a larger one may fit as well.
@@ -45,8 +45,7 @@ class LargestBatch:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class FewestWorkers:
+class FewestWorkers(Struct, frozen=True):
     """The fewest workers whose peak fits; None where the most that were tried do not, whose peak it is then."""
 
     what_ifs: tuple[str, ...]  # as written on a command line, with that number of workers

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
@@ -20,8 +20,7 @@ MIN_NAME, MIN_SENTENCE = 12, 24
 _BREAKS = re.compile(r"(?<=[:=,./_+-])")
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """A small bar for a share, 0 to 1, drawn as wide as there is room."""
 
     share: float
@@ -34,8 +33,7 @@ class Bar:
 Cell = str | Text | Bar
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column by its header and what its cells need: as ``wide`` as it would be, ``least`` as narrow as it can be."""
 
     place: int

@@ -60,7 +60,7 @@ class Report:
             self.say(
                 f"without the profiler {ms(estimated['estimate'])} ms, estimated "
                 f"({ms(estimated['low'])} … {ms(estimated['high'])}); recorded {ms(baseline.measured_ns / 1e6)} ms "
-                "(--as-recorded)",
+                "(--as-recorded starts from this)",
                 "dim",
             )
 
@@ -247,7 +247,7 @@ BREAKDOWN_LABELS = (
     ("idle_ms", "neither"),
 )
 CLOCK_LABELS = {
-    "gpu": "end to end of the GPU's work",
+    "gpu": "from GPU end to GPU end",
     "mark": "mark to mark",
     "span": "first to last task",
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction
@@ -38,8 +39,7 @@ BAR_INCHES = 0.55
 MOST_LINES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """One bar: the parts of a step, ms, and where they are known the ends of its range and what was measured."""
 
     name: str

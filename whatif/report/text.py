@@ -57,7 +57,7 @@ def print_prediction(prediction: Prediction) -> None:
         out.say(_footnote(prediction, ms), "dim")
         estimated = ", ".join(f"{count:,} {SOURCE_LABELS[key]}" for key, count in described(prediction.graph).items())
         if estimated:
-            out.say(f"  estimated durations: {estimated}", "dim")
+            out.say(f"  tasks with estimated durations: {estimated}", "dim")
         untraced = baseline.calibration.untraced if baseline.calibration else None
         if untraced:
             what = UNTRACED_LABELS[untraced.clock]
@@ -103,7 +103,7 @@ def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[floa
     ]
     alone_ms = [part.alone_ms for part in composition.contributions]
     total_ms = None if None in alone_ms else sum(gain_ms or 0.0 for gain_ms in alone_ms)
-    rows.append(("together", ms(total_ms), ms(composition.together_ms)))
+    rows.append(("sum", ms(total_ms), ms(composition.together_ms)))
     out.table("Gain of each, ms", ["", "alone", "added to those above"], rows)
     missing = [part.reason for part in composition.contributions if part.reason]
     for reason in missing:

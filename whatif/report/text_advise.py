@@ -51,9 +51,10 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         ):
             _print_reasons(out, title, [entry for entry in entries if _is_of(named, entry)])
         print_refused(out, "Does not apply", [r for r in advice.refused if {*r.spelled} <= {*named}], advice.baseline)
-        star = "" if all(entry.trial.same_training for entry in shown) else "*: another batch size. "
+        if not all(entry.trial.same_training for entry in shown):
+            out.say("*: another batch size; the time is for as many samples as a recorded step has.", "dim")
         if rest:
-            out.say(f"{star}--all adds {', '.join(rest)}.", "dim")
+            out.say(f"Not shown without --all: {', '.join(rest)}.", "dim")
 
 
 def print_advice(advice: Advice, top: int = 10) -> None:
@@ -80,8 +81,8 @@ def _print_waiting(out: Report, advice: Advice) -> None:
     ms = ms_format(advice.baseline.step_ns / 1e6)
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     out.table(
-        "Lines that wait for the GPU (remove_syncs), ms a step",
-        ["", "waits", "blocked", "gain without"],
+        "Lines that wait for the GPU (what remove_syncs takes away), a step",
+        ["", "waits", "blocked ms", "gain ms"],
         rows,
         gives_way=0,
     )
@@ -104,7 +105,11 @@ def _print_verdict(out: Report, advice: Advice) -> None:
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
     """The numbers of some entries, and behind them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
-    remark = f" (*: the batch changes; for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
+    remark = (
+        f" (*: the batch changes; times are for as many samples as {RECORDED[advice.baseline.clock]} has)"
+        if batches
+        else ""
+    )
     headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))
     out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
     out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)

@@ -8,7 +8,7 @@ from whatif.prediction.utilization import CONVENTION
 from whatif.questions.efficiency import Efficiency, Use
 from whatif.report.layout import Report, count, ms_format, report
 
-HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "usual saves")
+HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "saves")
 
 
 def print_efficiency(found: Efficiency) -> None:
@@ -38,7 +38,7 @@ def print_savings(out: Report, savings: Sequence[Use]) -> None:
         f"{how[use.usual_by]}"
         for use in savings
     ]
-    out.points("What usual kernels would save", points)
+    out.points("What kernels at usual speed would save", points)
 
 
 def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:
@@ -48,7 +48,7 @@ def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:
         (
             use.name, count(use.kernels), ms(use.ms), _number(use.tflops), _pct(use.compute_pct), _number(use.gbyte_s),
             _pct(use.memory_pct), _number(use.intensity), use.bound or "–",
-            "–" if use.usual_saves_ms is None else f"−{ms(use.usual_saves_ms)}",
+            "–" if use.usual_saves_ms is None else ms(use.usual_saves_ms),
         )
         for use in uses
     ]  # fmt: skip

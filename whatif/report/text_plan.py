@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
@@ -34,12 +33,12 @@ def print_plan(found: Planned, top: int) -> None:
         for sentence in reasons(found):
             out.say(f"  {sentence}")
         for why in dict.fromkeys(found.left_out.values()):
-            names = "; ".join(name for name, other in found.left_out.items() if other == why)
-            out.say(f"  left out {names}: {why}", "dim")
+            names = ", ".join(name for name, other in found.left_out.items() if other == why)
+            out.say(f"  not searched: {names}, because {why}", "dim")
         out.say()
         out.say("As what-ifs:", "bold")
         out.say("  " + " ".join(found.best.what_ifs))
-        for name, flags in launch_flags(found.best.plan, found.best.asked.cluster).items():
+        for name, flags in found.launch.items():
             out.say(f"{name}:", "bold")
             out.say(f"  {flags}")
 
@@ -83,7 +82,8 @@ def headline(found: Planned) -> str:
     ) or "one device"  # fmt: skip
     what = "cheapest" if found.by == "cost" else "fastest"
     price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
-    return f"{what}: {cut}, micro-batches of {plan.micro_batch}: {best.samples_per_s:,.4g} {found.unit}/s{price}"
+    micro = f"{plan.micro_batch}" if found.unit == "samples" else f"{plan.micro_batch} × the recorded batch"
+    return f"{what}: {cut}, micro-batches of {micro}: {best.samples_per_s:,.4g} {found.unit}/s{price}"
 
 
 def described(row: Row) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def print_listing(found: dict[str, Any]) -> None:
         else:
             out.say("no transforms are installed")
         out.say()
-        out.say("whatif transforms NAME   shows the options, the source and the model of one", "dim")
+        out.say("whatif transforms NAME   shows the options of one, its source, and what it assumes", "dim")
 
 
 def print_transform(found: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from whatif.runtime.errors import WhatifError, in_short
 
@@ -21,8 +22,7 @@ _SPELLED = re.compile(r"(?P<count>[0-9]{1,5})|(?P<engine>dask|ray)(?::(?P<addres
 _INSTALL = "run `pip install 'whatif-profiler[cluster]'`"
 
 
-@dataclass(frozen=True, slots=True)
-class Jobs:
+class Jobs(Struct, frozen=True):
     """Where work runs: in ``count`` processes of this machine, or on the cluster of an ``engine``.
 
     ``address`` is that of Dask's scheduler (``tcp://host:8786``) or of Ray's head node (``host:6379``). Without one,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Bool, Int64, TaskKind
 from whatif.simulation.intervals import union
@@ -12,8 +11,7 @@ from whatif.simulation.steps import step_ns, window_ns
 from whatif.simulation.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Parts of one step, ms; they add up to the step.
 
     Communication counts where no other GPU work hides it; in a step without a GPU where no CPU work does.

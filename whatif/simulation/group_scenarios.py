@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -19,8 +18,7 @@ from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import BLOCK, live_rows, simulate, sweeps
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTimes:
+class GroupTimes(Struct, frozen=True):
     """What was seen of each scenario, ns: ``[..., group, factor]``."""
 
     start_ns: Array  # of the observed tasks, shape (n_observed, n_groups, n_factors)

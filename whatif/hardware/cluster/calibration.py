@@ -7,11 +7,11 @@ a table of one operation among n workers also covers the others, and of other nu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.hardware.cluster.collectives import Cost, bus_factor
 from whatif.runtime.errors import WhatifError
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _STARTING_STEPS = 6.6 / 0.6
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Times of one operation, ascending by size; ``workers`` is None where the file does not tell."""
 
     operation: str
@@ -40,8 +39,7 @@ class Curve:
         return np.asarray(np.where(size > known[-1], time[-1] / known[-1] * size, inside), dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """The curves of a file. Raises WhatifError where there is none."""
 
     curves: tuple[Curve, ...]

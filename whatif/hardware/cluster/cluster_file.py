@@ -9,11 +9,12 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from whatif.hardware.cluster.derive_levels import check_connected
 from whatif.hardware.cluster.links import Link

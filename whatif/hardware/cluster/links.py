@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.runtime.errors import WhatifError
 
@@ -14,8 +15,7 @@ LATENCY_US = 14.0
 TCP_SHARE = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """One direction of a link; where it is not full duplex, both directions share the rate.
 
     A message of x MB takes ``latency_ns`` x^(1 - ``growth``) beside its bytes: with a growth of 1 the same for all.

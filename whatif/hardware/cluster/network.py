@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, structs
 
 from whatif.hardware.cluster.collectives import (
     MODELS,
@@ -48,8 +49,7 @@ class Level:
     kind: str = field(default="other", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(Struct, frozen=True):
     """Levels, innermost first; a table of measured times takes the place of the formulas where there is one.
 
     ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known,
@@ -122,7 +122,7 @@ class Network:
         costs = []
         for one in sizes.tolist():
             levels = tuple(replace(level, link=level.link.for_messages(one / parts)) for level in self.levels)
-            costs.append(replace(self, levels=levels).cost(operation, one, name))
+            costs.append(structs.replace(self, levels=levels).cost(operation, one, name))
         latency_ns, transfer_ns = (np.concatenate(part)[which] for part in zip(*costs, strict=True))
         return Cost(latency_ns, transfer_ns)
 
@@ -137,13 +137,13 @@ class Network:
         for level in self.levels:
             taken = math.gcd(left, level.workers)
             crowded = inner // left if level.shared else 1
-            link = replace(level.link, byte_s=level.link.byte_s / crowded)
+            link = structs.replace(level.link, byte_s=level.link.byte_s / crowded)
             levels.append(replace(level, workers=level.workers // taken, link=link))
             left //= taken
         if left > 1:
             counts = " x ".join(str(level.workers) for level in self.levels)
             raise WhatifError(f"network: expected groups of {inner} that fill {counts} workers.")
-        return replace(self, levels=tuple(levels))
+        return structs.replace(self, levels=tuple(levels))
 
     @property
     def described(self) -> str:

@@ -7,15 +7,15 @@ processors and links.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.network import Level, Network
 from whatif.runtime.errors import WhatifError
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Struct, frozen=True):
     """One processor of a cluster of unlike ones; None is what the file does not tell."""
 
     name: str
@@ -25,8 +25,7 @@ class Processor:
     parallelization_factor: float = 1.0  # equal devices that work at once (DTS, table I)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterLink:
+class ClusterLink(Struct, frozen=True):
     """A link between two processors, by their names."""
 
     between: tuple[str, str]
@@ -37,8 +36,7 @@ class ClusterLink:
     table: int = 0  # which [[link]] of the file it is of
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterLevel:
+class ClusterLevel(Struct, frozen=True):
     """A level of a cluster of equal workers; ``workers`` is None where there are as many as are asked for."""
 
     name: str
@@ -48,8 +46,7 @@ class ClusterLevel:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """What a cluster file says: levels, innermost first, and the processors and links where it has any."""
 
     name: str

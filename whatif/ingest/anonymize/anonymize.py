@@ -8,12 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from msgspec import Struct
 
 from whatif.ingest.anonymize.text import Scrubber, dropped_field, find_secrets
 from whatif.ingest.exported import EXPORTED_BEGIN
@@ -78,8 +78,7 @@ class _Event(msgspec.Struct, gc=False, omit_defaults=True):
     args: dict[str, msgspec.Raw] | list[Any] | str | int | float | bool | msgspec.UnsetType | None = msgspec.UNSET
 
 
-@dataclass(frozen=True)
-class Anonymized:
+class Anonymized(Struct, frozen=True):
     """What was written, what was taken out of it by kind, and how many layer words were numbered."""
 
     path: Path

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.ranks.collectives import Collectives
@@ -28,8 +28,7 @@ MOST_DRIFT = 500e-6
 FEWEST_FOR_DRIFT, SIGNIFICANT = 24, 3.0
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """How one rank's clock differs from the first rank's: times on it minus ``shift_ns`` are on the common one.
 
     The shift is ``offset_ns`` plus ``drift`` times (the rank's own time minus ``pivot_ns``).

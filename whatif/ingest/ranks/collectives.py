@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph
@@ -26,8 +26,7 @@ CALLED = re.compile(r"^(nccl|rccl|ucc|xccl):(\w+)")
 PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
+class Collectives(Struct, frozen=True):
     """The collectives of one rank in the order of their tasks, as columns of shape (n_collectives,)."""
 
     task: Int32  # of the rank's graph

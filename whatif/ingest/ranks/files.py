@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import RECORDING_SUFFIXES, is_address, is_folder, recordings_in
@@ -60,8 +61,7 @@ def _in_order(path: str) -> tuple[object, ...]:
     return (*((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)), path)
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """What a recording says of its place in the run; None where it does not tell."""
 
     rank: int | None
@@ -79,8 +79,7 @@ def rank_facts(header: dict[str, Any]) -> RankFacts:
     )
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(Struct, frozen=True):
     """The rank of each file, in the order of the files, the number of ranks of the run, and what is to be reported."""
 
     ranks: tuple[int, ...]

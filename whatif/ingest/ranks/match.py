@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.columns import one_table
 from whatif.graph.types import Array, Int64
 from whatif.ingest.ranks.collectives import Collectives
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Struct, frozen=True):
     """Who takes part in which collective, a row for each rank in each, ordered by collective, then by rank.
 
     Columns of shape (n_members,): ``collective`` counts from 0, ``rank`` is the place among the ranks that were read,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from whatif.graph.columns import one_table
 from whatif.graph.task_graph import TaskGraph
@@ -48,8 +49,7 @@ _WORTH_BYTES, _PACKED = 100_000_000, 10
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(Struct, frozen=True):
     """Several ranks of a run: one graph of all, and how they were matched. Tuples have an entry for each rank read."""
 
     graph: TaskGraph
@@ -102,7 +102,7 @@ def read_ranks(
     names = [named[i][0] for i in by_rank]
     named.clear()  # many ranks fill the memory
     _check_alike(graphs, names)
-    return merged(graphs, collectives, replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), names)
+    return merged(graphs, collectives, structs.replace(places, ranks=tuple(places.ranks[i] for i in by_rank)), names)
 
 
 _Rank = tuple[TaskGraph, Collectives, RankFacts]
@@ -180,7 +180,7 @@ def merged(
     if far > FAR_NS:
         sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of one and the same run?"
         graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, sentence)))
-    return replace(result, graph=graph)
+    return structs.replace(result, graph=graph)
 
 
 def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Finding, ...]:

@@ -6,10 +6,11 @@ DTS prints guidelines and a summary. What they leave open is decided here and sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from statistics import median
+
+from msgspec import Struct
 
 from whatif.models.dts.machines import Machines, Processor
 from whatif.models.dts.plan import Role
@@ -23,8 +24,7 @@ Judge = Callable[[Assignment], tuple[int, Mapping[str, int]]]
 MOST_PATHS = 200_000
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Struct, frozen=True):
     """The best path, its time of a round, and how many were tried."""
 
     assignment: Assignment

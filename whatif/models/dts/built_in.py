@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.types import Phase
 from whatif.models.dts.allocate import Assignment
@@ -13,8 +15,7 @@ from whatif.models.dts.machines import Machines
 from whatif.models.dts.plan import Plan, Role, Training
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     """The roles of an architecture, and what they do in a round.
 
     Optional are the places where the network may be cut (the fastest is taken), and an allocation heuristic.

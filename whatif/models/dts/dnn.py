@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -27,8 +27,7 @@ from whatif.simulation.steps import MIN_STEPS
 PASSES = 3
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """Some layers that follow one another, as one processor has them; times of one batch on the recorded machine."""
 
     forward_ns: float
@@ -44,8 +43,7 @@ class Part:
         return self.forward_ns + self.backward_ns
 
 
-@dataclass(frozen=True)
-class Dnn:
+class Dnn(Struct, frozen=True, dict=True):
     """Layers in the order of the forward pass; columns of shape (n_layers,), of one batch on the recorded machine."""
 
     layers: tuple[str, ...]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.models.dts.allocate import Assignment, Found, allocate
 from whatif.models.dts.built_in import Architecture
@@ -23,8 +24,7 @@ from whatif.models.dts.plan import (
 from whatif.runtime.errors import WhatifError
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A time with what the fluctuations of processors and links make of it, ns: the middle and a 90 % range."""
 
     time_ns: int  # nothing fluctuates
@@ -33,8 +33,7 @@ class Spread:
     high_ns: float
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """One architecture on one cluster: who does what, and how long a batch takes."""
 
     architecture: Architecture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from whatif.runtime.errors import WhatifError
 
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
 MOST_PROCESSORS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Struct, frozen=True):
     """A machine that takes one role: what it computes in a second, by how much that fluctuates, and its free memory.
 
     ``gflop_s`` counts training as the measuring tool does (``whatif.instrumentation.dts_facts``); None is as fast as
@@ -43,8 +44,7 @@ class Processor:
         return recorded_gflop_s / (self.gflop_s * self.parallelization_factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(Struct, frozen=True):
     """What one direction of a link carries; transfers with the same ``channel`` take turns on it."""
 
     channel: str
@@ -57,8 +57,7 @@ class Wire:
         return self.latency_ns + size_bytes * 1e9 / self.byte_s
 
 
-@dataclass(frozen=True)
-class Machines:
+class Machines(Struct, frozen=True, dict=True):
     """All processors, and the wire of each direction of each link between two names (of processors or of switches).
 
     ``anywhere`` is the wire between any two processors that no link names: that of a cluster of equal links.

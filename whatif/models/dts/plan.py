@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.types import Float64, Phase
 from whatif.models.dts.dnn import Dnn
@@ -15,8 +15,7 @@ from whatif.models.dts.machines import Machines, Wire
 from whatif.runtime.errors import WhatifError
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(Struct, frozen=True):
     """How it is trained: the clients, the batches of each in one round, and where the network is cut.
 
     A round is what happens until the models meet: an epoch, where it has all batches of one.
@@ -37,8 +36,7 @@ class Training:
             raise WhatifError(f"dts: expected from 2 to 1,000 workers, or 0 for as few as do, got {self.workers}.")
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(Struct, frozen=True):
     """What one processor has to do in a batch, and with whom it exchanges how many bytes."""
 
     name: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.types import Phase
 from whatif.models.dts.built_in import Architecture
@@ -17,8 +19,7 @@ from whatif.models.dts.plan import Training
 from whatif.runtime.errors import WhatifError
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(Struct, frozen=True):
     """One architecture: its batch and its epoch, or the sentence why it cannot be used there."""
 
     name: str
@@ -47,8 +48,7 @@ class Ranked:
         }
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """The architectures that the cluster can train with, the fastest epoch first, then those that it cannot."""
 
     dnn: Dnn

@@ -7,10 +7,10 @@ the what-if's own model answers, which knows how well the recorded kernel itself
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES

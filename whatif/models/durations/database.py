@@ -6,11 +6,12 @@ a model's answer holds the model's whole error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.kernels import MATRIX_FAMILIES
 from whatif.graph.task_graph import TaskGraph
@@ -39,8 +40,7 @@ SOURCE_OF_ANSWER = np.array([_DURATION_SOURCES.get(one, Source.ROOFLINE) for one
 LEAST_WITH_LAUNCH_S = 20e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Ratios:
+class Ratios(Struct, frozen=True):
     """New over old time of n operators, with a nominal 90 % range and the source of both estimates, shape (n,) each.
 
     NaN, and the source NONE, where no source answers for both.

@@ -9,9 +9,8 @@ changing the layout takes; one of ResNet-50 on a V100 for convolutions without t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu

@@ -9,10 +9,9 @@ does not fill the device gains nothing from more multiprocessors).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -42,8 +41,7 @@ FLOOR_SPREADS = (1.2, 1.4, 1.6)
 NO_FACTS_SPREAD = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """New over recorded time of n kernels, and a nominal 90 % range of it, shape (n,) each."""
 
     centre: Float64

@@ -7,11 +7,11 @@ into ``low_ns`` and ``high_ns``, the source into the attached column ``ESTIMATED
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.edit import as_index
 from whatif.graph.selection import Tasks
@@ -39,8 +39,7 @@ class Source(IntEnum):
     ASSUMED = 7  # our estimate, not measured
 
 
-@dataclass(frozen=True, slots=True)
-class Estimates:
+class Estimates(Struct, frozen=True):
     """Durations of n pieces of work, ns, with a nominal 90 % range and the source of each, shape (n,) all of them."""
 
     duration_ns: Float64
@@ -193,7 +192,9 @@ def described(graph: TaskGraph) -> dict[str, int]:
 
 def combined(parts: Sequence[Estimates]) -> Estimates:
     """Estimates of several lists of work, one behind the other."""
-    columns: list[Array] = [np.concatenate([getattr(part, name) for part in parts]) for name in Estimates.__slots__]
+    columns: list[Array] = [
+        np.concatenate([getattr(part, name) for part in parts]) for name in Estimates.__struct_fields__
+    ]
     return Estimates(*columns)
 
 

@@ -8,10 +8,10 @@ by its bytes. Where a recording has no shapes, usual operators of the kind in it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.graph.edit import as_ids

@@ -8,10 +8,10 @@ recorded duration by the ratio of two such times, so that what one operator alon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.edit import as_index
 from whatif.graph.order import each_once
@@ -50,8 +50,7 @@ LARGEST_SPREAD = 1.0
 UNKNOWN_SPREAD = 0.1
 
 
-@dataclass(frozen=True)
-class OperatorTimes:
+class OperatorTimes(Struct, frozen=True):
     """The table of measured operators: ``ns[form]`` and ``spread[form]`` have shape (n_rows,), NaN where not measured.
 
     ``spread`` is the quartile range over the median of repeated measurements; ``names`` are the operators' names.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_kernel
@@ -129,7 +130,7 @@ def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
     recorded = graph.info.recorded
     if recorded.precision is None:
         return graph
-    recorded = replace(recorded, precision=recorded.precision.with_formats(formats), peak_memory_bytes=None)
+    recorded = structs.replace(recorded, precision=recorded.precision.with_formats(formats), peak_memory_bytes=None)
     return graph.replace(info=replace(graph.info, recorded=recorded))
 
 

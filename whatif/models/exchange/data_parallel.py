@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from whatif.graph.edit import add_dependencies
 from whatif.graph.insert import NewTasks
@@ -160,7 +161,7 @@ def _as_certain(times: Estimates, buckets: _Buckets, network: Network) -> Estima
         for size in (buckets.size_bytes, buckets.low_bytes, buckets.high_bytes)
     )
     low_ns, high_ns = times.low_ns * np.minimum(low / known, 1), times.high_ns * np.maximum(high / known, 1)
-    return replace(times, low_ns=low_ns, high_ns=high_ns)
+    return structs.replace(times, low_ns=low_ns, high_ns=high_ns)
 
 
 def _in_order(ids: Array, step: Int64) -> Int64:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
@@ -75,22 +77,23 @@ def network_of(
         algorithm = "ring" if algorithm == "auto" else algorithm
     recorded = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
     gpu = network.gpu or (recorded.name if recorded else None)
-    return replace(network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct)
+    return structs.replace(network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct)
 
 
 def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float | None) -> Network:
     *inner, level = network.levels
     link = level.link
     if bandwidth is not None:
-        link = replace(link, byte_s=bandwidth.byte_s)
+        link = structs.replace(link, byte_s=bandwidth.byte_s)
     if latency_us is not None:
-        link = replace(link, latency_ns=latency_us * 1e3, growth=1.0)
-    return replace(network, levels=(*inner, replace(level, link=link)))
+        link = structs.replace(link, latency_ns=latency_us * 1e3, growth=1.0)
+    return structs.replace(network, levels=(*inner, replace(level, link=link)))
 
 
 def _over_tcp(network: Network) -> Network:
     """What TCP leaves of each link's rate."""
     levels = (
-        replace(level, link=replace(level.link, byte_s=level.link.byte_s * TCP_SHARE)) for level in network.levels
+        replace(level, link=structs.replace(level.link, byte_s=level.link.byte_s * TCP_SHARE))
+        for level in network.levels
     )
-    return replace(network, levels=tuple(levels))
+    return structs.replace(network, levels=tuple(levels))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
@@ -55,8 +56,7 @@ _ROW = "row of workers"
 _TIMES = ("duration_ns", "low_ns", "high_ns")
 
 
-@dataclass(frozen=True)
-class _Merged:
+class _Merged(Struct, frozen=True):
     """What was made of workers, for others that differ from them in times alone: a sweep asks for many of those."""
 
     alike: list[Any]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.kernels import collective_of
 from whatif.graph.task_graph import TaskGraph

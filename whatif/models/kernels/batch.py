@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.recorded import AUTOCAST_CASTS
@@ -186,7 +187,7 @@ def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> 
         shape = recorded.input_shape
         if shape and shape[0] == info.batch_size:
             shape = (samples, *shape[1:])
-        recorded = replace(recorded, input_shape=shape, peak_memory_bytes=None)
+        recorded = structs.replace(recorded, input_shape=shape, peak_memory_bytes=None)
         if AUTOCAST_CASTS in graph.attached:
             graph = graph.attach(**{AUTOCAST_CASTS: graph.attached[AUTOCAST_CASTS] * factor})
     return graph.replace(info=replace(info, batch_size=samples, recorded=recorded))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
@@ -40,7 +41,7 @@ def with_capturable_update(graph: TaskGraph) -> TaskGraph:
         return graph
     behind = update[np.arange(tensors * steps) * len(update) // (tensors * steps)]
     after = np.repeat(behind, SCALAR_KERNELS)
-    told = replace(graph.info.recorded, optimizer=replace(optimizer, capturable=True))
+    told = structs.replace(graph.info.recorded, optimizer=structs.replace(optimizer, capturable=True))
     new = NewTasks(
         after, SCALAR_NAME, TaskKind.KERNEL, kernel_floor_ns(device(graph)), launched_by=graph.launch_of[after],
         family=int(KernelFamily.OPTIMIZER),

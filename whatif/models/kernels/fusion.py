@@ -6,10 +6,11 @@ Compilation", ASPLOS 2024, §4 (Inductor fuses pointwise work and reductions and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.order import each_once
@@ -68,8 +69,7 @@ REGION_NS, GUARD_OF_LAYER_NS = (40_000, 20_000, 120_000), (1_000, 300, 3_000)
 GRAPH_TREE_NS = (128_000, 40_000, 200_000)
 
 
-@dataclass(frozen=True)
-class Fused:
+class Fused(Struct, frozen=True):
     """What became of the kernels (on a CPU: operators) of all steps, and how often waits break a pass in two."""
 
     before: int

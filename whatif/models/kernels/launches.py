@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from whatif.graph.order import each_once
 from whatif.graph.remove import STAYS, contract
@@ -54,8 +55,7 @@ def graph_launches(n_nodes: npt.ArrayLike) -> Estimates:
     return Estimates.of(centre, Source.PAPER, low, high)
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """What became of a graph's launches: how many calls went into how many graph launches, in how many steps."""
 
     calls: int

@@ -6,9 +6,8 @@ Sources: Williams et al., "Roofline", CACM 2009; Pope et al., "Efficiently Scali
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.described import DTYPE_BYTES
 from whatif.graph.kernels import DTYPES, KernelFamily
@@ -40,8 +39,7 @@ CONVOLUTION_COPIES = {False: 1.0, True: 4.0}  # backward or not
 _UNKNOWN_FLOPS_PER_BYTE = 200.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
+class StoredWeights(Struct, frozen=True):
     """The products of stored weights: ``tasks``, shape (n_tasks,), and the sizes of each, in the order of the tasks."""
 
     tasks: Bool

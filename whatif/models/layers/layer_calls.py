@@ -7,11 +7,11 @@ gives the class of its layer, else the operator that launched its tasks, else th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import KernelFamily, classify_operator
 from whatif.graph.task_graph import TaskGraph
@@ -62,8 +62,7 @@ _COUNTER_BYTES = 1024
 _SKIPPED = -1
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """Calls as columns of shape (n_calls,), pass by pass and each pass in order; ids of tasks, -1 for none.
 
     Of a task, ``call[task]`` is its call. Of a forward call, ``backward_tasks()`` gives the first and last backward

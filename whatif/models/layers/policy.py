@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool
@@ -40,8 +41,7 @@ class Change:
     sizes: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """What a policy says, checked for its form; which layers a recording has is not known here."""
 
     remove: tuple[str, ...]
@@ -141,8 +141,7 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """A policy for one recording: masks over ``graph.layers``, those inside a layer that is named included.
 
     Of merged layers the first one that is named stays and stands for all.

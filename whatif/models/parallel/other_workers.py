@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.kernels import collective_of
 from whatif.graph.recorded import Recorded
@@ -95,7 +96,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
 def _info(graph: TaskGraph, workers: int) -> GraphInfo:
     told: Recorded = graph.info.recorded
     if told.ddp is not None:
-        told = replace(told, ddp=replace(told.ddp, world_size=workers) if workers > 1 else None)
+        told = structs.replace(told, ddp=structs.replace(told.ddp, world_size=workers) if workers > 1 else None)
     return replace(graph.info, workers=workers, recorded=told)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.columns import filled as filled_columns
 from whatif.graph.kernels import KernelFamily
@@ -164,7 +165,7 @@ def _between(network: Network, pair: tuple[int, int]) -> Network:
     for number, level in enumerate(network.levels):
         members *= level.workers
         if pair[0] // members == pair[1] // members:
-            return replace(network, levels=network.levels[: number + 1])
+            return structs.replace(network, levels=network.levels[: number + 1])
     return network
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
@@ -35,8 +35,7 @@ MOST_PASSES = 100_000
 MOST_SAMPLES = 1_000_000
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A model cut into parts: where each begins, its work, and its share of the parameters, shape (n_parts,) each.
 
     ``crossing_bytes`` (n_parts - 1,): what a micro-batch sends from each part to the next.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from whatif.graph.types import (
     SYNC_NAME,
@@ -63,8 +63,7 @@ class Times(NamedTuple):
     call: npt.ArrayLike = 0.0
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True, dict=True):
     """The tasks of a step, shape (n,) each, in the order of their ids, and what they wait for.
 
     A task lasts what the row ``piece`` of a table says; ``of`` lists the tasks of each table (``Times``). ``edges``
@@ -160,8 +159,7 @@ class _Edge(NamedTuple):
     piece: int = -1
 
 
-@dataclass
-class _Step:
+class _Step(Struct):
     shape: Shape
     channels: dict[tuple[int, int], int]
     rows: list[_Row] = field(default_factory=list)

@@ -8,11 +8,11 @@ al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 20
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64, Phase

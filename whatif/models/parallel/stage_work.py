@@ -11,11 +11,12 @@ but for what kernels of the piece hide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -86,8 +87,7 @@ class Pieces(NamedTuple):
         return self.start_lag_ns + self.gpu_ns
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """The pieces of a model's parts at one micro-batch, and what comes once a step.
 
     ``forward`` and ``backward``: (n_steps, n_parts). ``batch``: loading and copying it, (n_steps, 1). ``update`` and

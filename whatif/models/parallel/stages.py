@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -31,8 +31,7 @@ _NUMBER = re.compile(r"\d+")
 _CHAINS = {"Sequential", "ModuleList"}
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(Struct, frozen=True):
     """The forward pass of a recorded step as n calls of layers in their order, and the parts that no cut may divide.
 
     ``position`` is the call that each task of a forward or backward pass belongs to, shape (n_tasks,), -1 for other

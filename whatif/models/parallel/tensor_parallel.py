@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from whatif.graph.memory import LayerMemory, Memory
 from whatif.graph.recorded import Gradient, Layer, Recorded
@@ -264,7 +265,7 @@ def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
         parameters, size = (
             None if count is None else round(count * share) for count in (layer.parameters, layer.gradient_bytes)
         )
-        return replace(layer, parameters=parameters, gradient_bytes=size)
+        return structs.replace(layer, parameters=parameters, gradient_bytes=size)
 
     shapes_of = {layer.name: layer.shapes for layer in recorded.layers}
 
@@ -274,9 +275,9 @@ def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
         parameter = gradient.name.removeprefix(f"{gradient.layer}.")
         if kept(gradient.layer, shapes_of.get(gradient.layer, {}).get(parameter)):
             return gradient
-        return replace(gradient, size_bytes=-(-gradient.size_bytes // workers))
+        return structs.replace(gradient, size_bytes=-(-gradient.size_bytes // workers))
 
-    return replace(
+    return structs.replace(
         recorded,
         layers=tuple(map(smaller_layer, recorded.layers)),
         gradients=tuple(map(smaller_gradient, recorded.gradients)),

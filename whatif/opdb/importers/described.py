@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.described import FAMILIES, Described
 from whatif.graph.types import Int64
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(Struct, frozen=True):
     """An operator and its time, seconds; the range is that of 10 to 90 % of the repeats, NaN where unknown."""
 
     what: Described

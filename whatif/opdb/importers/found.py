@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct, field
 
 from whatif.graph.described import LARGEST_ATTRIBUTE
 from whatif.graph.types import Int64
@@ -24,8 +24,7 @@ from whatif.runtime.files import read_at_most
 LARGEST_TEXT_BYTES = 2_000_000_000
 
 
-@dataclass
-class Found:
+class Found(Struct):
     """Rows with their origin, one pair a contribution; how many rows were left out, by reason."""
 
     contributions: list[tuple[Rows, Origin]] = field(default_factory=list)

@@ -7,10 +7,10 @@ Each distinct operator becomes one row: the median of its calls, with their spre
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from whatif.graph.described import LONGEST_TEXT, Described
 from whatif.graph.recorded import Recorded

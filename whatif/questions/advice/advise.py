@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
@@ -31,8 +33,7 @@ from whatif.simulation.steps import RECORDED
 WORTH_MORE_EFFORT = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(Struct, frozen=True):
     """A trial with its place in the advice: its range, and why it gains what it gains."""
 
     trial: Trial
@@ -72,8 +73,7 @@ class Ranked:
         return {**found, "alone_pct": list(self.alone_pct)} if self.alone_pct else found
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """What would help a run; every list is sorted by gain or in the order of the names."""
 
     baseline: Baseline

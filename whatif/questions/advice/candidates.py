@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from whatif.models.kernels.fp8 import chosen_for_fp8
 from whatif.prediction.transform import (
@@ -30,8 +31,7 @@ OTHER_MACHINES = ("tensor_parallel",)
 IN_PART = {"fp8": chosen_for_fp8}
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(Struct, frozen=True):
     """What can be tried, the names of what is a question only, and what cannot be loaded."""
 
     transforms: tuple[Transform, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 # The last part of a transform's docstring: "Effort: small: torch.autocast around the forward pass."
 _LINE = re.compile(r"^Effort:\s*(small|medium|large|none)\s*:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -20,8 +21,7 @@ class EffortSize(IntEnum):
     LARGE = 3  # other software or other machines
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Struct, frozen=True):
     """A size and a sentence that says how."""
 
     size: EffortSize

@@ -16,8 +16,7 @@ def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -
     parts = []
     if alone_pct:
         gains = [f"{name} {_pct(gain)}" for name, gain in zip(trial.spelled, alone_pct, strict=True)]
-        both = "both" if len(gains) == 2 else f"all {len(gains)}"
-        parts.append(f"alone {', '.join(gains)}; {both} {_pct(trial.gain_pct)}")
+        parts.append(f"alone {', '.join(gains)}; together {_pct(trial.gain_pct)}")
     parts += _work(trial, trier)
     if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else it is no reason, and has its own column
         parts += _memory(trial, trier)

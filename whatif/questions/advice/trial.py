@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct, structs
 
 from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
@@ -34,8 +35,7 @@ STAND_IN_BATCH = 2**20
 KEPT_TASKS = 4_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work in a step by who does it, ms; what runs at the same time counts once for each that works."""
 
     gpu_ms: float  # kernels and memsets
@@ -87,8 +87,7 @@ class Refusal(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """A what-if that was not tried to its end, and why in one sentence."""
 
     spelled: tuple[str, ...]
@@ -97,8 +96,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What some what-ifs together do to a step."""
 
     transforms: tuple[Transform, ...]
@@ -170,7 +168,7 @@ class Trier:
             # Of several ranks each is transformed by itself, with the facts of its own recording.
             ranks = tuple(replace(rank, batch_size=rank.batch_size or STAND_IN_BATCH) for rank in info.ranks)
             graph = baseline.graph.replace(info=replace(info, batch_size=STAND_IN_BATCH, ranks=ranks))
-            baseline = replace(baseline, graph=graph)
+            baseline = structs.replace(baseline, graph=graph)
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)
         self.peak_bytes = _peak_bytes(baseline.graph)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -32,8 +32,7 @@ GROUPS = {
 NAMED_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """What two critical paths run through, ms of a step each, and the part of it that grew most; "" for none."""
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.ingest.lines import Lines, lines_if_any
 from whatif.prediction.baseline import Baseline
@@ -20,8 +21,7 @@ from whatif.questions.progress import Progress
 ALL_PARTS = 10**9
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Recordings A and B beside each other; parts with the largest change of work first."""
 
     two: TwoRecordings

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
@@ -50,8 +51,7 @@ TOLD_PACE = 0.05
 UNKNOWN_NOISE_PCT = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """What-ifs, applied left to right, that lead from one recording towards the other.
 
     ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that is still there.
@@ -94,8 +94,7 @@ class Fit:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Struct, frozen=True):
     """What describes a change, None where nothing does clearly; what was tried, best first; a sentence."""
 
     found: Fit | None
@@ -111,8 +110,7 @@ class Description:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """One of the two directions: from a recording to the other.
 
     Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` says which. ``calls``

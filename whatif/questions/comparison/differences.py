@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.recorded import Optimizer, Precision, Recorded
 from whatif.graph.task_graph import TaskGraph
@@ -29,8 +30,7 @@ _PRECISION = ("parameters", "autocast", "matmul", "conv")
 _OPTIMIZER = ("foreach", "fused", "capturable")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Something in which two recordings differ. Where it ``blocks``, their steps are of different work or machines."""
 
     what: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.untraced import untraced_step
@@ -16,8 +16,7 @@ from whatif.simulation.steps import steady
 QUARTILE_STEPS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
+class MeasuredStep(Struct, frozen=True):
     """The median of a recording's steps, ms, and the quartiles around it: of few steps the extremes.
 
     ``clock`` is ``wall`` or ``cpu`` for steps without the profiler, else the step clock of the recorded ones. A spread

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -24,8 +25,7 @@ LEAST_SHARE = 0.2
 UNCHANGED = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """Kinds of calls of a step, in the order of their codes: how often each runs and what one takes. Shape (n,)."""
 
     code: Int64
@@ -38,8 +38,7 @@ class Calls:
         return self.count * self.mean_ns
 
 
-@dataclass(frozen=True, slots=True)
-class CallCodes:
+class CallCodes(Struct, frozen=True):
     """Numbers for kinds of calls, the same in every graph: name, layer, phase, number format, bytes and FLOPs.
 
     If ``of_any_batch``, only those of the update: the others depend on the batch, which not all recordings have.
@@ -77,8 +76,7 @@ class CallCodes:
         return np.array([self.words.setdefault(text, len(self.words)) for text in texts], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class SameWork:
+class SameWork(Struct, frozen=True):
     """The calls of two recordings; ``work_ns`` is what all of a step's calls take in each."""
 
     codes: CallCodes

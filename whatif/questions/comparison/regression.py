@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison, compare
@@ -25,8 +26,7 @@ class Status(Enum):
     NOT_COMPARABLE = "not comparable"
 
 
-@dataclass(frozen=True)
-class Regression:
+class Regression(Struct, frozen=True):
     """The verdict on two recordings, and the parts of the step that grew most."""
 
     two: TwoRecordings

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, TaskKind, among
@@ -22,8 +23,7 @@ _COUNTED = (TaskKind.CPU_OP, TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.DATA_LOA
 _Call = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CallDifference:
+class CallDifference(Struct, frozen=True):
     """Where the calls of two steps differ: ``phases``, shape (n_phases,), marks the phases.
 
     Another layout, say, shows in the calls around the operators that it makes faster, so only phases are distinguished.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
@@ -21,8 +21,7 @@ TASKS_WEIGHT = 0.25
 SAME = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class StepProfile:
+class StepProfile(Struct, frozen=True):
     """The time of a step, its work by kind and phase, and how many kernels or operators do it, by kind and phase.
 
     ``work_ms`` has a cell for each kernel family (of tasks grouped by family), else task kind, and phase; ``tasks``

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.recorded import Optimizer, Precision
 from whatif.graph.task_graph import GraphInfo
 
 
-@dataclass(frozen=True, slots=True)
-class ToldChanges:
+class ToldChanges(Struct, frozen=True):
     """Names of what-ifs: those that both recordings rule out, and groups of which a description has to have one.
 
     Where a side is a prediction ``only`` has its what-ifs: what it misses of a recording is no change.

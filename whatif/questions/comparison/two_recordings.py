@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from whatif.graph.recorded import Simulated
 from whatif.graph.task_graph import TaskGraph
@@ -16,8 +17,7 @@ from whatif.questions.comparison.pace import SameWork
 from whatif.simulation.steps import default_clock
 
 
-@dataclass(frozen=True)
-class TwoRecordings:
+class TwoRecordings(Struct, frozen=True, dict=True):
     """Recording A (``before``) and recording B (``after``), by one clock, each with what it measured."""
 
     before: Baseline

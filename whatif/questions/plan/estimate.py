@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 
 from whatif.graph.edit import renumbered, with_rows
 from whatif.graph.memory import Memory, peak
@@ -59,8 +60,7 @@ class Parts(NamedTuple):
         return sum(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A plan, what its step is made of, and the peak of its fullest device; None where memory is not recorded."""
 
     plan: Plan
@@ -160,7 +160,7 @@ class Composer:
             most = self.peak_bytes(plan)
             if most is None or memory_bytes is None or most <= memory_bytes:
                 alone = plan.pipeline == 1 and plan.passes > 1
-                fewer = self.parts(replace(plan, passes=plan.passes - 1)).step_ms if alone else 0.0
+                fewer = self.parts(structs.replace(plan, passes=plan.passes - 1)).step_ms if alone else 0.0
                 yield Estimate(plan, parts, most, parts.step_ms - fewer)
 
     def parts(self, plan: Plan) -> Parts:
@@ -363,8 +363,8 @@ class Composer:
             )
             cpu, gpu, _ = self.added.times(plan.passes - 1)
             added = cut.work.added.times(0.0)._replace(cpu_ns=cpu.reshape(1, 1), gpu_ns=gpu.reshape(1, 1))
-            work = with_added(replace(one_step(cut.work), added=added), cut.shares, plan.passes)
-            self._parts[key] = replace(cut, work=work)
+            work = with_added(structs.replace(one_step(cut.work), added=added), cut.shares, plan.passes)
+            self._parts[key] = structs.replace(cut, work=work)
         return self._parts[key]
 
 

@@ -13,10 +13,16 @@ from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
 
 SCRIPT = "train.py"
+# Stands for a batch size that a trace does not hold: a shell and a parser of numbers stop at it.
+BATCH = "$BATCH"
 
 
-def launch_flags(plan: Plan, cluster: str) -> dict[str, str]:
-    """Return the flags by launcher or library; those that cannot run the plan are left out."""
+def launch_flags(plan: Plan, cluster: str, in_samples: bool = True) -> dict[str, str]:
+    """Return the flags by launcher or library; those that cannot run the plan are left out.
+
+    Without ``in_samples`` the plan counts recorded batches, and each size is a multiple of ``BATCH``.
+    """
+    unit = "" if in_samples else BATCH
     found = {"torchrun": torchrun(plan, cluster)}
     if plan.tensor == plan.pipeline == 1:
         if plan.level in (FSDP, HYBRID):
@@ -28,9 +34,9 @@ def launch_flags(plan: Plan, cluster: str) -> dict[str, str]:
                 "fully_shard(model, mesh=mesh)"
             )
         if plan.data > 1 and plan.level != HYBRID:
-            found["DeepSpeed"] = json.dumps(_deepspeed(plan))
+            found["DeepSpeed"] = json.dumps(_deepspeed(plan, unit))
     if plan.level in (DDP, ZERO_1):
-        found["Megatron-LM"] = " ".join(_megatron(plan))
+        found["Megatron-LM"] = " ".join(_megatron(plan, unit))
     return found
 
 
@@ -52,10 +58,11 @@ def _node(plan: Plan, cluster: str) -> int:
     return node if plan.devices % node == 0 else 1
 
 
-def _megatron(plan: Plan) -> list[str]:
+def _megatron(plan: Plan, unit: str) -> list[str]:
+    micro, every = (f"$(({count} * {unit}))" if unit else f"{count}" for count in (plan.micro_batch, plan.samples))
     flags = [
         f"--tensor-model-parallel-size {plan.tensor}", f"--pipeline-model-parallel-size {plan.pipeline}",
-        f"--micro-batch-size {plan.micro_batch}", f"--global-batch-size {plan.samples}",
+        f"--micro-batch-size {micro}", f"--global-batch-size {every}",
     ]  # fmt: skip
     if plan.tensor > 1:
         flags.append("--sequence-parallel")
@@ -68,9 +75,9 @@ def _megatron(plan: Plan) -> list[str]:
     return flags
 
 
-def _deepspeed(plan: Plan) -> dict[str, object]:
+def _deepspeed(plan: Plan, unit: str) -> dict[str, object]:
     told: dict[str, object] = {
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "train_micro_batch_size_per_gpu": f"{plan.micro_batch} * {unit}" if unit else plan.micro_batch,
         "gradient_accumulation_steps": plan.passes,
         "zero_optimization": {"stage": plan.level},
     }

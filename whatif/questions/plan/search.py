@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct, structs
 
 from whatif.graph.memory import peak
 from whatif.hardware.cluster.cluster_file import load_cluster
@@ -17,6 +19,7 @@ from whatif.prediction.predict import apply
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
+from whatif.questions.plan.launch import BATCH, launch_flags
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
@@ -34,8 +37,7 @@ MOST_SIMULATED = 8
 _KEPT = 60  # estimates of each way of cutting that are compared with those of the others
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What is asked: devices on a cluster, samples a step of all of them, what a device holds and costs."""
 
     gpus: int
@@ -46,8 +48,7 @@ class Asked:
     what_ifs: tuple[Transform, ...] = ()  # that go with every plan, ahead of it
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """A plan with what it takes; ``simulated`` ones by their what-ifs, others by the composition of pieces."""
 
     asked: Asked
@@ -92,8 +93,7 @@ class Row:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(Struct, frozen=True):
     """Plans, the best first; plain DDP and FSDP as they would do beside them, and what no plan could be made of.
 
     ``each``: the best of each number of GPUs and cluster that is asked, simulated, where there are several.
@@ -118,18 +118,24 @@ class Planned:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is assumed of a recording whose clock gives no steps."""
-        if self.baseline.clock != "span":
-            return ()
-        count = steps_in(self.baseline)
-        taken = f"a step is taken to be the span divided by its {count} steps" if count > 1 else (
-            "the whole span is taken to be one step; if it holds several, tell with --step-count"
-        )  # fmt: skip
-        return (f"plan: {taken}.",)
+        notes = []
+        if self.unit != "samples":
+            notes.append(f"plan: the trace does not hold its batch size: in the launch flags put it for {BATCH}.")
+        if self.baseline.clock == "span":
+            count = steps_in(self.baseline)
+            taken = f"a step is taken to be the span divided by its {count} steps" if count > 1 else (
+                "the whole span is taken to be one step; if it holds several, tell with --step-count"
+            )  # fmt: skip
+            notes.append(f"plan: {taken}.")
+        return tuple(notes)
+
+    @property
+    def launch(self) -> dict[str, str]:
+        """The flags of the best plan by launcher or library."""
+        return launch_flags(self.best.plan, self.best.asked.cluster, self.unit == "samples")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as a JSON object with the keys that scripts rely on."""
-        from whatif.questions.plan.launch import launch_flags
-
         return {
             "trace": self.baseline.graph.info.path, "step_clock": self.baseline.clock,
             "baseline_ms": self.baseline.step_ns / 1e6, "ranked_by": self.by, "unit": self.unit,
@@ -143,7 +149,7 @@ class Planned:
             "best_of_each": [row.to_dict() for row in self.each],
             "plain": {name: row if isinstance(row, str) else row.to_dict() for name, row in self.plain.items()},
             "left_out": self.left_out, "notes": list(self.notes),
-            "launch": launch_flags(self.best.plan, self.best.asked.cluster),
+            "launch": self.launch,
         }  # fmt: skip
 
 
@@ -194,7 +200,9 @@ def plan(
     unit = "samples"
     if baseline.graph.info.batch_size is None:
         unit = "recorded batches"
-        baseline = replace(baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1)))
+        baseline = structs.replace(
+            baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1))
+        )
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     least: list[Estimate] = []
@@ -303,7 +311,7 @@ def simulated(baseline: Baseline, row: Row) -> Row:
     total = totals(first.graph, step_ms, baseline.clock)
     most = row.peak_bytes if memory is None or long else peak(memory).total
     fits = most is None or asked.memory_bytes is None or most <= asked.memory_bytes
-    return replace(
+    return structs.replace(
         row, step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, samples_per_s=plan.samples / step_ms * 1e3,
         energy_j=total.energy_j, peak_bytes=most, simulated=True, fits=fits,
     )  # fmt: skip
@@ -384,8 +392,9 @@ def _with_plain(rows: Sequence[Row], plain: Mapping[str, Row | str], by: str) ->
 
 
 def _named(way: Plan) -> str:
-    cut = f"tensor parallel in {way.tensor}" if way.tensor > 1 else "blocks whole"
-    return cut + (", recomputed" if way.recompute else "")
+    if way.tensor > 1:
+        return f"tensor {way.tensor}" + (" with recomputation" if way.recompute else "")
+    return "recomputation" if way.recompute else "whole blocks"
 
 
 def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:

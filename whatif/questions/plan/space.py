@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 # How copies of the model keep state and exchange gradients: whole (DDP), ZeRO stages 1 and 2, all sharded (FSDP),
 # sharded within a node and replicated across nodes (hybrid FSDP).
@@ -16,8 +17,7 @@ CHUNKS = (1, 2)
 MOST_PASSES = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """How so many devices train one step: tensor × pipeline × data, and what each does in which order."""
 
     tensor: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.hardware.gpu import gpu_asked_for
 from whatif.runtime.errors import WhatifError
@@ -16,8 +17,7 @@ _MOST_AN_HOUR = 1e6
 _LONGEST_CURRENCY = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Struct, frozen=True):
     """Price of one device for an hour, by its name in ``whatif/hardware/gpus``, in ``currency``."""
 
     currency: str

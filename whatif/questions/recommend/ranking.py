@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.memory import peak
 from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
@@ -21,8 +22,7 @@ from whatif.runtime.errors import WhatifError
 SAME_SHARE = 0.003
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """The step on one device: times in ms, ``cost`` of a step and of an epoch in the currency of the prices.
 
     ``fits`` is None if the recording does not show what a step keeps in memory.
@@ -55,8 +55,7 @@ class Candidate:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """Devices, the best first, and those that were left out with the reason."""
 
     baseline: Baseline

@@ -7,9 +7,10 @@ the throughput of so many single workers. Equal workers are simulated once: one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
@@ -32,8 +33,7 @@ SHARING = ("tensor_parallel", "dts")
 WORTH_PCT = 80.0
 
 
-@dataclass(frozen=True, slots=True)
-class Workers:
+class Workers(Struct, frozen=True):
     """The step of one of ``count`` workers; times in ms, None where the what-ifs do not apply to so many."""
 
     count: int
@@ -61,8 +61,7 @@ class Workers:
         }
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(Struct, frozen=True):
     """The steps of all numbers of workers, ascending, beside the step of one worker alone."""
 
     baseline: Baseline
@@ -112,11 +111,11 @@ class Scaling:
         if last.count == 1:
             return at_last
         if worth is None:
-            return f"no number of workers keeps {WORTH_PCT:.0f} % of its throughput: {at_last}"
+            return f"efficiency is below {WORTH_PCT:.0f} % for every number of workers: {at_last}"
         if worth is last:
-            return f"{at_last}: {self._efficiency(last)} of the throughput that they have"
+            return f"{at_last}: an efficiency of {self._efficiency(last)}"
         return (
-            f"up to {worth.count:,} workers keep {WORTH_PCT:.0f} % of their throughput: {self._efficiency(worth)}; "
+            f"efficiency is at least {WORTH_PCT:.0f} % up to {worth.count:,} workers: {self._efficiency(worth)}; "
             f"{at_last}"
         )
 

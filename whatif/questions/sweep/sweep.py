@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.graph.memory import peak
 from whatif.graph.notebook_view import notebook_view, plot
@@ -34,8 +34,7 @@ from whatif.runtime.errors import WhatifError
 SAME_SAMPLES = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """The prediction at one value of each varied option; times in ms, None where the what-ifs do not apply there."""
 
     values: tuple[str, ...]
@@ -62,8 +61,7 @@ class Point:
         }
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """All points of a sweep, in the order of the values, the last option's changing first."""
 
     baseline: Baseline

@@ -6,8 +6,9 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from whatif.prediction.transform import Transform
 from whatif.runtime.errors import WhatifError
@@ -19,8 +20,7 @@ _RANGE = re.compile(r"([0-9.eE+-]+?)([A-Za-z/]*)\.\.([0-9.eE+-]+?)([A-Za-z/]*):(
 MOST_VALUES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Varied:
+class Varied(Struct, frozen=True):
     """An option of some of the what-ifs of a composition, and its values as text."""
 
     option: str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, structs
 
 from whatif.graph.recorded import StepTimes
 from whatif.graph.task_graph import TaskGraph
@@ -27,8 +29,7 @@ BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
 MEDIAN_BOUND_PCT = 5.0
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One prediction beside what was measured; times in ms, all by one clock."""
 
     pair: Pair
@@ -135,8 +136,7 @@ class Outcome:
         }
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(Struct, frozen=True):
     """How good the scored ones among some predictions are; errors in percent of the measured step, without sign."""
 
     pairs: int
@@ -168,11 +168,10 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the score as a JSON object."""
-        return dict(vars(self))
+        return structs.asdict(self)
 
 
-@dataclass(frozen=True)
-class Validation:
+class Validation(Struct, frozen=True, dict=True):
     """All that was compared, and all that could not be."""
 
     outcomes: tuple[Outcome, ...]
@@ -199,7 +198,7 @@ class Validation:
             "pairs": [outcome.to_dict() for outcome in self.outcomes],
             "score": {**self.score.to_dict(), "median_bound_pct": MEDIAN_BOUND_PCT},
             "by_what_if": {kind: score.to_dict() for kind, score in self.by_kind.items()},
-            "not_compared": [vars(unpaired) for unpaired in self.unpaired],
+            "not_compared": [structs.asdict(unpaired) for unpaired in self.unpaired],
         }
 
 
@@ -278,7 +277,7 @@ def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float,
     if baseline.calibration is not None and baseline.calibration.untraced is not None:
         untraced, _ = untraced_step(changed.graph, baseline.clock)
         if untraced is not None:
-            return untraced.median_ns / 1e6, replace(pair, clock="untraced")
+            return untraced.median_ns / 1e6, structs.replace(pair, clock="untraced")
     return changed.measured_ns / 1e6, pair
 
 
@@ -301,5 +300,5 @@ def _measured_again(graph: TaskGraph, untraced: StepTime) -> TaskGraph:
     It stands for both of the recording's clocks, so that the calibration meets the one by which the pair is judged.
     """
     times = StepTimes(untraced.median_ms, untraced.q25_ms, untraced.q75_ms)
-    recorded = replace(graph.info.recorded, untraced_step=times, untraced_cpu=times)
+    recorded = structs.replace(graph.info.recorded, untraced_step=times, untraced_cpu=times)
     return graph.replace(info=replace(graph.info, untraced_step_ns=round(untraced.median_ms * 1e6), recorded=recorded))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.ingest.record_file import read_json
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
@@ -37,8 +39,7 @@ _PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark"
 _RUN_KEYS = {"name", "remark", "scored"}
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """A baseline recording, what the changed run measured, and the what-ifs between them, applied left to right.
 
     Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of
@@ -58,8 +59,7 @@ class Pair:
     truth: Truth | None = None  # how ``changed_untraced`` was made; None where recordings are compared
 
 
-@dataclass(frozen=True)
-class Unpaired:
+class Unpaired(Struct, frozen=True):
     """A run without a prediction to compare it with, and why."""
 
     name: str

@@ -6,11 +6,11 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.ingest.record_file import as_record, read_json
 
@@ -59,8 +59,7 @@ VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(Struct, frozen=True):
     """The time of a step that was measured again and again, ms; of several rounds the median of each."""
 
     median_ms: float
@@ -69,8 +68,7 @@ class StepTime:
     rounds_ms: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """The baseline with which a run took turns: its name, and its step by both clocks in those rounds."""
 
     name: str
@@ -78,8 +76,7 @@ class Beside:
     cpu: StepTime | None
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run of a campaign: what was changed, how long its step takes without the profiler, where its recording is.
 
     ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair. A run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from whatif.questions.validate.validate_records import StepTime
 
@@ -17,8 +17,7 @@ DRAWS = 4_000
 SIGMAS = 1.645
 
 
-@dataclass(frozen=True)
-class Truth:
+class Truth(Struct, frozen=True):
     """The step of a changed run, ms, and beside it the median of its own rounds.
 
     ``spread_pct`` is how far the step may be off by its rounds (nominal 90 %), ± percent of it; None where the record

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, structs
 
 from whatif.report.html.markup import Html, tag
 from whatif.report.printable import drawn
@@ -15,8 +16,7 @@ N_COLORS = 8
 LONGEST_LABEL = 84
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """One line or one kind of bar; ``low`` and ``high`` are the ends of its range where it has one."""
 
     name: str
@@ -27,8 +27,7 @@ class Series:
     dashed: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """A chart: ``bars`` lie, one a label; ``stacked`` ones add up; ``lines`` run over numbers ``x`` or the labels."""
 
     kind: str  # bars, stacked, lines, area
@@ -43,11 +42,11 @@ class Chart:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the chart as JSON, its texts made harmless and short."""
-        found = asdict(self)
-        found["labels"] = [drawn(label, LONGEST_LABEL) for label in self.labels]
-        for series in found["series"]:
-            series["name"] = drawn(series["name"], LONGEST_LABEL)
-        return found
+        return {
+            **structs.asdict(self),
+            "labels": [drawn(label, LONGEST_LABEL) for label in self.labels],
+            "series": [{**structs.asdict(one), "name": drawn(one.name, LONGEST_LABEL)} for one in self.series],
+        }
 
 
 # The charts of a page by the id of their place.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct, structs
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.ranks.read import Ranks
@@ -39,8 +41,7 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64)
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The answers of every command to one recording; text is the reason why there is no answer."""
 
     baseline: Baseline
@@ -143,7 +144,7 @@ def without_folders(graph: TaskGraph) -> TaskGraph:
 
 def _ranks(ranks: Ranks, baseline: Baseline) -> RankReport:
     found = report(ranks, baseline)
-    return replace(found, rows=tuple(replace(row, path=Path(row.path).name) for row in found.rows))
+    return structs.replace(found, rows=tuple(structs.replace(row, path=Path(row.path).name) for row in found.rows))
 
 
 def _or_why_not(ask: Callable[[], Answer]) -> Answer | str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Content, Html, name, prose, tag, text
@@ -16,8 +17,7 @@ PROSE_FROM = 60
 LONG_NAME_FROM = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """What a cell shows, the number behind it for sorting, and a share (0 to 1) to draw as a bar."""
 
     shown: Content
@@ -28,8 +28,7 @@ class Cell:
 Row = list[Cell | str]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column: its header; whether it holds numbers; how they were made, where that differs from the table's."""
 
     header: str

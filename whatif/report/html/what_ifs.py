@@ -44,7 +44,10 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
     if batches:
         parts.append(
-            paragraph(f"*: the batch changes; for the samples of {RECORDED[facts.baseline.clock]}.", class_="note")
+            paragraph(
+                f"*: the batch changes; times are for as many samples as {RECORDED[facts.baseline.clock]} has.",
+                class_="note",
+            )
         )
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
     if alone + together < len(advice.gaining) + len(advice.together):

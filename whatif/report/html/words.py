@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from whatif.prediction.transform import Transform, built_in_summaries
 from whatif.report.html.facts import Facts
@@ -74,8 +75,7 @@ _OPTIONS = rf":(?:<wbr>)?{_OPTION}(?:,(?:<wbr>)?{_OPTION})*"
 _TEXT = re.compile(r"<(?:code|canvas|svg)\b.*?</(?:code|canvas|svg)>|(?<=>)[^<>]+(?:<wbr>[^<>]+)*(?=<)", re.DOTALL)
 
 
-@dataclass
-class Words:
+class Words(Struct):
     """The what-ifs that a page can name, and the terms that it explained so far."""
 
     summaries: Mapping[str, str]
