@@ -272,6 +272,13 @@ def test_megatron_and_deepspeed_flags() -> None:
     assert "Megatron-LM" not in sharded
 
 
+def test_flags_of_unknown_batches_name_them() -> None:
+    """A number would be taken for samples: one recorded batch is many."""
+    flags = launch_flags(Plan(1, 1, 8, ZERO_1, 1, 1, recompute=False), CLUSTER, in_samples=False)
+    assert "--micro-batch-size $BATCH --global-batch-size $((8 * $BATCH))" in flags["Megatron-LM"]
+    assert json.loads(flags["DeepSpeed"])["train_micro_batch_size_per_gpu"] == "$BATCH"
+
+
 def test_plans_none_of_which_applies_are_refused_with_the_reason(
     predicted: Baseline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def _node(plan: Plan, cluster: str) -> int:
 
 
 def _megatron(plan: Plan, unit: str) -> list[str]:
-    micro, every = (f"$(({count} * {unit}))" if unit else f"{count}" for count in (plan.micro_batch, plan.samples))
+    micro, every = (str(_sized(count, unit)) for count in (plan.micro_batch, plan.samples))
     flags = [
         f"--tensor-model-parallel-size {plan.tensor}", f"--pipeline-model-parallel-size {plan.pipeline}",
         f"--micro-batch-size {micro}", f"--global-batch-size {every}",
@@ -77,8 +77,13 @@ def _megatron(plan: Plan, unit: str) -> list[str]:
 
 def _deepspeed(plan: Plan, unit: str) -> dict[str, object]:
     told: dict[str, object] = {
-        "train_micro_batch_size_per_gpu": f"{plan.micro_batch} * {unit}" if unit else plan.micro_batch,
+        "train_micro_batch_size_per_gpu": _sized(plan.micro_batch, unit),
         "gradient_accumulation_steps": plan.passes,
         "zero_optimization": {"stage": plan.level},
     }
     return told
+
+
+def _sized(count: int, unit: str) -> int | str:
+    """A batch of ``count`` samples, or of as many of the ``unit``, as a shell reads it."""
+    return count if not unit else unit if count == 1 else f"$(({count} * {unit}))"
