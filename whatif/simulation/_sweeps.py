@@ -234,6 +234,40 @@ def _reach_and_run(
 @cython.nogil
 @cython.inline
 @cython.exceptval(check=False)
+def _reach_two_and_run(
+    free: cython.double[:, ::1],
+    t: cython.Py_ssize_t,
+    ends: cython.double[:, ::1],
+    one: cython.Py_ssize_t,
+    lag: cython.double,
+    other: cython.Py_ssize_t,
+    other_lag: cython.double,
+    base: cython.double,
+    own: cython.Py_ssize_t,
+) -> cython.void:
+    """The same from two sources."""
+    s: cython.Py_ssize_t
+    done: cython.double
+    second: cython.double
+    if cython.compiled:
+        for s in range(free.shape[1]):
+            done = ends[one, s] + lag
+            second = ends[other, s] + other_lag
+            done = done if done > second else second
+            done = (done if done > free[t, s] else free[t, s]) + base
+            free[t, s] = done
+            ends[own, s] = done
+    else:
+        np.maximum(ends[one] + lag, free[t], out=free[t])
+        np.maximum(ends[other] + other_lag, free[t], out=free[t])
+        free[t] += base
+        ends[own] = free[t]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.inline
+@cython.exceptval(check=False)
 def _keep(
     to: cython.double[:, ::1], row: cython.Py_ssize_t, free: cython.double[:, ::1], t: cython.Py_ssize_t
 ) -> cython.void:
@@ -329,10 +363,11 @@ def sweep_scenarios(
             if slope != 0.0 and delay == 0.0:
                 # The end of a task may lie before those of earlier ones where the slope is negative.
                 _keep_most(makespan, 0, free, t)
-            # Where it can, the last dependency is looked at in the same pass as the duration.
+            # Where it can, the last one or two dependencies are looked at in the same pass as the duration.
             last = offsets[task + 1]
-            if last > offsets[task] and points[last - 1] >= n and slope == 0.0:
-                last -= 1
+            if slope == 0.0:
+                while last > offsets[task] and points[last - 1] >= n and offsets[task + 1] - last < 2:
+                    last -= 1
             for row in range(offsets[task], last):
                 point, lag = points[row], lags_ns[row]
                 if point >= n:
@@ -343,7 +378,12 @@ def sweep_scenarios(
                     _reach_start(free, t, ends, rows[point], slope_ns[point], x, lag)
             if slope != 0.0:
                 _run(free, t, duration_ns[task], slope, x, ends, rows[task])
-            elif last < offsets[task + 1]:
+            elif last == offsets[task + 1] - 2:
+                _reach_two_and_run(
+                    free, t, ends, rows[points[last] - n], lags_ns[last], rows[points[last + 1] - n],
+                    lags_ns[last + 1], duration_ns[task], rows[task],
+                )  # fmt: skip
+            elif last == offsets[task + 1] - 1:
                 _reach_and_run(free, t, ends, rows[points[last] - n], lags_ns[last], duration_ns[task], rows[task])
             else:
                 _run_fixed(free, t, duration_ns[task], ends, rows[task])
