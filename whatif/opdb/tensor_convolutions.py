@@ -7,6 +7,8 @@ ones have kernels of their own in either layout, which are bound by what they lo
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from msgspec.structs import replace
 
@@ -113,7 +115,8 @@ def is_depthwise(ops: Operators) -> Bool:
     return np.asarray((groups > 1) & (groups == ops.integers["in_channels"]), dtype=np.bool_)
 
 
-def layout_changes(gpu: Gpu, what: Described) -> list[tuple[str, float]]:
+@lru_cache(maxsize=4096)
+def layout_changes(gpu: Gpu, what: Described) -> tuple[tuple[str, float], ...]:
     """Return what is transposed around one convolution of tensors in NCHW: the way, and the bytes of the tensor.
 
     Its larger tensors; weights are small beside them. Nothing around depthwise and grouped convolutions, and without
@@ -122,14 +125,14 @@ def layout_changes(gpu: Gpu, what: Described) -> list[tuple[str, float]]:
     c = {name: np.array(float(value)) for name, value in what.integers}
     tensor_cores = gpu.vendor == "nvidia" and on_tensor_cores(gpu, what.dtype)
     if what.family != "conv" or not tensor_cores or what.layout == NHWC or c["groups"] > 1:
-        return []
+        return ()
     size = DTYPE_BYTES[what.dtype]
     x = float(c["batch"] * c["in_channels"] * c["in_h"] * c["in_w"] * size)
     y = float(c["batch"] * c["out_channels"] * output_size(c, "h") * output_size(c, "w") * size)
     read, written = {
         "fwd": ([x], [y]), "dgrad": ([y], [x]), "wgrad": ([x, y], []), "bwd": ([x, y, y], [x]),
     }[what.phase]  # fmt: skip
-    return [("nchwToNhwc", size) for size in read] + [("nhwcToNchw", size) for size in written]
+    return (*(("nchwToNhwc", size) for size in read), *(("nhwcToNchw", size) for size in written))
 
 
 def converted(what: Described, dtype: str, layout: str) -> Described:

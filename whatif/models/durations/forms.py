@@ -310,8 +310,9 @@ def _same(n: int, ratio: float, source: Source) -> Changed:
 
 def _rounded(sizes: Float64) -> Float64:
     """Three digits: a graph has thousands of sizes, which differ by less than any estimate knows."""
-    step = 10.0 ** (np.floor(np.log10(np.maximum(sizes, 1))) - 2)
-    return np.rint(sizes / step) * step
+    distinct, which = np.unique(sizes, return_inverse=True)
+    step = 10.0 ** (np.floor(np.log10(np.maximum(distinct, 1))) - 2)
+    return np.asarray((np.rint(distinct / step) * step)[which].reshape(sizes.shape))
 
 
 def _priced(
