@@ -103,6 +103,20 @@ def test_order_is_start_then_longest_then_file(read: Any) -> None:
     assert [events.names[code] for code in events.name] == ["a", "b", "d", "c"]
 
 
+def test_python_functions_keep_their_starts_and_tracks(read: Any) -> None:
+    rows = [
+        event("model.py(3): forward", "python_function", ts=3, tid=5),
+        event("nn.Module: Linear_0", "python_function", ts=1, tid=6),
+        event("numpy/core.py(7): full", "python_function", ts=2, tid=5, args={"Python id": 1}),
+        event("<built-in function len>", "Python_Function", ts=2, tid=7),
+    ]
+    events = read(rows)
+    assert events.tracks == [("1", "5"), ("1", "6"), ("1", "7")]
+    assert events.python.time_ns.tolist() == [1000, 2000, 2000, 3000]
+    assert events.python.track.tolist() == [1, 0, 2, 0]
+    assert [events.names[code] for code in events.name] == ["nn.Module: Linear_0"]
+
+
 def test_gpu_place_comes_from_args_or_from_the_track(read: Any) -> None:
     rows = [
         event("k", "Kernel", ts=1, pid=0, tid="stream 7"),

@@ -594,6 +594,7 @@ def scan(
     rows: cython.longlong[::1],
     flows: cython.longlong[::1],
     allocations: cython.longlong[::1],
+    python: cython.longlong[::1],
     ranges: cython.longlong[::1],
     table: cython.int[::1],
     texts: cython.longlong[::1],
@@ -605,8 +606,8 @@ def scan(
     """Scan events on from state[0]; what each place of the arrays means stands in ``scanned.py``.
 
     ``state`` is (place behind the last whole event, rows, ranges, texts, pairs, flows, the place where it began, what
-    there was no room for: 0 rows, 1 texts, 2 pairs, 3 their bytes; allocations). Returns why it stopped: 0: the text
-    ends within an event, 1: no room, 2: something odd.
+    there was no room for: 0 rows, 1 texts, 2 pairs, 3 their bytes; allocations, Python functions). Returns why it
+    stopped: 0: the text ends within an event, 1: no room, 2: something odd.
     """
     odd: cython.longlong = -9223372036854775807
     none: cython.longlong = -9223372036854775806
@@ -615,12 +616,14 @@ def scan(
     n_ranges: cython.Py_ssize_t = state[2]
     n_flows: cython.Py_ssize_t = state[5]
     n_allocations: cython.Py_ssize_t = state[8]
+    n_python: cython.Py_ssize_t = state[9]
     most_rows: cython.Py_ssize_t = len(rows) // 16
     most_ranges: cython.Py_ssize_t = len(ranges) // 3
     most_texts: cython.Py_ssize_t = len(texts) - 16
     most_pairs: cython.Py_ssize_t = len(pairs) // 2 - 8
     most_flows: cython.Py_ssize_t = len(flows) // 4
     most_allocations: cython.Py_ssize_t = len(allocations) // 6
+    most_python: cython.Py_ssize_t = len(python) // 2
     event: cython.Py_ssize_t
     key: cython.Py_ssize_t
     n_key: cython.Py_ssize_t
@@ -635,6 +638,9 @@ def scan(
     f: cython.int
     i: cython.Py_ssize_t
     k: cython.Py_ssize_t
+    track: cython.longlong
+    start: cython.longlong
+    is_python: cython.bint
     status: cython.int = 0
     ph: cython.uchar
     c: cython.uchar
@@ -661,6 +667,7 @@ def scan(
                 or n_ranges == most_ranges
                 or n_flows == most_flows
                 or n_allocations == most_allocations
+                or n_python == most_python
             ):
                 state[7] = 0
                 status = 1
@@ -774,11 +781,33 @@ def scan(
                     status = 2
                     break
                 # Codes: of an absent text that of "null", which is the first one.
-                for i in range(1, 5):
-                    number = 0
+                for i in range(3, 5):
+                    begin[40 + i] = 0
                     if seen >> i & 1:
-                        number = _text(buf, begin[i], end[i], table, texts, arena, state)
-                    begin[40 + i] = number
+                        begin[40 + i] = _text(buf, begin[i], end[i], table, texts, arena, state)
+                if begin[43] < 0 or begin[44] < 0:
+                    state[7] = 3
+                    status = 1
+                    break
+                track = _pair(begin[43], begin[44], pair_table, pairs, state)
+                start = _us_as_ns(buf, begin[5], end[5])
+                if start == odd:
+                    status = 2
+                    break
+                is_python = seen >> 1 & 1 and _is(buf, begin[1], end[1], texts, arena, 3)
+                if is_python:
+                    python[n_python] = start
+                    python[most_python + n_python] = track
+                    # That is all, but for modules: these begin with an n, or with an escape.
+                    c = buf[begin[2] + 1] if seen >> 2 & 1 else 110
+                    if c != 110 and c != 92 and not seen >> 9:
+                        n_python += 1
+                        at = place
+                        continue
+                for i in range(1, 3):
+                    begin[40 + i] = 0
+                    if seen >> i & 1:
+                        begin[40 + i] = _text(buf, begin[i], end[i], table, texts, arena, state)
                 for i in range(17, 23):
                     number = 0
                     if seen >> i & 1:
@@ -788,17 +817,17 @@ def scan(
                 if seen >> 31 & 1:
                     begin[63] = _text(buf, begin[31], end[31], table, texts, arena, state)
                 for i in range(1, 24):
-                    if (i < 5 or i > 16) and begin[40 + i] < 0:
+                    if (i < 3 or i > 16) and begin[40 + i] < 0:
                         status = 1
                 if status == 1:
                     state[7] = 3
                     break
                 rows[n_rows] = begin[41]
                 rows[most_rows + n_rows] = begin[42]
-                rows[2 * most_rows + n_rows] = _pair(begin[43], begin[44], pair_table, pairs, state)
-                rows[3 * most_rows + n_rows] = number = _us_as_ns(buf, begin[5], end[5])
+                rows[2 * most_rows + n_rows] = track
+                rows[3 * most_rows + n_rows] = start
                 rows[4 * most_rows + n_rows] = other = _us_as_ns(buf, begin[6], end[6])
-                if number == odd or other < 0:
+                if other < 0:
                     status = 2
                     break
                 # Two spellings: correlation, External id, and at last bytes.
@@ -852,6 +881,7 @@ def scan(
                     ranges[2 * most_ranges + n_ranges] = n_rows
                     n_ranges += 1
                 n_rows += 1
+                n_python += is_python
             elif (seen >> 1 & 1 and flags[1] & 1) or (seen >> 2 & 1 and flags[2] & 1):
                 status = 2  # an escape may spell a name that is known
                 break
@@ -911,6 +941,7 @@ def scan(
         state[2] = n_ranges
         state[5] = n_flows
         state[8] = n_allocations
+        state[9] = n_python
     return status
 
 

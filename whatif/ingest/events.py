@@ -83,6 +83,13 @@ class Stamps(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.time_ns)
 
+    def in_order(self) -> Stamps:
+        """Return the same, sorted: most traces have them so."""
+        if (self.time_ns[1:] >= self.time_ns[:-1]).all():
+            return self
+        order = np.argsort(self.time_ns, kind="stable")
+        return Stamps(self.time_ns[order], self.track[order])
+
     @staticmethod
     def none() -> Stamps:
         return Stamps(np.empty(0, np.int64), np.empty(0, np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from operator import attrgetter
@@ -69,7 +70,8 @@ class ColumnBuilder:
         self._flow_ends: dict[str, dict[Hashable, tuple[int, int]]] = {"s": {}, "f": {}}
         self._flow_tracks: dict[int, None] = {}
         self._allocations: list[npt.NDArray[Any]] = []
-        self.python: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        # They grow in place: a trace with stacks has more of these than of all others.
+        self._python_ns, self._python_track = array("q"), array("i")
 
     def add(self, events: list[RawEvent]) -> None:
         """Keep the duration events of known categories and the ends of forward-to-backward flows."""
@@ -253,7 +255,12 @@ class ColumnBuilder:
     def _add_python(self, events: list[RawEvent]) -> None:
         time_ns, status = parse_us_as_ns([event.ts for event in events])
         track = np.fromiter((self.tracks[event.pid, event.tid] for event in events), np.int32, len(events))
-        self.python.append((time_ns[status == 0], track[status == 0]))
+        self.keep_python(time_ns[status == 0], track[status == 0])
+
+    def keep_python(self, time_ns: Int64, track: npt.NDArray[Any]) -> None:
+        """Keep the starts and tracks of Python functions."""
+        self._python_ns.frombytes(time_ns.tobytes())
+        self._python_track.frombytes(track.astype(np.int32).tobytes())
 
     def _add_allocations(self, events: list[RawEvent]) -> None:
         """Keep what was allocated and given back; old profilers gave no address, and then it is unknown what lives."""
@@ -278,7 +285,8 @@ class ColumnBuilder:
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
             for field, dtype in COLUMN_DTYPES.items()
         }
-        python, flows = self._build_python(), self._build_flows()
+        python = Stamps(np.frombuffer(self._python_ns, np.int64), np.frombuffer(self._python_track, np.int32))
+        flows = self._build_flows()
         tracks = self._order_tracks(columns, python, flows)
         put_in_order(columns, self._dropped)
         layer = np.array([name.startswith(LAYER_ANNOTATION) for name in self.names], dtype=np.bool_)
@@ -295,7 +303,7 @@ class ColumnBuilder:
             header=header,
             dropped=self._dropped,
             allocations=self._build_allocations(),
-            python=python,
+            python=python.in_order(),
             by_torch=True,
         )
 
@@ -305,9 +313,8 @@ class ColumnBuilder:
         """Number the tracks by first sight, in stamps, then in flows, then in rows: returns those that are left."""
         used = [columns["track"], python.track, flows.source_track, flows.target_track]
         table = list(self.tracks.table)
-        every = np.concatenate(
-            [*(track for _, track in self.python), list(self._flow_tracks), columns["track"]]
-        ).astype(int)
+        every = np.concatenate([python.track, np.array(list(self._flow_tracks), np.int32), columns["track"]])
+        every = every[np.append(True, every[1:] != every[:-1])[: len(every)]]
         first = np.full(len(table), len(every))
         first[every[::-1]] = np.arange(len(every))[::-1]
         order = np.argsort(first, kind="stable")
@@ -317,13 +324,6 @@ class ColumnBuilder:
         for track in used:
             track[:] = place[track]
         return [table[track] for track in order.tolist()]
-
-    def _build_python(self) -> Stamps:
-        if not self.python:
-            return Stamps.none()
-        time_ns, track = (np.concatenate(part) for part in zip(*self.python, strict=True))
-        order = np.argsort(time_ns, kind="stable")
-        return Stamps(time_ns[order], track[order])
 
     def _build_allocations(self) -> Allocations | None:
         if not self._allocations:

@@ -74,7 +74,8 @@ class ProfilerCost(Struct, frozen=True):
         cost_ns = _between(at_ns, self._before_ns[rows], pieces, side="right")
         cost_ns += _between(at_ns, self._inside_ns[rows], pieces, side="left")
         python_at_ns = self._events.python.time_ns[self._python[track]]
-        cost_ns += _between(python_at_ns, np.full(len(python_at_ns), self._python_ns), pieces, side="left")
+        first, last = (places(python_at_ns, edges_ns) for edges_ns in (pieces.start_ns, pieces.end_ns))
+        cost_ns += self._python_ns * (last - first)
         return cost_ns + np.where(pieces.call >= 0, self._call_ns, 0.0)
 
 

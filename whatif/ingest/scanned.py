@@ -35,6 +35,9 @@ _LONGEST_KEY = 64
     CATEGORY, NAME, TRACK, START, DURATION, CORRELATION, EXTERNAL_ID, BYTES, STREAM, DEVICE, SEQUENCE, FORWARD_THREAD,
     REGISTERS, SHAPE, LAUNCH, FRAMES,
 ) = range(16)  # fmt: skip
+# The texts that have a number before any is seen.
+_FIRST_TEXTS = (b"null", b'"[memory]"', b'"fwdbwd"', b'"python_function"')
+PYTHON_FUNCTION = 3
 # A stream or device that is absent, so that the event's tid or pid stands for it.
 ABSENT = -(2**63) + 2
 
@@ -56,6 +59,7 @@ class Scan(NamedTuple):
     flows: Int64  # (4, n): phase as a byte, time, id, track
     rare: list[tuple[int, RawEvent]]  # rows of which the args are needed
     allocations: Int64  # (6, n): time, bytes, address, total, type and number of the device
+    python: Int64  # (2, n): time and track of Python functions, of which only modules are rows as well
     taken_bytes: int
     status: int
 
@@ -70,13 +74,13 @@ class Scanner:
         self._rows = np.empty(16 * _MOST_ROWS, np.int64)
         self._flows = np.empty(4 * _MOST_ROWS, np.int64)
         self._allocations = np.empty(6 * _MOST_ROWS, np.int64)
+        self._python = np.empty(2 * _MOST_ROWS, np.int64)
         self._ranges = np.empty(3 * _MOST_ROWS, np.int64)
         self._texts, self._table = np.zeros(1 << 12, np.int64), np.zeros(1 << 13, np.int32)
         self._pairs, self._pair_table = np.zeros(1 << 12, np.int64), np.zeros(1 << 12, np.int32)
         self._arena = np.empty(1 << 18, np.uint8)
-        self._state = np.zeros(9, np.int64)
-        # The first texts have numbers that the scanner knows.
-        for text in (b"null", b'"[memory]"', b'"fwdbwd"'):
+        self._state = np.zeros(10, np.int64)
+        for text in _FIRST_TEXTS:
             begin, code = self._texts[self._state[3]], self._state[3]
             self._arena[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
             self._texts[code + 1], self._state[3] = begin + len(text), code + 1
@@ -105,11 +109,11 @@ class Scanner:
         while text[start : start + 1] in _SEPARATORS:
             start += 1
         state[0] = state[6] = start
-        state[1] = state[2] = state[5] = state[8] = 0
+        state[1] = state[2] = state[5] = state[8] = state[9] = 0
         while True:
             status = self._loops.scan(
                 text, len(text), *self._keys, *self._scratch, self._rows, self._flows, self._allocations,
-                self._ranges, self._table, self._texts, self._arena, self._pair_table, self._pairs, state,
+                self._python, self._ranges, self._table, self._texts, self._arena, self._pair_table, self._pairs, state,
             )  # fmt: skip
             if status != NO_ROOM or not self._make_room():
                 break
@@ -122,11 +126,11 @@ class Scanner:
             if event is None:
                 return None
             rare.append((row, event))
-        rows, flows, allocations = (
-            array.reshape(width, -1)[:, : state[place]]
-            for array, width, place in ((self._rows, 16, 1), (self._flows, 4, 5), (self._allocations, 6, 8))
+        written = ((self._rows, 16, 1), (self._flows, 4, 5), (self._allocations, 6, 8), (self._python, 2, 9))
+        rows, flows, allocations, python = (
+            array.reshape(width, -1)[:, : state[place]] for array, width, place in written
         )
-        return Scan(rows, flows, rare, allocations, end - before, status)
+        return Scan(rows, flows, rare, allocations, python, end - before, status)
 
     def _make_room(self) -> bool:
         """Make four times as much room for texts and pairs; False where it is the rows that are full."""

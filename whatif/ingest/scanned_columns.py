@@ -33,6 +33,7 @@ from whatif.ingest.scanned import (
     NAME,
     NO_ROOM,
     ODD,
+    PYTHON_FUNCTION,
     REGISTERS,
     SEQUENCE,
     SHAPE,
@@ -125,6 +126,8 @@ class ScannedColumns:
             builder.add_flow_end(chr(phase), number, time_ns, track)
         if scan.allocations.shape[1]:
             builder.keep_allocations(scan.allocations)
+        if scan.python.shape[1]:
+            builder.keep_python(scan.python[0], self._track[scan.python[1]])
         rows, category = scan.rows, self._category[scan.rows[CATEGORY]]
         rare = scan.rare
         if len(category) and category.min() < 0:
@@ -146,7 +149,8 @@ class ScannedColumns:
             category[old] = np.where(marks, EventCategory.ANNOTATION, EventCategory.CPU_OP)
         python = np.flatnonzero(category == Special.PYTHON)
         if len(python):
-            builder.python.append((rows[START][python], self._track[rows[TRACK][python]].astype(np.int32)))
+            rest = python[rows[CATEGORY][python] != PYTHON_FUNCTION]  # another spelling of it
+            builder.keep_python(rows[START][rest], self._track[rows[TRACK][rest]])
             category[python[self._is_module[rows[NAME][python]] == 1]] = EventCategory.MODULE
         foreign = rows[CATEGORY][category == Special.FOREIGN]
         for text, count in zip(*np.unique(foreign, return_counts=True), strict=True):
