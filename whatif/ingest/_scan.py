@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
+# mypy: disable-error-code="valid-type, no-any-return, untyped-decorator, import-untyped"
 """Trace events from bytes to numbers, without an object per event. It reads only what it knows, and stops at the rest.
 
 Whatever it accepts, the decoder of ``kineto_fields.RawEvent`` accepts as well, and every number is what
@@ -17,6 +17,8 @@ else:
     from whatif.runtime import uncompiled as cython
 
 COMPILED = cython.compiled
+if cython.compiled:
+    from cython.cimports.libc.string import memcpy
 
 
 @cython.cfunc
@@ -24,22 +26,16 @@ COMPILED = cython.compiled
 @cython.inline
 @cython.exceptval(check=False)
 def _word(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t) -> cython.ulonglong:
-    """Return eight bytes, little end first: the compiler makes one load of it."""
-    word: cython.ulonglong = buf[at]
-    byte: cython.ulonglong = buf[at + 1]
-    word |= byte << 8
-    byte = buf[at + 2]
-    word |= byte << 16
-    byte = buf[at + 3]
-    word |= byte << 24
-    byte = buf[at + 4]
-    word |= byte << 32
-    byte = buf[at + 5]
-    word |= byte << 40
-    byte = buf[at + 6]
-    word |= byte << 48
-    byte = buf[at + 7]
-    word |= byte << 56
+    """Return eight bytes, little end first. Compiled it is one load, which gcc does not make of single bytes."""
+    word: cython.ulonglong = 0
+    byte: cython.ulonglong
+    i: cython.int
+    if cython.compiled:
+        memcpy(cython.address(word), cython.address(buf[at]), 8)
+    else:
+        for i in range(8):
+            byte = buf[at + i]
+            word |= byte << (8 * i)
     return word
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,9 +12,10 @@ import numpy as np
 from whatif.graph.types import Array, Int64
 from whatif.ingest.json_chunks import decoded
 from whatif.ingest.kineto_fields import RawEvent, Scalar
-from whatif.runtime.loops import Loops
+from whatif.runtime.loops import PLAIN, Loops
 
-LOOPS = Loops("whatif.ingest._scan")
+# Compiled it takes the first byte of a word for the lowest.
+LOOPS = Loops("whatif.ingest._scan", plain=PLAIN or sys.byteorder == "big")
 
 # The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those from 32 on only tell
 # that an event is decoded as well.
