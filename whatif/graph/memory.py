@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from whatif.graph.types import Phase
@@ -117,6 +118,12 @@ def moments(memory: Memory) -> Iterator[Moment]:
 
 def peak(memory: Memory) -> Moment:
     """Return the moment of a step with the most memory in use, in bytes by what holds it; the first of equals."""
+    return _fullest(replace(memory, not_modelled=()))
+
+
+@lru_cache(maxsize=64)
+def _fullest(memory: Memory) -> Moment:
+    """The fullest moment; most what-ifs leave memory as it is, and each is asked for its peak."""
     return max(moments(memory), key=lambda moment: moment.total)
 
 

@@ -19,6 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,10 +156,11 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def built_in_names() -> list[str]:
+@cache
+def built_in_names() -> tuple[str, ...]:
     """Return the names of the transforms that come with the package, sorted."""
     package = importlib.import_module(BUILT_IN_PACKAGE)
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")))
 
 
 def built_in_summaries() -> Iterator[tuple[str, str, str]]:

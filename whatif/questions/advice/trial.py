@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, TaskKind
+from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
@@ -57,25 +57,25 @@ class Work(Struct, frozen=True):
     @staticmethod
     def of(graph: TaskGraph, clock: str) -> Work:
         """Sum up the tasks of what ``clock`` times: the median of the steady steps, or the whole span."""
-        copies, communication, loading = (
-            graph.kind == kind for kind in (TaskKind.MEMCPY, TaskKind.COMMUNICATION, TaskKind.DATA_LOADING)
-        )
+        first, last = graph.info.steady
+        step = graph.step
+        if clock == "span" or last <= first:
+            first, last, step = 0, 1, np.zeros_like(step)
+        counted = np.flatnonzero((step >= first) & (step < last))
+        n_kinds = len(TaskKind)
+        place = (step[counted] - first) * n_kinds + graph.kind[counted]
+        sums_ns = np.bincount(place, weights=graph.duration_ns[counted], minlength=(last - first) * n_kinds)
+
+        def worked_ms(*kinds: TaskKind) -> float:
+            return float(np.median(sums_ns.reshape(-1, n_kinds)[:, kinds].sum(axis=1))) / 1e6
+
         return Work(
-            gpu_ms=_worked_ms(graph, clock, graph.on_gpu & ~copies & ~communication),
-            copies_ms=_worked_ms(graph, clock, copies),
-            communication_ms=_worked_ms(graph, clock, communication),
-            cpu_ms=_worked_ms(graph, clock, graph.on_cpu & ~loading),
-            loading_ms=_worked_ms(graph, clock, loading),
+            gpu_ms=worked_ms(TaskKind.KERNEL, TaskKind.MEMSET),
+            copies_ms=worked_ms(TaskKind.MEMCPY),
+            communication_ms=worked_ms(TaskKind.COMMUNICATION),
+            cpu_ms=worked_ms(TaskKind.CPU_OP, TaskKind.RUNTIME, TaskKind.GAP),
+            loading_ms=worked_ms(TaskKind.DATA_LOADING),
         )
-
-
-def _worked_ms(graph: TaskGraph, clock: str, tasks: Bool) -> float:
-    first, last = graph.info.steady
-    if clock == "span" or last <= first:
-        return float(graph.duration_ns[tasks].sum()) / 1e6
-    chosen = tasks & (graph.step >= first) & (graph.step < last)
-    sums_ns = np.bincount(graph.step[chosen] - first, weights=graph.duration_ns[chosen], minlength=last - first)
-    return float(np.median(sums_ns)) / 1e6
 
 
 class Refusal(Enum):
