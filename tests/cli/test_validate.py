@@ -38,7 +38,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) ->
 
 def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "validate", str(folder))
-    assert text.startswith("1 scored of 2 pairs: median error")
+    assert text.startswith("1 of 2 pairs scored: median error")
     told = " ".join(text.split())
     assert "the baseline corrected to its step without the profiler, against the changed run's" in told
     assert "named pairs: the steps of both without the profiler" in told
@@ -80,7 +80,7 @@ def test_json_has_every_number(folder: Path, capsys: pytest.CaptureFixture[str])
 
 def test_markdown_is_a_page_of_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "result.md"
-    assert "written; 1 scored of 2 pairs" in printed(capsys, "validate", str(folder), "--markdown", str(page))
+    assert "written; 1 of 2 pairs scored" in printed(capsys, "validate", str(folder), "--markdown", str(page))
     text = page.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "# Validation", "## Pairs", "## By what-if", "## Not compared",

@@ -81,7 +81,7 @@ def _print_waiting(out: Report, advice: Advice) -> None:
     ms = ms_format(advice.baseline.step_ns / 1e6)
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     out.table(
-        "Lines that wait for the GPU (what remove_syncs takes away), a step",
+        "Lines of your code that wait for the GPU (remove_syncs removes these waits), per step",
         ["", "waits", "blocked ms", "gain ms"],
         rows,
         gives_way=0,
@@ -106,7 +106,7 @@ def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ran
     """The numbers of some entries, and behind them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
     remark = (
-        f" (*: the batch changes; times are for as many samples as {RECORDED[advice.baseline.clock]} has)"
+        f" (*: another batch size; the time is for as many samples as {RECORDED[advice.baseline.clock]} has)"
         if batches
         else ""
     )

@@ -82,7 +82,7 @@ def headline(found: Sensitivity) -> str:
     if not worth:
         return f"no layer or kernel family shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
     named = ", ".join(f"{_label(part)} {found.pct(part.gain_ms[at]):.1f} %" for part in worth)
-    return f"largest gains if one layer or kernel family takes half its time, in percent of {what}: {named}."
+    return f"if it took half its time, the kernel family and the layer that gain most, in percent of {what}: {named}."
 
 
 def _label(part: Sensitive) -> str:

@@ -42,12 +42,13 @@ def headline(validation: Validation) -> str:
     if score.median_error_pct is None or score.largest_error_pct is None:
         return f"{score.pairs} pairs, none of them scored"
     uncertain, remarked = score.uncertain, score.pairs - score.scored - score.uncertain
+    reasons = ((uncertain, "because the measured steps vary too much"), (remarked, "for the reason in their remark"))
+    unscored = ", ".join(f"{count} {why}" for count, why in reasons if count)
     return (
-        f"{score.scored} scored of {score.pairs} pairs: median error {score.median_error_pct:.1f} % "
+        f"{score.scored} of {score.pairs} pairs scored: median error {score.median_error_pct:.1f} % "
         f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
         f"{score.within_bound} within bounds, {score.inside} inside their range"
-        + (f"; {uncertain} others are not scored because the measured steps vary too much" if uncertain else "")
-        + (f"; {remarked} for the reason in their remark" if remarked else "")
+        + (f". Not scored: {unscored}" if unscored else "")
     )
 
 

@@ -45,7 +45,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     if batches:
         parts.append(
             paragraph(
-                f"*: the batch changes; times are for as many samples as {RECORDED[facts.baseline.clock]} has.",
+                f"*: another batch size; the time is for as many samples as {RECORDED[facts.baseline.clock]} has.",
                 class_="note",
             )
         )
