@@ -40,8 +40,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 GOLDEN = """\
-largest gains if one layer or kernel family takes half its time, in percent of the whole span: gemm
-33.3 %, layer A 11.1 %.
+halving the time of one part gains most for the kernel family gemm (33.3 % of the whole span) and
+the layer A (11.1 % of the whole span).
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)

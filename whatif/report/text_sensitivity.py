@@ -81,8 +81,9 @@ def headline(found: Sensitivity) -> str:
     what = CLOCK_SUBJECTS[found.baseline.clock]
     if not worth:
         return f"no layer or kernel family shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
-    named = ", ".join(f"{_label(part)} {found.pct(part.gain_ms[at]):.1f} %" for part in worth)
-    return f"if it took half its time, the kernel family and the layer that gain most, in percent of {what}: {named}."
+    kinds = {"layer": "the layer", "family": "the kernel family"}
+    named = [f"{kinds[part.kind]} {part.name} ({found.pct(part.gain_ms[at]):.1f} % of {what})" for part in worth]
+    return f"halving the time of one part gains most for {' and '.join(named)}."
 
 
 def _label(part: Sensitive) -> str:
