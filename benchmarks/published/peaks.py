@@ -23,7 +23,7 @@ from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.composition import compose
 from whatif.prediction.transform import load_transform
-from whatif.questions.memory_summary import SHAPES_MISS
+from whatif.questions.memory_summary import peak_range_bytes
 
 GIB = 2**30
 MODEL = f"{Path(__file__).with_name('gated_gpt.py')}:GPT"
@@ -78,11 +78,14 @@ def what_ifs(micro: int, batch: int, data: int, stages: int, tensor: int) -> lis
     return [*found, f"zero:stage=1,workers={data},{cluster}"] if data > 1 else found
 
 
-def peak_gib(graph: TaskGraph, specs: list[str]) -> float:
-    """Return the peak with these what-ifs, GiB."""
-    memory = compose(graph, [load_transform(spec) for spec in specs]).info.memory
+def _row(group: str, what: str, graph: TaskGraph, specs: list[str], measured: float) -> Row:
+    """A peak with these what-ifs beside the measured one, GiB."""
+    transforms = [load_transform(spec) for spec in specs]
+    memory = compose(graph, transforms).info.memory
     assert memory is not None
-    return peak(memory).total / GIB
+    most = peak(memory).total
+    low, high = peak_range_bytes(most, transforms)
+    return Row(group, what, most / GIB, measured, low / GIB, high / GIB)
 
 
 def score(data: Path) -> Scores:
@@ -91,12 +94,11 @@ def score(data: Path) -> Scores:
     for way, measured in MEASURED:
         micro, batch, copies, stages, tensor = way
         what = f"t {tensor} p {stages} d {copies}, micro-batch {micro}, batch {batch:,}"
-        found = peak_gib(gpt(micro), what_ifs(*way))
-        rows.append(Row("Megatron-LM's 7 B GPT", what, found, measured, found, SHAPES_MISS * found))
+        rows.append(_row("Megatron-LM's 7 B GPT", what, gpt(micro), what_ifs(*way), measured))
     for (name, ways), measured in SIMUMAX.items():
-        found = peak_gib(llama(name), simumax.what_ifs(ways, simumax.MICRO_BATCHES[0]))
         what = f"{name}, t {ways[0]} p {ways[1]} d {ways[2]}"
-        rows.append(Row("SimuMax's Llama 3", what, found, measured, found, SHAPES_MISS * found))
+        specs = simumax.what_ifs(ways, simumax.MICRO_BATCHES[0])
+        rows.append(_row("SimuMax's Llama 3", what, llama(name), specs, measured))
     return Scores("Peaks under Megatron-LM on eight GPUs", "GiB", tuple(rows))
 
 

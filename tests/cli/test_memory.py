@@ -376,3 +376,13 @@ def test_a_peak_from_shapes_has_a_range_that_decides_what_fits(own_traces: Path)
         (False, "The step does not fit"), (None, "The step may not fit"), (None, "The step may not fit"),
         (True, "The step fits"),
     ]  # fmt: skip
+
+
+def test_a_peak_of_a_step_that_devices_share_has_a_range_to_both_sides(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, shared = report(capsys, trace, "batch_size:factor=2", "zero:stage=1,workers=2,bandwidth=10Gbps")["what_ifs"][
+        :2
+    ]
+    assert alone["low_bytes"] == alone["peak_bytes"] < alone["high_bytes"]
+    assert shared["low_bytes"] < shared["peak_bytes"] < shared["high_bytes"]

@@ -18,7 +18,7 @@ from whatif.graph.memory import (
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.transform import load_transform
+from whatif.prediction.transform import AXES, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.questions.what_fits import Asked, FewestWorkers, LargestBatch, fewest_workers, largest_batch
 from whatif.runtime.errors import WhatifError
@@ -39,6 +39,9 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
 # Shapes miss what libraries copy into layouts of their own. In 79 of the 81 runs in docs/memory.md the measured peak is
 # at most this many times that from shapes, and in none clearly less. Chosen on these; two recordings of GPUs agree.
 SHAPES_MISS = 1.06
+# The same of steps that several devices share: twelve published peaks of two sources (docs/published.md) lie within
+# these times the predicted one. Chosen on them.
+SHARED_MISS = (0.95, 1.08)
 # Of a timeline: about so many of its moments are shown in each pass.
 SHOWN_MOMENTS = 8
 
@@ -70,7 +73,7 @@ class MemorySummary(Struct, frozen=True):
     def high_bytes(self) -> int:
         """The upper end of the peak's range, bytes; the lower end is the peak itself."""
         recorded = self.memory.source == "allocations" and not self.baseline.graph.info.is_predicted
-        return self.peak.total if recorded else round(self.peak.total * SHAPES_MISS)
+        return self.peak.total if recorded else peak_range_bytes(self.peak.total)[1]
 
     @property
     def fits(self) -> bool | None:
@@ -184,6 +187,13 @@ def memory_summary(
     )
 
 
+def peak_range_bytes(predicted_bytes: int, transforms: Sequence[Transform] = ()) -> tuple[int, int]:
+    """Return the ends of the range of a peak that was predicted under ``transforms``, bytes."""
+    shared = any(transform.axis >= 0 and AXES[transform.axis] != "passes" for transform in transforms)
+    low, high = SHARED_MISS if shared else (1.0, SHAPES_MISS)
+    return round(low * predicted_bytes), round(high * predicted_bytes)
+
+
 def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
     """Return the fullest moment of each of some equal parts of every pass, with its first and last layer."""
     rows = []
@@ -257,9 +267,13 @@ def _what_if(found: Trial | Refused, memory: Memory | None) -> dict[str, Any]:
     row: dict[str, Any] = {"transforms": list(found.spelled)}
     if isinstance(found, Refused):
         return {**row, "reason": found.reason}
+    known = found.peak_bytes is not None and memory is not None and not memory.not_modelled
+    ends = peak_range_bytes(found.peak_bytes or 0, found.transforms) if known else (None, None)
     return {
         **row,
         "peak_bytes": found.peak_bytes,
+        "low_bytes": ends[0],
+        "high_bytes": ends[1],
         "peak": _moment(peak(memory)) if memory else None,
         "memory_not_modelled": list(memory.not_modelled) if memory else [],
         "step_ms": found.predicted_ms,

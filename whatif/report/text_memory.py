@@ -7,7 +7,7 @@ from pathlib import Path
 from whatif.graph.memory import Moment, peak
 from whatif.graph.types import Phase
 from whatif.questions.advice.trial import Refused, Trial
-from whatif.questions.memory_summary import MemorySummary, shown_moments
+from whatif.questions.memory_summary import MemorySummary, peak_range_bytes, shown_moments
 from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
 from whatif.report.text_advise import print_refused
@@ -101,6 +101,7 @@ def _print_layers(out: Report, summary: MemorySummary, top: int) -> None:
 def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
     ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
     rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
+    ranges: list[tuple[str, str, str]] = []
     peaks = [("as recorded", *_at(summary.peak))]
     for found, memory in zip(summary.what_ifs, summary.memories, strict=True):
         if isinstance(found, Refused) or memory is None:
@@ -111,9 +112,14 @@ def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
             change = "not modelled" if most == summary.peak else f"{change} without {', '.join(memory.not_modelled)}"
         samples = "" if found.same_training else f"{found.samples:g} x samples"
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
+        low, high = peak_range_bytes(most.total, found.transforms)
+        if low < most.total and not memory.not_modelled:
+            ranges.append((" + ".join(found.spelled), size(low), size(high)))
         rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
         peaks.append((" + ".join(found.spelled), *_at(most)))
     out.table("What-ifs", ["", "peak", "", "step ms", "", " "], rows, wraps=True)
+    if ranges:
+        out.table("Range of the peak where devices share a step", ["", "from", "to"], ranges, wraps=True)
     out.table("Largest part at each peak", ["", " ", "largest part", ""], peaks, text_columns=3, wraps=True)
     refused = [found for found in summary.what_ifs if isinstance(found, Refused)]
     print_refused(out, "Does not apply", refused, summary.baseline)
