@@ -103,7 +103,7 @@ def damaged(trace: Trace) -> dict[str, bytes]:
     return {
         CUT: whole[: len(whole) * 6 // 10],
         "a compressed file is cut, and another appended": gzip.compress(whole)[:-200] + gzip.compress(whole),
-        "two files in one": whole + whole,
+        "two JSON files, one behind the other": whole + whole,
         **found,
         "no GPU event": written(host_only),
     }

@@ -146,7 +146,7 @@ def damages(trace: Trace, seed: int = 7) -> dict[str, Trace]:
         "marks lost": kept(lambda e: not str(e.get("name", "")).startswith("ProfilerStep")),
         "one kernel lasts 100 s": _with(trace, [{**e, "dur": 1e8} if e is first_kernel else e for e in events]),
         "two processes joined": _with(trace, events + joined),
-        "a second recording behind the first": _with(trace, events + _later(events)),
+        "one file with a second recording, 10 s later": _with(trace, events + _later(events)),
         "times of a stream shuffled": _times_shuffled(trace, dice),
         "half of the kernels in another process": _each(
             trace, lambda e: {**e, "pid": 77} if _category(e) in GPU and dice.random() < 0.5 else e

@@ -73,7 +73,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         if advice.hypothetical:
             out.say()
             names = ", ".join(advice.hypothetical)
-            out.say(f"Not tried, because these are questions, not optimizations: {names}; see whatif apply.", "dim")
+            out.say(f"Not tried, because these are questions or need several GPUs: {names}; see whatif apply.", "dim")
 
 
 def _print_waiting(out: Report, advice: Advice) -> None:

@@ -81,9 +81,11 @@ def headline(found: Sensitivity) -> str:
     what = CLOCK_SUBJECTS[found.baseline.clock]
     if not worth:
         return f"no layer or kernel family shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
-    kinds = {"layer": "the layer", "family": "the kernel family"}
-    named = [f"{kinds[part.kind]} {part.name} ({found.pct(part.gain_ms[at]):.1f} % of {what})" for part in worth]
-    return f"halving the time of one part gains most for {' and '.join(named)}."
+    of = {"layer": "of the layers", "family": "of the kernel families"}
+    named = [
+        f"{of[part.kind]}, {part.name} gains most ({found.pct(part.gain_ms[at]):.1f} % of {what})" for part in worth
+    ]
+    return f"halving the time of one part: {'; '.join(named)}."
 
 
 def _label(part: Sensitive) -> str:
