@@ -380,7 +380,7 @@ def test_loading_that_moved_away_is_recognised_both_ways() -> None:
     assert (there.found.spelled, there.found.undone) == ("data_loading", False)
     assert back.found is not None
     assert (back.found.spelled, back.found.undone) == ("data_loading", True)
-    assert back.sentence.startswith("data_loading undone describes the change: A's step is predicted within ")
+    assert back.sentence.startswith("data_loading undone describes the change: A's step time is predicted within ")
 
 
 def test_chance_is_not_a_description() -> None:

@@ -40,8 +40,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 GOLDEN = """\
-halving the time of one part: of the kernel families, gemm gains most (33.3 % of the whole span); of
-the layers, A gains most (11.1 % of the whole span).
+if one part took half its time: of the kernel families, gemm would save most (33.3 % of the whole
+span); of the layers, A would save most (11.1 % of the whole span).
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)
@@ -83,7 +83,9 @@ def test_nothing_to_work_on_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     bound = baseline(launches(5, 40, 30), **steps)
     print_sensitivity(sensitivity(bound), explain(bound))
     text = capsys.readouterr().out
-    assert text.startswith("no layer or kernel family shortens a step by 0.5 % if it takes 50 % less time.\n")
+    assert text.startswith(
+        "none of the layers and kernel families shortens a step by 0.5 % if it takes 50 % less time.\n"
+    )
     assert "none in this trace: record with `whatif collect`" in text
     assert "changes nothing: a step takes as long even if the part takes no time" in text
     assert "mostly hidden" not in text
@@ -108,7 +110,7 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", trace, "--sensitivity", "--top", "3"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("halving the time of one part: of the ")
+    assert text.startswith("if one part took half its time: of the ")
     assert "Layers (3 of " in text
 
 

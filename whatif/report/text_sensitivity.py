@@ -79,17 +79,13 @@ def headline(found: Sensitivity) -> str:
     worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
     worth.sort(key=lambda part: -part.gain_ms[at])
     what = CLOCK_SUBJECTS[found.baseline.clock]
+    families = kind_titles(bool(found.baseline.graph.on_gpu.any()))["family"].lower()
     if not worth:
-        return f"no layer or kernel family shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
-    of = {"layer": "of the layers", "family": "of the kernel families"}
-    named = [
-        f"{of[part.kind]}, {part.name} gains most ({found.pct(part.gain_ms[at]):.1f} % of {what})" for part in worth
-    ]
-    return f"halving the time of one part: {'; '.join(named)}."
-
-
-def _label(part: Sensitive) -> str:
-    return f"{'layer ' if part.kind == 'layer' else ''}{part.name}"
+        return f"none of the layers and {families} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
+    of = {"layer": "of the layers", "family": f"of the {families}"}
+    gains = [f"{found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
+    named = [f"{of[part.kind]}, {part.name} would save most ({gain})" for part, gain in zip(worth, gains, strict=True)]
+    return f"if one part took half its time: {'; '.join(named)}."
 
 
 def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> None:

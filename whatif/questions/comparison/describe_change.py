@@ -269,9 +269,9 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
     return Description(
         best,
         found,
-        f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step is predicted within "
-        f"{abs(best.error_pct):.1f} %{_at_pace(best)}, and {100 * best.left:.0f} % of the difference is left "
-        "unexplained",
+        f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step time is predicted within "
+        f"{abs(best.error_pct):.1f} %{_at_pace(best)}; compared part by part, {100 * best.left:.0f} % of what "
+        "differs between A and B is left unexplained",
     )
 
 
