@@ -12,7 +12,6 @@ from whatif.questions.sensitivity import (
     HIDDEN,
     HIDDEN_BELOW,
     KINDS,
-    Sensitive,
     Sensitivity,
 )
 from whatif.report.layout import CLOCK_SUBJECTS, Report, ms_format, plain, report
