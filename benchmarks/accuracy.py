@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from extra_data import extra_data, write_pairs
+from msgspec import structs
 from ranges import coverage_table
 
 import whatif
@@ -186,12 +187,12 @@ def with_twins(validation: Validation) -> Validation:
     better = {older_question(o.pair.question) for o in validation.outcomes if is_cited(o)}
     told = f"measured again in {CITED.name}, which is cited"
     outcomes = [
-        replace(o, pair=replace(o.pair, remark="; ".join(filter(None, [o.pair.remark, told]))))
+        structs.replace(o, pair=replace(o.pair, remark="; ".join(filter(None, [o.pair.remark, told]))))
         if o.pair.question in better and not is_cited(o)
         else o
         for o in validation.outcomes
     ]
-    return replace(validation, outcomes=tuple(outcomes))
+    return structs.replace(validation, outcomes=tuple(outcomes))
 
 
 def is_cited(outcome: Outcome) -> bool:

@@ -19,10 +19,11 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from extra_data import extra_data
+from msgspec import structs
 
 import whatif
 from whatif import TaskGraph, WhatifError
@@ -134,7 +135,7 @@ def score_gpu(public: Path) -> list[Scored]:
     with_totals, with_sizes = public / WITH_TOTALS, public / WITH_SIZES
     events = read_kineto(with_totals)
     assert events.allocations is not None
-    graph = graph_of_events(replace(events, allocations=None), str(with_totals))
+    graph = graph_of_events(structs.replace(events, allocations=None), str(with_totals))
     most = int(events.allocations.total_bytes[events.allocations.device_type == 1].max())
     found = [Scored("VGG-13, batch 512, H100", "peak", "shapes", _peak(graph), most)]
     graph = whatif.read(with_sizes)

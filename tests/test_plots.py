@@ -279,7 +279,7 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
     assert throughput.get_ydata().tolist() == [row["throughput"] for row in told]
     assert step.get_ydata().tolist() == [row["predicted_ms"] for row in told]
     check_readable(scaling_figure(replace(curve, rows=curve.rows[:1])))
-    assert "includes gloo's own" in figure.get_supxlabel()  # as the table says it
+    assert "sending is CPU work" in figure.get_supxlabel()  # as the table says it
     varied = [load_transform("distributed:workers=4")]
     for values in ("1Gbps", "1Gbps,2Gbps", "10Mbps..400Gbps:97", "999.999999Mbps,1.00000001Gbps"):
         found = sweep(baseline, varied, [parse_vary(f"bandwidth={values}", varied)])

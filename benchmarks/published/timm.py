@@ -20,12 +20,13 @@ import sys
 import types
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from benchmarks.extra_data import extra_data
 from benchmarks.published.kept_graphs import kept
@@ -141,13 +142,13 @@ def in_half(graph: OperatorGraph) -> OperatorGraph:
     """Return the step of the model with all its numbers in fp16, as ``--dtype fp16`` takes it down."""
     half = {"float": "c10::Half", "TensorList:float": "TensorList:c10::Half"}
     operations = [
-        replace(
+        structs.replace(
             o, types=[half.get(kind, kind) for kind in o.types],
             outputs=tuple((shape, half.get(kind, kind)) for shape, kind in o.outputs),
         )
         for o in graph.operations
     ]  # fmt: skip
-    return replace(graph, operations=operations)
+    return structs.replace(graph, operations=operations)
 
 
 def predicted(graph: OperatorGraph, names: Sequence[str]) -> PredictedStep:

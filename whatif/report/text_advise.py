@@ -105,11 +105,7 @@ def _print_verdict(out: Report, advice: Advice) -> None:
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
     """The numbers of some entries, and behind them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
-    remark = (
-        f" (*: another batch size; the time is for as many samples as {RECORDED[advice.baseline.clock]} has)"
-        if batches
-        else ""
-    )
+    remark = f" (*: another batch size, time for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
     headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))
     out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
     out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)

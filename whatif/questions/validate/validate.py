@@ -277,7 +277,7 @@ def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float,
     if baseline.calibration is not None and baseline.calibration.untraced is not None:
         untraced, _ = untraced_step(changed.graph, baseline.clock)
         if untraced is not None:
-            return untraced.median_ns / 1e6, structs.replace(pair, clock="untraced")
+            return untraced.median_ns / 1e6, replace(pair, clock="untraced")
     return changed.measured_ns / 1e6, pair
 
 

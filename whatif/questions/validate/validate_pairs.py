@@ -5,11 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from whatif.ingest.record_file import read_json
 from whatif.prediction.transform import built_in_names, parse_spec, plug_in_names
@@ -39,7 +39,8 @@ _PAIR_KEYS = {"question", "hardware", "baseline", "changed", "what_if", "remark"
 _RUN_KEYS = {"name", "remark", "scored"}
 
 
-class Pair(Struct, frozen=True):
+@dataclass(frozen=True)
+class Pair:
     """A baseline recording, what the changed run measured, and the what-ifs between them, applied left to right.
 
     Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of

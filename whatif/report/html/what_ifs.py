@@ -45,7 +45,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     if batches:
         parts.append(
             paragraph(
-                f"*: another batch size; the time is for as many samples as {RECORDED[facts.baseline.clock]} has.",
+                f"*: another batch size, time for the samples of {RECORDED[facts.baseline.clock]}.",
                 class_="note",
             )
         )
