@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import whatif
 from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step, telling
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
+from whatif.graph.columns import concatenated
 from whatif.graph.insert import NewTasks, insert_all
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.ingest.kineto_columns import _Warps
@@ -19,7 +20,6 @@ from whatif.models.durations.computing import Share, computing, recorded_share
 from whatif.models.durations.estimator import (
     Estimates,
     Source,
-    combined,
     described,
     device,
     host_copies,
@@ -63,7 +63,7 @@ def test_estimates_hold_their_duration_within_their_range() -> None:
     assert estimates.low_ns.tolist() == [10, 5]
     assert estimates.high_ns.tolist() == [15, 20]
     assert estimates.source.tolist() == [Source.PAPER] * 2
-    joined = combined([estimates, Estimates.of(7, Source.MEASURED, 6, 8)])
+    joined = concatenated([estimates, Estimates.of(7, Source.MEASURED, 6, 8)])
     assert (len(joined), joined.duration_ns.tolist()) == (3, [10, 20, 7])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from whatif.graph.types import Array, Int32, Phase, TaskKind
 from whatif.runtime.errors import WhatifError
 
 _T = TypeVar("_T")
+Table = TypeVar("Table", bound=Struct)
 
 
 class Column(Struct, frozen=True):
@@ -116,3 +117,9 @@ def one_table(tables: Iterable[Iterable[_T]]) -> tuple[tuple[_T, ...], list[Int3
     code: dict[_T, int] = {}
     where = [np.array([code.setdefault(entry, len(code)) for entry in table], dtype=np.int32) for table in tables]
     return tuple(code), where
+
+
+def concatenated(parts: Sequence[Table]) -> Table:
+    """Return one table of columns from several, each column's parts in their order."""
+    names = parts[0].__struct_fields__
+    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

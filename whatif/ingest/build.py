@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct, field
 
+from whatif.graph.columns import concatenated
 from whatif.graph.types import (
     Array,
     Bool,
@@ -32,7 +33,7 @@ from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
-from whatif.ingest.rows import Role, Rows, concatenated, joined, rows_of_calls, running_maximum, wait_rows
+from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 

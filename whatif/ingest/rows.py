@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -12,8 +11,6 @@ from msgspec import Struct
 from whatif.graph.order import each_once
 from whatif.graph.types import Array, Int64, TaskKind
 from whatif.ingest.events import MISSING
-
-Columns = TypeVar("Columns", bound=Struct)
 
 
 class Role(IntEnum):
@@ -66,12 +63,6 @@ def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
 def of_events(values: Array, event: Int64) -> Array:
     """Return the value of each task's event, shape of ``event``; MISSING for tasks without one."""
     return np.append(values, values.dtype.type(MISSING))[event]
-
-
-def concatenated(parts: Sequence[Columns]) -> Columns:
-    """Return one table of columns from several, each column's parts in their order."""
-    names = parts[0].__struct_fields__
-    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def running_maximum(values: Int64, group: Array) -> Int64:

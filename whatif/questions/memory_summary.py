@@ -267,14 +267,16 @@ def _what_if(found: Trial | Refused, memory: Memory | None) -> dict[str, Any]:
     row: dict[str, Any] = {"transforms": list(found.spelled)}
     if isinstance(found, Refused):
         return {**row, "reason": found.reason}
-    known = found.peak_bytes is not None and memory is not None and not memory.not_modelled
-    ends = peak_range_bytes(found.peak_bytes or 0, found.transforms) if known else (None, None)
+    most = peak(memory) if memory else None
+    ends: tuple[int | None, int | None] = (None, None)
+    if most and memory and not memory.not_modelled:
+        ends = peak_range_bytes(most.total, found.transforms)
     return {
         **row,
         "peak_bytes": found.peak_bytes,
         "low_bytes": ends[0],
         "high_bytes": ends[1],
-        "peak": _moment(peak(memory)) if memory else None,
+        "peak": _moment(most) if most else None,
         "memory_not_modelled": list(memory.not_modelled) if memory else [],
         "step_ms": found.predicted_ms,
         "batch_factor": found.samples,

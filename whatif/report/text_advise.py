@@ -52,7 +52,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
             _print_reasons(out, title, [entry for entry in entries if _is_of(named, entry)])
         print_refused(out, "Does not apply", [r for r in advice.refused if {*r.spelled} <= {*named}], advice.baseline)
         if not all(entry.trial.same_training for entry in shown):
-            out.say("*: another batch size; the time is for as many samples as a recorded step has.", "dim")
+            out.say(f"{other_batch(advice.baseline)}.", "dim")
         if rest:
             out.say(f"Not shown without --all: {', '.join(rest)}.", "dim")
 
@@ -74,6 +74,11 @@ def print_advice(advice: Advice, top: int = 10) -> None:
             out.say()
             names = ", ".join(advice.hypothetical)
             out.say(f"Not tried, because these are questions or need several GPUs: {names}; see whatif apply.", "dim")
+
+
+def other_batch(baseline: Baseline) -> str:
+    """Say what a star beside a time means: its what-if changes the batch."""
+    return f"*: another batch size, time for the samples of {RECORDED[baseline.clock]}"
 
 
 def _print_waiting(out: Report, advice: Advice) -> None:
@@ -105,7 +110,7 @@ def _print_verdict(out: Report, advice: Advice) -> None:
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
     """The numbers of some entries, and behind them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
-    remark = f" (*: another batch size, time for the samples of {RECORDED[advice.baseline.clock]})" if batches else ""
+    remark = f" ({other_batch(advice.baseline)})" if batches else ""
     headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))
     out.table(f"{title}: gain in time{remark}", headers, rows, gives_way=1)
     out.table("", ["", " "], [(str(place), entry.reason) for place, entry in enumerate(entries, 1)], gives_way=1)

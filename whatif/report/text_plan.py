@@ -82,7 +82,7 @@ def headline(found: Planned) -> str:
     ) or "one device"  # fmt: skip
     what = "cheapest" if found.by == "cost" else "fastest"
     price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
-    micro = f"{plan.micro_batch}" if found.unit == "samples" else f"{plan.micro_batch} × the recorded batch"
+    micro = f"{plan.micro_batch}" if found.in_samples else f"{plan.micro_batch} × the recorded batch"
     return f"{what}: {cut}, micro-batches of {micro}: {best.samples_per_s:,.4g} {found.unit}/s{price}"
 
 

@@ -210,34 +210,6 @@ def _reach_and_run(
     free: cython.double[:, ::1],
     t: cython.Py_ssize_t,
     ends: cython.double[:, ::1],
-    source: cython.Py_ssize_t,
-    lag: cython.double,
-    base: cython.double,
-    own: cython.Py_ssize_t,
-) -> cython.void:
-    """``_reach`` and ``_run_fixed`` in one pass, which most tasks take."""
-    s: cython.Py_ssize_t
-    done: cython.double
-    if cython.compiled:
-        for s in range(free.shape[1]):
-            done = ends[source, s] + lag
-            done = (done if done > free[t, s] else free[t, s]) + base
-            free[t, s] = done
-            ends[own, s] = done
-    else:
-        np.maximum(ends[source] + lag, free[t], out=free[t])
-        free[t] += base
-        ends[own] = free[t]
-
-
-@cython.cfunc
-@cython.nogil
-@cython.inline
-@cython.exceptval(check=False)
-def _reach_two_and_run(
-    free: cython.double[:, ::1],
-    t: cython.Py_ssize_t,
-    ends: cython.double[:, ::1],
     one: cython.Py_ssize_t,
     lag: cython.double,
     other: cython.Py_ssize_t,
@@ -245,7 +217,7 @@ def _reach_two_and_run(
     base: cython.double,
     own: cython.Py_ssize_t,
 ) -> cython.void:
-    """The same from two sources."""
+    """``_reach``, from two sources that may be one, and ``_run_fixed`` in one pass, which most tasks take."""
     s: cython.Py_ssize_t
     done: cython.double
     second: cython.double
@@ -378,13 +350,12 @@ def sweep_scenarios(
                     _reach_start(free, t, ends, rows[point], slope_ns[point], x, lag)
             if slope != 0.0:
                 _run(free, t, duration_ns[task], slope, x, ends, rows[task])
-            elif last == offsets[task + 1] - 2:
-                _reach_two_and_run(
-                    free, t, ends, rows[points[last] - n], lags_ns[last], rows[points[last + 1] - n],
-                    lags_ns[last + 1], duration_ns[task], rows[task],
+            elif last < offsets[task + 1]:
+                row = offsets[task + 1] - 1
+                _reach_and_run(
+                    free, t, ends, rows[points[last] - n], lags_ns[last], rows[points[row] - n], lags_ns[row],
+                    duration_ns[task], rows[task],
                 )  # fmt: skip
-            elif last == offsets[task + 1] - 1:
-                _reach_and_run(free, t, ends, rows[points[last] - n], lags_ns[last], duration_ns[task], rows[task])
             else:
                 _run_fixed(free, t, duration_ns[task], ends, rows[task])
             if watched[task] >= 0:

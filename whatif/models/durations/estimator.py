@@ -6,7 +6,6 @@ into ``low_ns`` and ``high_ns``, the source into the attached column ``ESTIMATED
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -16,7 +15,7 @@ from msgspec import Struct
 from whatif.graph.edit import as_index
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Float64, Int8, TaskKind
+from whatif.graph.types import Float64, Int8, TaskKind
 from whatif.hardware.gpu import Gpu, find_gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_share
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD, memory_gbyte_s
@@ -188,14 +187,6 @@ def described(graph: TaskGraph) -> dict[str, int]:
     """Return how many tasks of ``graph`` take a duration from each source but the recording, best source first."""
     codes = sources(graph)
     return {s.name.lower(): int((codes == s).sum()) for s in Source if s != Source.RECORDED and (codes == s).any()}
-
-
-def combined(parts: Sequence[Estimates]) -> Estimates:
-    """Estimates of several lists of work, one behind the other."""
-    columns: list[Array] = [
-        np.concatenate([getattr(part, name) for part in parts]) for name in Estimates.__struct_fields__
-    ]
-    return Estimates(*columns)
 
 
 def later(estimates: Estimates, more_ns: float, spread: float) -> Estimates:

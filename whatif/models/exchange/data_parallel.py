@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from whatif.graph.columns import concatenated
 from whatif.graph.edit import add_dependencies
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
@@ -33,7 +34,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
-from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, combined, later, mark, moving
+from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, later, mark, moving
 from whatif.models.exchange import gloo
 from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.buckets import StepGradients, step_of
@@ -224,7 +225,7 @@ def _put_in(
     # Read and written once; as large for any batch and format, like what the optimizer moves.
     copying = moving(graph, 2 * gradients.size_bytes)
     copied_in = copying if on_gpu else later(copying, gloo.HOOK_NS, gloo.SPREAD)
-    every = combined([copied_in, times, *([] if bucket_view else [copying])])
+    every = concatenated([copied_in, times, *([] if bucket_view else [copying])])
     end, cpu_end = ends.work.copy(), ends.cpu.copy()
     np.maximum.at(end, buckets.step, buckets.ready)
     behind = np.concatenate([gradients.task, buckets.ready])

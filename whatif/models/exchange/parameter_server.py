@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whatif.graph.columns import concatenated
 from whatif.graph.insert import NewTasks
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -30,7 +31,6 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import (
     Estimates,
     Source,
-    combined,
     host_copies,
     mark,
 )
@@ -192,7 +192,7 @@ def _in_stages(
 ) -> TaskGraph:
     """Put in all stages of all slices: each follows the one before, the first its gradient, and ``target`` the last."""
     count = len(finished)
-    times = combined([stage.times for stage in stages])
+    times = concatenated([stage.times for stage in stages])
     inserted = graph.insert(
         NewTasks(
             np.tile(finished, len(stages)), stages[0].name, TaskKind.COMMUNICATION, times.duration_ns,

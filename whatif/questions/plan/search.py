@@ -119,7 +119,7 @@ class Planned(Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """What is assumed of a recording whose clock gives no steps."""
         notes = []
-        if self.unit != "samples":
+        if not self.in_samples:
             notes.append(f"plan: the trace does not hold its batch size: in the launch flags put it for {BATCH}.")
         if self.baseline.clock == "span":
             count = steps_in(self.baseline)
@@ -130,9 +130,14 @@ class Planned(Struct, frozen=True):
         return tuple(notes)
 
     @property
+    def in_samples(self) -> bool:
+        """Whether plans count samples, and not recorded batches of a size that the trace does not hold."""
+        return self.unit == "samples"
+
+    @property
     def launch(self) -> dict[str, str]:
         """The flags of the best plan by launcher or library."""
-        return launch_flags(self.best.plan, self.best.asked.cluster, self.unit == "samples")
+        return launch_flags(self.best.plan, self.best.asked.cluster, in_samples=self.in_samples)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as a JSON object with the keys that scripts rely on."""

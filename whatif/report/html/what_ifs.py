@@ -15,9 +15,8 @@ from whatif.report.html.markup import Html, items, paragraph, prose, section, ta
 from whatif.report.html.tables import Cell, Column, Header, Row, joined, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text import add_up
-from whatif.report.text_advise import REFUSED, effort, gain_range
+from whatif.report.text_advise import REFUSED, effort, gain_range, other_batch
 from whatif.report.text_advise import what_ifs as _names
-from whatif.simulation.steps import RECORDED
 
 DRAWN = 12
 
@@ -43,12 +42,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     parts += _rest(advice)
     batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
     if batches:
-        parts.append(
-            paragraph(
-                f"*: another batch size, time for the samples of {RECORDED[facts.baseline.clock]}.",
-                class_="note",
-            )
-        )
+        parts.append(paragraph(f"{other_batch(facts.baseline)}.", class_="note"))
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
     if alone + together < len(advice.gaining) + len(advice.together):
         told = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
