@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,13 @@ def extra_data(*parts: str) -> Path:
         missing = f"{EXTRA_DATA} is set, but there is no {path}"
         pytest.fail(missing) if os.environ.get("WHATIF_STRICT") == "1" else pytest.skip(missing)
     return path
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def benchmark(name: str) -> ModuleType:

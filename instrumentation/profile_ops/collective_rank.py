@@ -37,21 +37,21 @@ def _call(name: str, elements: int, dtype: torch.dtype, device: torch.device, ra
 
 
 def _times(job: dict[str, Any], device: torch.device, ranks: int) -> dict[str, Any]:
-    """The time of the chain in ns, of each round; all ranks begin it together."""
+    """The time in ns of a chain of each length, by round; all ranks begin a chain together."""
     # Threads of gloo work beside the caller: the wall clock.
     clock = cuda_clock if device.type == "cuda" else cpu_clock(0)
     call = _call(job["name"], job["elements"], DTYPES_BY_NAME[job["type"]], device, ranks)
 
-    def chain() -> None:
-        for _ in range(job["calls"]):
+    def chain(length: int) -> None:
+        for _ in range(length):
             call()
 
-    chain()
-    found = []
-    for _ in range(job["rounds"]):
+    def timed(length: int) -> float:
         dist.barrier()
-        found.append(clock(chain))
-    return {"ns": found}
+        return clock(functools.partial(chain, length))
+
+    chain(job["lengths"][0])
+    return {"ns": [[timed(length) for length in job["lengths"]] for _ in range(job["rounds"])]}
 
 
 def main() -> None:

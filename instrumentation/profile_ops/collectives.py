@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.runtime.errors import WhatifError
 
@@ -72,23 +74,25 @@ class RankGroup(ExitStack):
 
         A call is done when its last rank is: of each chain the slowest rank counts.
         """
-        first = self._chains(job, FIRST_CALLS, 1)
+        first = self._rounds(job, (FIRST_CALLS,), 1)
         if "skipped" in first:
             return first
-        long = min(MOST_CALLS, max(1, int(CHAIN_NS * FIRST_CALLS / first["ns"][0])))
+        long = min(MOST_CALLS, max(1, int(CHAIN_NS * FIRST_CALLS / first["ns"][0][0])))
         short = long // 3
-        times = self._chains(job, long, ROUNDS)
+        # Both lengths take turns, so that a slow moment hits them alike.
+        found = self._rounds(job, (long, short) if short else (long,), ROUNDS)
+        if "skipped" in found:
+            return found
         if short:
-            shorter = self._chains(job, short, ROUNDS)
-            pairs = zip(times["ns"], shorter["ns"], strict=True)
-            return {"ns": [(much - little) / (long - short) for much, little in pairs]}
-        return times
+            return {"ns": [(much - little) / (long - short) for much, little in found["ns"]]}
+        return {"ns": [much / long for (much,) in found["ns"]]}
 
-    def _chains(self, job: dict[str, Any], calls: int, rounds: int) -> dict[str, Any]:
+    def _rounds(self, job: dict[str, Any], lengths: tuple[int, ...], rounds: int) -> dict[str, Any]:
+        """Return the time in ns that a chain of each length takes the slowest rank, by round; or why there is none."""
         name, dims, types, *_ = job["call"]
-        message = {"name": name, "elements": dims[0][0], "type": types[0], "calls": calls, "rounds": rounds}
+        message = {"name": name, "elements": dims[0][0], "type": types[0], "lengths": lengths, "rounds": rounds}
         for rank in self._ranks:
             rank.ask(message)
         answers = [rank.answer() for rank in self._ranks]
         skipped = next((answer for answer in answers if "skipped" in answer), None)
-        return skipped or {"ns": [max(times) for times in zip(*(answer["ns"] for answer in answers), strict=True)]}
+        return skipped or {"ns": np.max([answer["ns"] for answer in answers], axis=0).tolist()}

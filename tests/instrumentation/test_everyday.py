@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parent / "everyday"
 QUICK = ["--steps", "3", "--untraced-steps", "2"]
-TORCHRUN = ["torchrun", "--nproc-per-node", "2", "--master-port", "29713"]
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 COLLECT = [sys.executable, "-m", "whatif", "collect", *QUICK]
 
 
@@ -170,7 +170,7 @@ def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -
 
 # --multi_gpu asks for several processes; the script itself chooses the CPU.
 ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "29714"]  # fmt: skip
+              "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

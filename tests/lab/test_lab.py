@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import need
+from tests.helpers import free_port, need
 from whatif.opdb.collective_table import read_table
 from whatif.runtime.errors import WhatifError
 
@@ -146,9 +146,7 @@ class Tiny(nn.Module):  # type: ignore[misc, name-defined]
 @pytest.mark.parametrize("by_priority", [False, True])
 def test_a_parameter_server_adds_up_and_gives_weights_back(by_priority: bool, monkeypatch: Any) -> None:
     """Two workers with batches of their own train as one with the mean of their gradients: by hand, two steps."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(push_pull, "PORT", probe.getsockname()[1])
+    monkeypatch.setattr(push_pull, "PORT", free_port())
     batches = [torch.randn(8, 50), torch.randn(8, 50)]
     kept, served = Tiny(), Tiny()
 

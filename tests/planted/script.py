@@ -53,7 +53,7 @@ def train(batch, labels, number, planted):
     loss.backward()
     if CAUSE == "rank":
         if planted and RANK == 1:
-            torch.linalg.svd(torch.ones(96, 96))  # planted rank
+            torch.linalg.svd(torch.ones(256, 256))  # planted rank
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         torch.distributed.all_reduce(flat)
     optimizer.step()

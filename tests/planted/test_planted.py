@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import need
+from tests.helpers import free_port, need
 
 SCRIPT = Path(__file__).with_name("script.py")
 CAUSES = ("item", "gc", "transform", "print")
@@ -63,9 +62,7 @@ def test_the_line_is_named_with_a_gain(cause: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_uneven_rank_is_named_with_its_line(tmp_path: Path) -> None:
     need("torch")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     collect = ("-m", "whatif", "collect", "--lines", "--stop", "--steps", "8", "-o", "run.json.gz", str(SCRIPT), "rank")
     ranks = [
         command(tmp_path, *collect, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
