@@ -18,6 +18,7 @@ from tests.transforms.communication_graphs import apply, training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.recorded import StepTimes
+from whatif.graph.types import ProcessGroup
 from whatif.ingest.ranks.read import read_ranks
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
@@ -89,6 +90,20 @@ def test_what_is_no_collective_of_all_is_named() -> None:
     untold = untold.replace(info=replace(untold.info, workers=None))
     with pytest.raises(WhatifError, match="how many workers"):
         apply(untold, "distributed:workers=4")
+
+
+def test_a_collective_of_a_part_of_the_workers_stays() -> None:
+    """One rank's recording tells how many ranks each process group has: those of a tensor-parallel pair stay."""
+    graph = recorded(4)
+    among = [np.flatnonzero(graph.size_bytes == size) for size in (1_000_000, 9_000_000)]
+    group = np.full(len(graph), -1, dtype=graph.group.dtype)
+    for number, tasks in enumerate(among):
+        group[tasks] = number
+    groups = (ProcessGroup("pair", "", 2), ProcessGroup("all", "", 4))
+    found = apply(graph.replace(group=group, info=replace(graph.info, groups=groups)), "distributed:workers=8")
+    assert found.duration_ns[among[0]].tolist() == graph.duration_ns[among[0]].tolist()
+    assert found.duration_ns[among[1]].tolist() != graph.duration_ns[among[1]].tolist()
+    assert "ncclDevKernel_AllReduce_Sum_f32_RING_LL among 2" in " ".join(found.notes)
 
 
 def test_a_recording_of_two_ranks_comes_back_from_four() -> None:

@@ -185,8 +185,13 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
 
 def workers_of_groups(graph: TaskGraph, tasks: Int64) -> Int64:
     """Return how many ranks each collective of ``tasks`` (ids) is among: those of its group, else all; 0: unknown."""
-    sizes = np.array([*(group.size for group in graph.info.groups), -1])[graph.group[tasks]]
+    sizes = sizes_of_groups(graph, tasks)
     return np.where(sizes > 0, sizes, graph.info.workers or 0)
+
+
+def sizes_of_groups(graph: TaskGraph, tasks: Int64) -> Int64:
+    """Return the number of ranks in the recorded process group of each of ``tasks`` (ids); -1: not recorded."""
+    return np.array([*(group.size for group in graph.info.groups), -1])[graph.group[tasks]]
 
 
 def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:

@@ -26,7 +26,7 @@ from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers, tell
-from whatif.models.exchange.stragglers import waiting_for_peers
+from whatif.models.exchange.stragglers import sizes_of_groups, waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
 from whatif.runtime.errors import WhatifError
@@ -70,8 +70,11 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows how many workers it is one of, got {path}.")
     found = _collectives(graph)
+    staying = np.flatnonzero(_exchanging(graph) & ~_of_all(graph))
+    among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
     others = sorted(
-        {graph.names[code].partition("(")[0] for code in graph.name[_exchanging(graph) & ~_of_all(graph)].tolist()}
+        f"{graph.names[code].partition('(')[0]}{f' among {size}' if 0 < size < recorded else ''}"
+        for code, size in {*among}
     )
     if not len(found.task):
         raise WhatifError(f"{name}: expected {', '.join(KNOWN)} in {path}, got {', '.join(others)} alone.")
@@ -107,9 +110,12 @@ def _exchanging(graph: TaskGraph) -> Bool:
 def _of_all(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the collectives of known kinds among all workers."""
     known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
-    group = workers_of(graph)  # 0: unknown
-    everybody = (group == 0) | (group == recorded_workers(graph))
-    return np.asarray(_exchanging(graph) & known[graph.name] & everybody, dtype=np.bool_)
+    everybody, count = _exchanging(graph) & known[graph.name], recorded_workers(graph)
+    tasks = np.flatnonzero(everybody)
+    put_in, recorded = workers_of(graph)[tasks], sizes_of_groups(graph, tasks)
+    group = np.where(put_in > 0, put_in, recorded)  # below 1: unknown
+    everybody[tasks] = (group < 1) | (group == count)
+    return everybody
 
 
 def _collectives(graph: TaskGraph) -> _Collectives:
