@@ -86,9 +86,7 @@ def collect(
 def _plan(script: str, output: Path, collector: Collector, stop: bool) -> str:
     steps = collector.steps_needed
     if stop:
-        return (
-            f"running {script} for {steps} steps, to write {output}; it is stopped then, before its own end (--stop)."
-        )
+        return f"running {script} for {steps} steps, to write {output}; --stop then ends it, before its own end."
     return f"running {script} to its end; {output} is written after {steps} steps."
 
 

@@ -229,15 +229,15 @@ class Collector:
             self._stop_program()
         self._let_go()
         if self.written is not None:
-            self._say(f"{self.written}: written after {self.steps_seen} steps; the script goes on untouched.")
+            self._say(f"{self.written}: written after {self.steps_seen} steps; the script keeps running.")
         else:
-            self._say(f"{self.output}: not written, the script goes on untouched: {self.failure}")
+            self._say(f"{self.output}: not written, the script keeps running: {self.failure}")
 
     def _stop_program(self) -> NoReturn:
         self.stopped = True
         self._stops += 1
         if self._stops == _WARNS_AT_STOP:
-            self._say("the script catches what stops it (SystemExit) and goes on; end it with Ctrl-C.")
+            self._say("the script catches SystemExit and keeps running; end it with Ctrl-C.")
         raise RecordingWrittenError(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The GPU of this process: the only place that asks torch.cuda or nvidia-smi, so that tests can put a machine under it.
+"""The GPU of this process: the only place that asks torch.cuda or nvidia-smi, so that tests can replace it.
 
 CUPTI stands behind `cupti.session.load_cupti`, torch.profiler behind `kineto_tracer.KinetoTracer`.
 """

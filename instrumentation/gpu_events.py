@@ -1,4 +1,4 @@
-"""Why a trace of a GPU's steps holds no kernels: CUPTI was refused, and torch goes on without a word of it."""
+"""Explains GPU traces without kernels: CUPTI was refused, and torch continued silently."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _INJECTED_LIBRARIES = ("libToolsInjection64", "libTreeLauncherTargetInjection")
 
 
 class NoGpuEventsError(WhatifError):
-    """A model trained on a GPU and its trace holds no kernel: nothing on this machine can be recorded until mended."""
+    """A model trained on a GPU and its trace holds no kernel: this machine can record nothing until that is fixed."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def causes_of(machine: Machine) -> list[str]:
             else "run as root, or"
         )
         found.append(
-            "The driver keeps profiling for administrators (NVreg_RestrictProfilingToAdminUsers=1) and this process"
+            "The driver limits profiling to administrators (NVreg_RestrictProfilingToAdminUsers=1) and this process"
             f" {'in a container ' if machine.in_container else ''}lacks CAP_SYS_ADMIN and CAP_PERFMON: {remedy} set"
             " `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d and reload the driver."
         )
     if machine.others:
         found.append(
-            f"Another profiler is in this process ({', '.join(machine.others)}) and CUPTI serves one: run without it."
+            f"Another profiler ({', '.join(machine.others)}) is in this process and CUPTI allows one: run without it."
         )
     if len(machine.libraries) > 1:
         found.append(
@@ -85,7 +85,7 @@ def causes_of(machine: Machine) -> list[str]:
         )
     if machine.mig:
         found.append(
-            "The GPU is a MIG instance, whose activity drivers and containers may keep back: record on a whole GPU"
+            "The GPU is a MIG instance, whose activity drivers or containers may hide: record on a whole GPU"
             " (`nvidia-smi -mig 0` by its administrator)."
         )
     if not found and machine.in_container and not machine.privileged:
@@ -94,7 +94,7 @@ def causes_of(machine: Machine) -> list[str]:
             " with --cap-add=SYS_ADMIN."
         )
     return found or [
-        "No cause that whatif knows holds here: look for CUPTI_ERROR in what torch printed above, stop other profilers"
+        "No known cause applies: look for CUPTI_ERROR in what torch printed above, stop other profilers"
         " (nsys, ncu, DCGM's), and check that torch's CUDA is not newer than the driver's (nvidia-smi)."
     ]
 

@@ -29,7 +29,7 @@ def launched(name: str, words: list[str], options: list[str]) -> list[str] | Non
         words = words[1:]
     told = _parser(module).parse_args(words)
     if getattr(told, "no_python", False):
-        raise WhatifError(f"{name}: expected Python scripts to start, got --no-python: leave it away.")
+        raise WhatifError(f"{name}: expected Python scripts to start, got --no-python: drop it.")
     script = len(words) - len(told.training_script_args) - 1
     its_options, its_words = words[:script], words[script:]
     as_module = ["-m"] if told.module else []

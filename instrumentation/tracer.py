@@ -45,9 +45,9 @@ def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
     if backend == "kineto":
         return
     if memory:
-        raise WhatifError("expected backend kineto for the memory timeline, got cupti: leave one of the two away.")
+        raise WhatifError("expected backend kineto for the memory timeline, got cupti: drop one of the two.")
     if lines:
-        raise WhatifError("expected backend kineto for the lines of your code, got cupti: leave one of the two away.")
+        raise WhatifError("expected backend kineto for the lines of your code, got cupti: drop one of the two.")
     if not (GPU.is_nvidia() and GPU.available()):
         raise WhatifError("expected an NVIDIA GPU for backend cupti, got none: use backend kineto.")
     if importlib.util.find_spec("cupti") is None:

@@ -149,7 +149,7 @@ def test_a_pace_beyond_the_bounds_is_told(tmp_path: Path) -> None:
     for target_ms, bound in ((0.02, PACE_LOW), (0.3, PACE_HIGH)):
         found = calibrate(recorded(tmp_path, untraced_step_ms=time(target_ms)), "mark")
         assert found.pace == bound
-        assert "as far as is sensible" in found.reason
+        assert "of its recorded time, the limit" in found.reason
         assert found.reason in found.sentence
         assert not found.met
 

@@ -23,7 +23,7 @@ from whatif.simulation.simulator import simulate
 
 def test_the_kernels_of_a_layer() -> None:
     found = compare(TwoRecordings.of(run(BEFORE), run(AFTER)), describe=False)
-    assert str(found.cause) == "kernels, 6.00 → 6.50 ms of the critical path, most in layer g (+2.50 ms)"
+    assert str(found.cause) == "kernels, 6.00 → 6.50 ms of the critical path; largest change: layer g (+2.50 ms)"
 
 
 def test_loading_comes_before_what_the_path_only_runs_through_now() -> None:
@@ -60,7 +60,7 @@ def test_a_recording_puts_no_tag_into_markdown() -> None:
         for side in (BEFORE, AFTER)
     )
     shown = comparison_markdown(compare(TwoRecordings.of(same, slower), describe=False))
-    assert "most in layer &lt;b>g (+2.50 ms)." in shown
+    assert "largest change: layer &lt;b>g (+2.50 ms)." in shown
     assert "<b>" not in shown
 
 
@@ -83,7 +83,7 @@ def test_a_layer_that_became_slower_is_named(own_traces: Path) -> None:
         slower = slower.replace(info=replace(slower.info, measured_step_ns=measured))
         found = check_regression(TwoRecordings.of(graph, slower, calibrated=False), 0.1)
         assert found.grown[0].name == graph.layers[code]
-        assert f"most in layer {graph.layers[code]} " in str(found.causes[0])
+        assert f"largest change: layer {graph.layers[code]} " in str(found.causes[0])
 
 
 @pytest.mark.parametrize("version", ["2020-12", "2021-06"])

@@ -399,9 +399,9 @@ def test_nothing_is_tried_where_there_is_nothing_to_describe() -> None:
         "the two are alike: there is no change to describe"
     )
     other = describe_change(TwoRecordings.of(run(BEFORE), run(AFTER, gpu="AMD Y")))
-    assert other.sentence == "no what-if was tried: none stands for another device"
+    assert other.sentence == "no what-if was tried: the recordings differ in device"
     adam = describe_change(TwoRecordings.of(run(BEFORE, optimizer="SGD"), run(AFTER, optimizer="Adam")))
-    assert adam.sentence == "no what-if was tried: none stands for another optimizer"
+    assert adam.sentence == "no what-if was tried: the recordings differ in optimizer"
 
 
 def test_what_both_tell_is_accounted_for() -> None:
@@ -615,7 +615,7 @@ def test_other_pairs_of_others(shared_traces: Path) -> None:
     bert = "gaunernst_bert-small-uncased__1016001"
     two, sentence = described("tracelens-h100-mi300", f"h100.{bert}", f"mi300.{bert}")
     assert [(item.what, item.blocks) for item in two.differences] == [("device", True)]
-    assert sentence == "no what-if was tried: none stands for another device"
+    assert sentence == "no what-if was tried: the recordings differ in device"
     two, sentence = described("modded-nanogpt-8xh100", "current.rank0", "hook.rank0")
     assert not sentence.startswith("no what-if was tried")
     assert "describes the change" not in sentence or sentence.startswith("no what-if")

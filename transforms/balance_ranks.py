@@ -5,7 +5,7 @@ Source: Lin et al., "Understanding Stragglers in Large Model Training Using What
 Model:  needs the recordings of several ranks. The work of each phase, the CPU's and the GPU's each, takes every rank as
         long as the one that it is to `follow`: the fastest in that phase, the median, or the mean of all (the same work
         divided evenly). Transfers keep their times; what ranks waited for one another follows from that.
-Effort: medium: divide the work anew (batches, layers, experts), or mend or exchange what slows a rank.
+Effort: medium: divide the work anew (batches, layers, experts), or fix or replace what slows a rank.
 """
 
 from typing import Literal

@@ -11,7 +11,7 @@ Model:  with factors=4x2, 4 workers a node and 2 nodes, every all-reduce of the 
         one of its own. A `cluster` sets factors, rates and what is shared; a hop's latency is the mean one of the
         all-reduce, also then. Each stage is a call of its own on the CPU (55 us in a recording, 20 at the lower end).
         Ignored: the cost of cutting buffers. In the range: 34 % more than theory (Daydream §6.5).
-        Deviation from the print: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
+        Deviation from the paper: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
 Effort: medium: NCCL between the nodes and within them on process groups of their own, or Horovod's hierarchical mode.
 """
 

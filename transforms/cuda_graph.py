@@ -7,7 +7,7 @@ Model:  the launches of a step and the CPU's work between them become one call t
         (whatif/hardware/architectures.toml: 0.3 us on Hopper, 0.5 on others of NVIDIA's): what is gained is the GPU's
         waiting for the CPU. Data loading and the copy of the batch stay outside.
         Where the CPU waits for the GPU in between (loss.item(), a GradScaler, a blocking copy) the graph ends and
-        another one begins behind it; the prediction says how often. `capture=passes` leaves the update out. The step
+        another one begins after it; the prediction says how often. `capture=passes` leaves the update out. The step
         has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says
         so. Start-up work (calls of over 1 ms, in steps that are mostly such) stays and splits the graph as a wait does.
         A captured Adam needs capturable=True: of a for-loop one the recording gets 12 kernels of one element a tensor

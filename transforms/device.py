@@ -6,7 +6,7 @@ Model:  each kernel takes its recorded time times the ratio of two estimates of 
         the op database, from models of measurements, else from the data sheets
         (whatif/models/durations/other_device.py). Convolutions in fp32 run in TF32 where the new device has it and the
         recorded one had none (`tf32=no`: not), as PyTorch does by default. The CPU takes 1 / `cpu` of its time.
-        Collectives stay, and so do copies from memory that is not pinned; what-ifs behind it send over the new device's
+        Collectives stay, and so do copies from memory that is not pinned; what-ifs after it send over the new device's
         usual node and network (whatif/hardware), unless they name another. Ignored: another kernel choice where the
         format stays, caches that hold more, clocks that sag.
 Effort: medium: another machine.
@@ -53,7 +53,7 @@ def transform(
             f"{new.name}"
         )
     if new.note_on_dies:
-        graph = graph.note(f"device: {new.note_on_dies}: to={new.name}-GCD is that")
+        graph = graph.note(f"device: {new.note_on_dies}; use to={new.name}-GCD")
     memory = graph.info.memory
     if memory is not None and peak(memory).total > new.memory_bytes:
         graph = graph.note(

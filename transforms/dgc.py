@@ -1,14 +1,14 @@
 """DGC: send only the largest gradients, and accumulate the others locally.
 
-Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (99.9 % of the gradients stay at home; momentum correction,
+Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (99.9 % of the gradients stay local; momentum correction,
         Algorithm 4; the threshold from a sample of 1 %, §3); Daydream (USENIX ATC 2020) §5.2 and Algorithm 12.
 Model:  before each all-reduce of the graph, kernels correct the momentum, find the threshold in a sample, mask, pack
         the values with their places and clear what is sent; the all-reduce becomes an all-gather of values and places,
-        8 bytes each, from every worker; behind it the buffer is cleared and all entries are added up. The kernels only
+        8 bytes each, from every worker; after it the buffer is cleared and all entries are added up. The kernels only
         move data: 11 accesses of each gradient in 10 kernels, our count of the paper's algorithm (the range: from 0.6
         to 2 times the time), with their launches. A recorded all-reduce may have waited for other workers, which stays:
         the range goes up to its recorded time. Ignored: the weights' momentum, which moves from the update into the
-        compression; the denser exchange of the first epochs (warm-up). Deviation from the print: none.
+        compression; the denser exchange of the first epochs (warm-up). Deviation from the paper: none.
 Effort: medium: a communication hook of DDP that compresses, or Horovod with the paper's published code.
 """
 
@@ -22,7 +22,7 @@ from whatif.simulation.transfers import workers_of
 
 
 def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | None = None) -> TaskGraph:
-    """Compress before every all-reduce and decompress behind it; set `workers` if the recording lacks their number."""
+    """Compress before every all-reduce and decompress after it; set `workers` if the recording lacks their number."""
     if not 0 <= sparsity_pct < 100:
         raise WhatifError(f"dgc: expected sparsity_pct from 0 to below 100, got {sparsity_pct}.")
     tasks = np.flatnonzero(all_reduces(graph))

@@ -5,7 +5,7 @@ Source: Daydream (USENIX ATC 2020) §5.1, §6.5 and Algorithm 6; PyTorch's Distr
         among n takes 2 (n - 1) / n S / bandwidth) plus a latency for each of its 2 (n - 1) steps; docs/cluster.md.
 Model:  gradients finish in the recorded order, with the last backward work of their layer; each is copied into its
         bucket (25 MiB, the first 1 MiB, or `bucket_mb` for all, or as recorded), a bucket that is full is
-        all-reduced on the network, in order, beside the backward pass (overlap=false: behind it), and behind that pass
+        all-reduced on the network, in order, beside the backward pass (overlap=false: after it), and after that pass
         every sum is copied back before the update. Calls and copies cost the CPU and the GPU their time; `sync` puts a
         synchronisation before each call; compress=fp16 is DDP's hook: casts around half the bytes. From a CPU gloo
         sends, whose threads take time of the core, and buffers of batch normalization are broadcast. All wait for the
@@ -54,7 +54,7 @@ def transform(
     if is_pipelined(graph) and network.workers > 1:
         check_exchanges_nothing(graph, "distributed")
         if bucket_mb is not None or compress != "none" or sync or gradient_as_bucket_view:
-            raise WhatifError("distributed: expected no options of DDP's behind a pipeline, which sends at once.")
+            raise WhatifError("distributed: expected no DDP options after pipeline, which sends at once.")
         return copied_stages(graph, "distributed", network, gradient_mb)
     if workers is not None and recorded_on_several(graph):
         chosen = None if bandwidth is None and cluster is None and table is None else network
@@ -76,5 +76,5 @@ def transform(
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
         f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'} in "
         f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
-        f"the batch is that of each of the {network.workers} workers"
+        f"the batch is per worker ({network.workers} workers)"
     )

@@ -7,7 +7,7 @@ Model:  a step is one round in which each client trains on `batches` batches: on
         epoch its epoch. `federated`: clients train the whole network at once, a server averages their weights. `split`:
         clients hold the layers ahead of the cut and train one after the other with the server, then hand their weights
         on. `parallel_split`: all clients at once, the server serves one after the other. `federated_split`: each client
-        has an edge server for the layers behind the cut, a server averages these. `pipeline_learning`: every batch goes
+        has an edge server for the layers after the cut, a server averages these. `pipeline_learning`: every batch goes
         through all `workers` and back, and nothing overlaps (`pipeline` has micro-batches); as few workers as hold the
         network by default. `cut` names the last layer of a client or counts its layers (of several workers, with
         commas); by default it is the fastest of the narrowest cuts. Roles go by the heuristic of §II-C, up to

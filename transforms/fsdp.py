@@ -3,10 +3,10 @@
 Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.
         fsdp (fully_shard of torch 2.13; FullyShardedDataParallel); Rajbhandari et al., "ZeRO", SC 2020, stage 3.
 Model:  a unit (the blocks that repeat, the layers that `unit` names, or layers of `unit_size` together) is gathered
-        before its forward and its backward work, its gradients are reduced and scattered behind the latter, and each
+        before its forward and its backward work, its gradients are reduced and scattered after the latter, and each
         worker updates its part. What is in no unit is the root's: gathered once, reduced last. All of it runs on one
         channel in the order of the calls (one communicator), beside the kernels; `limit` units are gathered at once.
-        Prefetch: the next unit is asked for before (pre) or behind (post) a unit's backward work, or when its turn
+        Prefetch: the next unit is asked for before (pre) or after (post) a unit's backward work, or when its turn
         comes; `forward_prefetch` asks a unit early in the forward pass too. Copies out of and into the buffers and
         hooks cost their time (the hooks: half of what we measured; 0.15 to 1.5 ms a call). `half` sends 16 bits. On a
         CPU (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: that

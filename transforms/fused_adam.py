@@ -51,7 +51,7 @@ def transform(
     measured = measured_update_ratio(graph, to)
     if measured is not None and implementation(graph) != to and step_kernels(graph).any():
         return scale_update(graph, measured, to).note(
-            f"fused_adam: the update alone takes {measured:.2f} of its time as {to}"
+            f"fused_adam: {to} takes {measured:.2f} of the update's time, both measured alone"
         )
     optimizer = (graph.info.optimizer or "Adam").lower().removeprefix("fused")
     if to == "foreach":
@@ -66,7 +66,7 @@ def transform(
     if optimizer not in ACCESSES:
         raise WhatifError(
             f"fused_adam: expected Adam, AdamW or SGD, got {graph.info.optimizer}, whose traffic is not modelled; "
-            "fused_adam:speedup=2 says by how much its kernels would get faster."
+            "set how much faster its kernels would get, as in fused_adam:speedup=2."
         )
     fused, unfused, unfused_cpu = ACCESSES[optimizer]
     ratio = fused / (unfused if graph.on_gpu.any() else unfused_cpu)

@@ -3,12 +3,12 @@
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018; Daydream (USENIX ATC
         2020) §5.1 and Algorithm 11. The default sparsity is what a mean compression of 2.6 leaves that stores zeros as
         a bit each (Rhu et al., "Compressing DMA Engine", HPCA 2018).
-Model:  a map that a ReLU hands to pooling is kept as one bit a value, one that a ReLU (or pooling behind one) hands to
+Model:  a map that a ReLU hands to pooling is kept as one bit a value, one that a ReLU (or pooling after one) hands to
         a convolution as its values above zero with a byte of index each, and with `lossy` all others in 16, 10 or 8
-        bits. Encoding comes behind the last forward use, decoding before the first backward use, each with its launch
-        and the time that its bytes take; cuSPARSE may take three times as long. Deviations from the print: it encodes
-        sparsely only behind pooling (Gist also behind a ReLU alone), inserts the lossy kernels behind everything that
-        is no ReLU (here: behind what keeps a map), and leaves decoding out. One bit a value needs no decoding, because
+        bits. Encoding comes after the last forward use, decoding before the first backward use, each with its launch
+        and the time that its bytes take; cuSPARSE may take three times as long. Deviations from the paper: it encodes
+        sparsely only after pooling (Gist also after a ReLU alone), inserts the lossy kernels after everything that
+        is no ReLU (here: after what keeps a map), and leaves decoding out. One bit a value needs no decoding, because
         the backward work of a ReLU reads the bits. Ignored: that this reads less.
 Effort: medium: torch.autograd.graph.saved_tensors_hooks with encoding kernels of one's own.
 """
@@ -28,7 +28,7 @@ LOSSY_BYTES = {"none": None, "fp16": 2.0, "fp10": 4 / 3, "fp8": 1.0}  # three va
 def transform(
     graph: TaskGraph, *, sparsity: float = SPARSITY, lossy: Literal["none", "fp16", "fp10", "fp8"] = "none"
 ) -> TaskGraph:
-    """Encode and decode; `sparsity` is the share of zeros behind a ReLU."""
+    """Encode and decode; `sparsity` is the share of zeros after a ReLU."""
     if not 0 <= sparsity <= 1:
         raise WhatifError(f"gist: expected a sparsity from 0 to 1, got {sparsity}.")
     if Change.ENCODES in graph.info.changes:

@@ -4,8 +4,8 @@ Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is
         added to it; Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform", §III (a step is its passes
         and one update).
 Model:  loading, forward and backward pass happen `passes` times, each with a whole recorded batch; sums of gradients
-        among workers and the update happen once, in the last pass and behind it (DDP's no_sync). A pass begins on the
-        CPU behind the backward pass ahead of it. Every pass but the first adds its gradients to those before: two reads
+        among workers and the update happen once, in the last pass and after it (DDP's no_sync). A pass begins on the
+        CPU after the backward pass ahead of it. Every pass but the first adds its gradients to those before: two reads
         and one write of each, at the machine's memory rate, one operator a parameter tensor. Passes are run one by one,
         but where they are more than 200,000 tasks a recording: then one stands for several.
 Effort: small: several backward passes before optimizer.step(), the loss divided by their number.

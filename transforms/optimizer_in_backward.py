@@ -3,7 +3,7 @@
 Source: PyTorch, "How to save memory by fusing an optimizer step into the backward pass" (tutorial, 2023), with
         torch.Tensor.register_post_accumulate_grad_hook; Lv et al., "Full Parameter Fine-tuning for Large Language
         Models with Limited Resources" (LOMO), ACL 2024, §3.
-Model:  every parameter has an optimizer of its own. The update's kernels move behind the last backward work of the
+Model:  every parameter has an optimizer of its own. The update's kernels move after the last backward work of the
         layer that owns the parameter, with their share of the recorded time by bytes of gradients (a fifth either
         way); one that worked on lists of tensors works on each alone, one start and one launch for each operation. A
         call of such an optimizer takes the CPU 110 us more (50 to 200) for each parameter, on the thread that runs

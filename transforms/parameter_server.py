@@ -6,7 +6,7 @@ Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Serv
 Model:  each gradient goes whole and in the order in which they finish, those above a million parameters in parts to all
         servers (MXNet's KVStore); it is pushed on the sending link, added up and applied by a server's CPU at the rate
         of its memory, pulled on the receiving one, and the layer's forward work of the next step waits for it
-        (sync=true); with sync=false that of the step behind it does (weights one step old), so that the links alone may
+        (sync=true); with sync=false that of the step after it does (weights one step old), so that the links alone may
         hold it up. `servers` machines are theirs alone; servers=0 puts one beside each worker. From a GPU gradients are
         copied to the host and weights back. The worker's update goes. `p3` cuts slices and sends the most urgent one.
         In the range: 34 % more than theory (Daydream §6.5), half and twice the server's work (our estimate). Ignored:

@@ -9,7 +9,7 @@ Model:  the layers are cut between blocks that repeat. Of the cuts whose slowest
         launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
         two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
         A pass is one task of a CPU and one of a GPU: name what changes kernels first. Sums of `tensor_parallel` within
-        a pass come behind it; `distributed` or `zero` make copies of the pipeline, each stage with its like. Ignored:
+        a pass come after it; `distributed` or `zero` make copies of the pipeline, each stage with its like. Ignored:
         other synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections
         over a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
 Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the model as stages, as many GPUs.

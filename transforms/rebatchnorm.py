@@ -4,7 +4,7 @@ Source: Daydream (USENIX ATC 2020) §5.1 and Algorithm 5; Jung et al., "Restruct
         CNN Training", MLSys 2019.
 Model:  the kernels of a ReLU that directly follows a batch normalization go, forward and backward, with their launches
         (on a CPU its operators); batch normalization takes half of its time, because half of its input is loaded.
-        Algorithm 5 prints that every ReLU goes, also one behind an addition or a convolution, which has no
+        Algorithm 5 prints that every ReLU goes, also one after an addition or a convolution, which has no
         normalization to be fused with: `activations=all` is that reading. The range holds what Daydream §6.4 reports
         for DenseNet-121: 12.7 % predicted, 17.5 % claimed by the authors of the method, 7 % measured, because of new
         kernels, copies and allocations. Ignored: convolutions get slower by what is fused into them (within the

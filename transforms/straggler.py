@@ -51,8 +51,8 @@ def transform(
     together = workers or told or count + 1
     if not 0 <= count < together:
         raise WhatifError(
-            f"straggler: expected a count from 0 to {together - 1}, as this one of {together} workers is none, got "
-            f"{count}."
+            f"straggler: expected a count from 0 to {together - 1}, as this worker of {together} is not slow, "
+            f"got {count}."
         )
     if not compute_tasks(graph, what).any():
         raise WhatifError(f"straggler: expected a recording with work of the {what}, got one without; try what=all.")

@@ -7,13 +7,13 @@ Model:  the parts of a block are found by the shapes of its linear layers in the
         does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/kernels/batch.py:
         start-up stays, and kernels that leave the GPU half empty gain less; products of few rows, as in decoding, read
         1 / n of their weights). Normalization, dropout and sums of the stream stay whole. Behind a part's last product,
-        and behind its first one's backward work, an activation of the stream is all-reduced, which the next kernel
+        and after its first one's backward work, an activation of the stream is all-reduced, which the next kernel
         waits for; a forward pass alone has the former only. The update works on the parameters that are left.
         Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
-        gives its words are cut too, and the loss behind it (its sums of a number a word are ignored). With
+        gives its words are cut too, and the loss after it (its sums of a number a word are ignored). With
         sequence_parallel=true (Korthikanti et al., 2022, section 4.2.2) what lies between parts is cut along the
-        sequence, gathered ahead of a part and scattered behind it. The batch is that of all workers together; for
-        several such groups, on another network, name distributed, zero or fsdp behind this one, and
+        sequence, gathered ahead of a part and scattered after it. The batch is that of all workers together; for
+        several such groups, on another network, name distributed, zero or fsdp after this one, and
         activation_checkpoint as well. Ignored: overlap of the backward all-reduce with the gradients of the weights
         (later Megatron), blocks that are called twice in a pass. In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), or Megatron-LM's layers; NVLink.

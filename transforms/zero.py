@@ -3,9 +3,9 @@
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (figure 1:
         memory; section 7: 2, 2 and 3 times the parameters are communicated); DeepSpeed's configuration of its stages.
 Model:  stages 1 and 2 reduce and scatter every bucket of gradients, update a part of the parameters on each worker, and
-        gather all parameters behind the update, which the next step waits for. They differ in memory alone: stage 1
+        gather all parameters after the update, which the next step waits for. They differ in memory alone: stage 1
         keeps whole gradients. With overlap=true a bucket is sent as soon as it is full, beside the backward pass, else
-        behind that pass (DeepSpeed's default below stage 3). Its own buckets are larger than these 25 MiB, which are
+        after that pass (DeepSpeed's default below stage 3). Its own buckets are larger than these 25 MiB, which are
         DDP's: say bucket=2GB. Stage 3 is `fsdp` with its defaults, whose options it has under that name. A copy of each
         bucket and the calls cost their time; the update takes its kernels' start-up and its share of the rest. On a CPU
         (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: the
@@ -68,5 +68,5 @@ def transform(
     graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
     return graph.note(
         f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}; "
-        f"the batch is that of each of the {network.workers} workers"
+        f"the batch is per worker ({network.workers} workers)"
     )

@@ -87,8 +87,8 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise WhatifError(
-                f"{self.path}: expected to write a journal, got '{error.strerror or error}'; free some space, and the "
-                "same command goes on."
+                f"{self.path}: expected to write a journal, got '{error.strerror or error}'; free some space, then "
+                "run the same command to continue."
             ) from error
 
     def _read(self) -> None:
@@ -140,5 +140,5 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WhatifError(
-            f"{path}: expected to be the only one that measures into this database, got another run; wait for its end."
+            f"{path}: expected no other run measuring into this database, got one; wait for its end."
         ) from error

@@ -1,1 +1,1 @@
-"""Take down the operators of a training step from a module alone: meta tensors, no memory, no GPU (docs/predict.md)."""
+"""Trace the operators of a training step from a module alone: meta tensors, no memory, no GPU (docs/predict.md)."""

@@ -35,7 +35,7 @@ INPUT_DTYPES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to take down. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
+    """What to trace. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
 
     ``task`` and ``sizes`` ("batch", "seq", ...) are of models that come as a configuration. Without ``dtype`` it is the
     configuration's, else fp32.
@@ -152,12 +152,12 @@ def _on_recurrent_layers(model: nn.Module, *, on_cpu: bool) -> list[str]:
     classes = {type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)}
     if not on_cpu and classes:
         return [
-            "recurrent layers are taken down step by step, as meta tensors run them: a library's fused kernels take "
+            "recurrent layers are traced step by step, as meta tensors run them: a library's fused kernels take "
             "less time and memory"
         ]
     if classes - {"LSTM"}:
         return [
-            "GRU and RNN layers are taken down step by step, as meta tensors run them: a CPU computes the products "
+            "GRU and RNN layers are traced step by step, as meta tensors run them: a CPU computes the products "
             "with the inputs of all steps at once"
         ]
     return []

@@ -28,7 +28,7 @@ _UNSEEN = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
 
 
 class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes down every operator that is called while it is entered; ``phase`` is set by who drives the step."""
+    """Traces every operator called while it is active; ``phase`` is set by who drives the step."""
 
     def __init__(self, model: nn.Module, *, rounded: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

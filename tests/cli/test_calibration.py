@@ -78,7 +78,7 @@ def test_apply_and_explain_tell_both_steps(trace: str, capsys: pytest.CaptureFix
     assert "without the profiler 0.0820 ms; recorded 0.1000 ms" in text
     assert "baseline calibrated to the CPU time of the step without the profiler (0.0800 ms)" in text
     assert main(["explain", trace]) == 0
-    assert "a step takes 0.0800 ms (mark to mark), recorded with the profiler 0.1000 ms" in capsys.readouterr().out
+    assert "a step takes 0.0800 ms (mark to mark), 0.1000 ms with the profiler" in capsys.readouterr().out
 
 
 def test_export_shows_the_corrected_timeline(trace: str, tmp_path: Path) -> None:

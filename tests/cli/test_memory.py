@@ -113,7 +113,7 @@ def test_not_even_one_sample_fits(trace: str, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "The step does not fit into 900 bytes." in out
     # In the update, which no batch makes smaller: 720 + 16 of inputs + 240 of gradients + 240.
-    assert "Not even a batch of one sample would: it takes 1.19 KiB." in out
+    assert "Even a batch of one sample does not fit: it takes 1.19 KiB." in out
 
 
 def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
@@ -124,7 +124,7 @@ def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
     largest = report(capsys, path, "batch_size:factor=2", "--capacity", "2720B")["largest_batch"]
     assert (largest["batch_size"], largest["factor"], largest["peak_bytes"]) == (None, 1.5, 2720)
     assert main(["memory", path, "batch_size:factor=2", "--capacity", "900B"]) == 0
-    assert "Not even a hundredth of the recorded batch would" in capsys.readouterr().out
+    assert "Even a hundredth of the recorded batch does not fit" in capsys.readouterr().out
 
 
 def test_no_batch_is_searched_without_end(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +235,7 @@ def test_the_answer_alone_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert none.startswith("No number of workers up to 65,536 makes the step fit: with distributed:workers=65536")
     batch = said("fsdp:workers=8", "--solve", "batch", "--capacity", "80GB")
     assert batch.startswith("The largest batch that fits with fsdp:workers=8 has 127 samples: 74.14 GiB, a step of")
-    assert "Not even a batch of one sample would with zero" in said("zero", "--solve", "batch", "--capacity", "1GB")
+    assert "Even a batch of one sample does not fit with zero" in said("zero", "--solve", "batch", "--capacity", "1GB")
 
 
 def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,8 +264,8 @@ def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytes
     ("device", "caveat"),
     [
         ({}, "The recording lacks its parameters and optimizer state: they are not counted."),
-        ({"device_type": 1, "held": 5000}, "with gradients that stay they are part of the rest."),
-        ({"shapes": True}, "they are the weights that its operators use, and the state is what SGD keeps by default"),
+        ({"device_type": 1, "held": 5000}, 'they and gradients that stay are in "the rest".'),
+        ({"shapes": True}, "the weights that operators use are taken for them, and the state is the default of SGD"),
     ],
 )
 def test_unknown_parameters_are_told(

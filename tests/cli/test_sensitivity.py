@@ -40,11 +40,14 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 GOLDEN = """\
-if one part took half its time: of the kernel families, gemm would save most (33.3 % of the whole
-span); of the layers, A would save most (11.1 % of the whole span).
+largest gain if one part takes half its time: kernel family gemm, 33.3 % of the whole span; layer A,
+11.1 % of the whole span.
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)
+
+  10 %, 50 %, 100 %: gain, in percent of the whole span, if the part takes that much less time
+  work %: of the whole span; it adds up over threads, so it can be above 100
 
 GPU and CPU
                  work ms   work %   10 %   50 %   100 %
@@ -70,8 +73,6 @@ Layers (2 of 3)
   A               0.0060     66.7    6.7   11.1    11.1   mostly hidden
   B               0.0030     33.3    3.3   11.1    11.1
 
-  10 %, 50 %, 100 %: gain, in percent of the whole span, if the part takes that much less time
-  work %: of the whole span; it adds up over threads, so it can be above 100
   mostly hidden: overlaps with other work; less than 25 % of its time counts
   changes nothing: the whole span takes as long even if the part takes no time
 """
@@ -84,7 +85,7 @@ def test_nothing_to_work_on_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     print_sensitivity(sensitivity(bound), explain(bound))
     text = capsys.readouterr().out
     assert text.startswith(
-        "none of the layers and kernel families shortens a step by 0.5 % if it takes 50 % less time.\n"
+        "no layer and no kernel family shortens a step by 0.5 % if it takes 50 % less time.\n"
     )
     assert "none in this trace: record with `whatif collect`" in text
     assert "changes nothing: a step takes as long even if the part takes no time" in text
@@ -110,7 +111,7 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", trace, "--sensitivity", "--top", "3"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("if one part took half its time: of the ")
+    assert text.startswith("largest gain if one part takes half its time: ")
     assert "Layers (3 of " in text
 
 

@@ -102,7 +102,7 @@ def test_bandwidth_without_communication_is_answered_for_workers(
     ]
     steps = [row["predicted_ms"] for row in found["points"]]
     assert all(fast <= slow for slow, fast in zip(steps[::2], steps[1::2], strict=True))
-    assert "assumed is DDP" in found["assumed"][0]
+    assert "the recording has no communication: DDP on" in found["assumed"][0]
     # With a what-if that puts transfers in, it is about these.
     assert main(["apply", "distributed:workers=4,bandwidth=1Gbps", "bandwidth", path, "--json"]) == 0
     assert "points" not in json.loads(capsys.readouterr().out)

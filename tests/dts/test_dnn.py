@@ -98,7 +98,7 @@ def test_cuts_by_number_and_name() -> None:
     for text in ("0", "4", "fc2"):
         with pytest.raises(WhatifError, match="split: expected a cut with layers on both sides, from 1 to 3, got"):
             dnn.layer_number(text, "split")
-    with pytest.raises(WhatifError, match="expected a cut behind one of the layers conv1, conv2, fc1, fc2, got 'fc3'"):
+    with pytest.raises(WhatifError, match="expected a cut after one of the layers conv1, conv2, fc1, fc2, got 'fc3'"):
         dnn.layer_number("fc3", "split")
     with pytest.raises(WhatifError, match="expected ascending cuts from 1 to 3"):
         parts_of(dnn, (2, 2))

@@ -30,7 +30,7 @@ def test_a_shared_core_is_said() -> None:
     """Measured: 261 and 254 times a second on two cores under load 6.7, up to 317 beside three programs."""
     (sentence,) = said({"involuntary_switches": 221, "cpu_s": 0.846, "load": 6.67}, {})
     assert sentence == (
-        "busy machine, record again: in each second of its CPU time the program was taken off its core 261 times "
+        "busy machine, record again: per second of CPU time the program was preempted 261 times "
         "without the profiler; load average 6.7 on 2 cores"
     )
     assert "with it" in said({}, {"involuntary_switches": 51, "cpu_s": 0.2})[0]
@@ -44,7 +44,7 @@ def test_a_shared_core_is_said() -> None:
 def test_page_faults_are_said_where_they_take_the_time(faults: int, traced_ms: float, storm: bool) -> None:
     found = said({}, {"minor_faults": faults}, (10.0, traced_ms))
     assert bool(found) == storm
-    assert all(text.startswith("page faults: the recorded step takes 2.0 times") for text in found)
+    assert all(text.startswith("page faults: the recorded step is 2.0 times") for text in found)
 
 
 def test_damaged_counters_say_nothing() -> None:

@@ -219,7 +219,7 @@ def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path) -> 
     ended = collected(script(tmp_path, forever), [], tmp_path / "run.json", stop=True, say=said.append, **QUICK)
     assert ended.interrupted
     assert ended.recording == tmp_path / "run.json"
-    assert sum("the script catches what stops it (SystemExit) and goes on; end it with" in one for one in said) == 1
+    assert sum("the script catches SystemExit and keeps running; end it with" in one for one in said) == 1
 
 
 def test_training_in_a_thread_ends_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     found = run(tmp_path / "run", *COLLECT, "--stop", "train.py", "--steps", "100")
     assert found.returncode == 0
     said = [line for line in found.stderr.splitlines() if line.startswith("whatif: ")]
-    assert "it is stopped then, before its own end (--stop)" in said[0]
+    assert "--stop then ends it, before its own end" in said[0]
     assert "stopped train.py after 16 steps: it did not run to its end" in said[-2] + said[-1]
     assert "saved after 15" in found.stdout
 
@@ -207,7 +207,7 @@ def test_accelerate_starts_the_script_under_collect(tmp_path: Path) -> None:
     [
         (["train.ipynb"], "expected a Python script, got a notebook; in the notebook run `%load_ext whatif`"),
         (["-m", "no_such_package.train"], "expected a module that Python finds from"),
-        (["python", "train.py"], "expected a script, got Python itself; leave `python` away"),
+        (["python", "train.py"], "expected a script, got Python itself; drop `python`"),
         (["nothing.py"], "expected a Python script, got no such file: check the path"),
         (["accelerate", "test"], "expected `accelerate launch SCRIPT.py`"),
     ],

@@ -130,7 +130,7 @@ CAUSES = {
     "two libraries": (Machine(libraries=frozenset({"/a", "/b"})), r"2 copies of libcupti \(/a, /b\)"),
     "MIG": (Machine(mig=True), "is a MIG instance.*whole GPU"),
     "ROCm": (Machine(is_nvidia=False), "roctracer"),
-    "none that is known": (Machine(admin_only=True, privileged=True), "No cause that whatif knows.*CUPTI_ERROR"),
+    "none that is known": (Machine(admin_only=True, privileged=True), "No known cause applies.*CUPTI_ERROR"),
 }
 
 

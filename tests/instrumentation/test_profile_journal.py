@@ -190,7 +190,7 @@ def test_two_runs_at_once_are_told_to_wait(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     with (
         journals.Journal(tmp_path, ORIGIN),
-        pytest.raises(WhatifError, match="expected to be the only one"),
+        pytest.raises(WhatifError, match="expected no other run measuring"),
         journals.Journal(tmp_path, ORIGIN),
     ):
         pass

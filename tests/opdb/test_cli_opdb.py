@@ -60,7 +60,7 @@ def test_import_list_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = report(capsys, "import", "nccl-tests", log)
     assert (said["rows_added"], said["refused"], said["database"]) == (3, [], str(default_database()))
     assert str(tmp_path) in said["database"]
-    assert "1 were there" in text(capsys, "import", "nccl-tests", log)
+    assert "1 known" in text(capsys, "import", "nccl-tests", log)
     [contribution] = report(capsys, "list")["contributions"]
     assert (contribution["device"], contribution["family"]) == ("H100-SXM-80", "collective")
     assert contribution["method"] == "wall"
@@ -81,7 +81,7 @@ def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsy
         assert main(["opdb", "query", "mm:m=512,n=512,k=512", "--device", device]) == 0
         said = capsys.readouterr()
         assert f"on {'MI250X-GCD' if told else device}" in said.out
-        assert ("MI250X is 2 dies, of which a rank has one: this is the time on MI250X-GCD" in said.err) == told
+        assert ("MI250X has 2 dies, one for each rank: this is the time on MI250X-GCD" in said.err) == told
 
 
 def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.CaptureFixture[str]) -> None:

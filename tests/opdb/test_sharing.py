@@ -92,10 +92,10 @@ def test_the_same_times_of_another_device_are_refused_both_ways(tmp_path: Path, 
     done = push(yours, url)
     assert len(done.added) == 1
     [refused] = done.refused
-    assert f"as those of {V100}" in refused
+    assert f"already stored for {V100}" in refused
     pulled = pull(url, yours)
     [refused] = pulled.refused
-    assert f"as those of {T4}" in refused
+    assert f"already stored for {T4}" in refused
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -58,7 +58,7 @@ def test_the_same_times_of_another_device_are_refused(tmp_path: Path) -> None:
     store = database(tmp_path / "db", (some_rows(), origin(V100)))
     with pytest.raises(WhatifError) as error:
         store.add(some_rows(), origin(T4))
-    assert f"as those of {V100}" in sentence(error)
+    assert f"already stored for {V100}" in sentence(error)
     # Seven rows may agree by chance.
     few = timed(range(1, 8), [10.0] * 7)
     store.add(few, origin(V100))

@@ -163,7 +163,7 @@ def test_an_unknown_gpu_counts_as_a_v100_and_says_so() -> None:
     graph = overlapped(gpu="Voodoo 2")
     changed = occupy(graph, collectives(graph))
     assert (
-        "Voodoo 2 is not in whatif/hardware/gpus, so 16 of its multiprocessors are taken for 20 % of it"
+        "Voodoo 2 is not in whatif/hardware/gpus, so 16 multiprocessors are assumed to be 20 % of it"
         in changed.notes[-1]
     )
     told = occupy(graph, collectives(graph), 16, sm_count=32)

@@ -86,7 +86,7 @@ def test_every_stock_training_trace_of_one_worker_trains_on_eight(name: str) -> 
     for what_if in ("distributed", "zero", "fsdp"):
         answer = whatif.apply(graph, f"{what_if}:workers=8,bandwidth=25Gbps")
         assert answer.predicted_ms > base.predicted_ms
-        assert any("the batch is that of each of the 8 workers" in note for note in answer.notes)
+        assert any("the batch is per worker (8 workers)" in note for note in answer.notes)
 
 
 def test_an_uncertain_sum_widens_the_range_of_the_transfer() -> None:

@@ -88,7 +88,7 @@ def test_what_is_no_collective_of_all_is_named() -> None:
         apply(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")
     untold = recorded(2)
     untold = untold.replace(info=replace(untold.info, workers=None))
-    with pytest.raises(WhatifError, match="how many workers"):
+    with pytest.raises(WhatifError, match="its number of workers"):
         apply(untold, "distributed:workers=4")
 
 

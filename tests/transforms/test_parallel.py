@@ -207,7 +207,7 @@ def test_micro_batches_of_any_size() -> None:
     [
         (("pipeline:stages=2,micro_batches=2", "fsdp"), "fsdp: expected steps of a whole model"),
         (("pipeline:stages=2,micro_batches=2", "zero:stage=3"), "zero:stage=3: expected steps of a whole model"),
-        (("pipeline:stages=2,micro_batches=2", "distributed:compress=fp16"), "behind a pipeline"),
+        (("pipeline:stages=2,micro_batches=2", "distributed:compress=fp16"), "after pipeline"),
         (("pipeline:stages=2,micro_batches=2", "zero:gradient_mb=0"), "gradient_mb above 0"),
         (("distributed", "zero"), "exchange no gradients yet"),
         (("pipeline:stages=2,micro_batches=2", "pipeline:stages=2"), "a pipeline's stages"),

@@ -1,4 +1,4 @@
-"""Python as a script finds it at its start: the command line's own settings are put back while one runs."""
+"""Restores Python's own settings while a user's script runs."""
 
 from __future__ import annotations
 

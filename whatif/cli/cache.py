@@ -1,4 +1,4 @@
-"""``whatif cache``: the graphs of recordings that were read before, which a second question takes."""
+"""``whatif cache``: cached graphs of recordings that were read before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.cli.reading import show
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif cache``."""
-    parser.add_argument("--clear", action="store_true", help="remove all of them")
+    parser.add_argument("--clear", action="store_true", help="empty the cache")
     add_json(parser)
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         from whatif.report.printable import printable
 
         if folder is None:
-            print(f"nothing is kept: {kept.CACHE_VARIABLE} is empty")
+            print(f"caching is off: {kept.CACHE_VARIABLE} is empty")
             return
         if args.clear:
             print(f"{found['removed']} removed")

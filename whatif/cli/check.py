@@ -1,4 +1,4 @@
-"""``whatif check``: a gate for CI, which fails where a step became longer than is allowed and than noise explains."""
+"""``whatif check``: a CI gate that fails if a step grew by more than is allowed and more than noise."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.script.endswith(".ipynb"):
         raise WhatifError(f"{args.script}: {NOTEBOOK}")
     if not args.module and not Path(args.script).is_file() and args.script in ("python", "python3"):
-        raise WhatifError(f"{args.script}: expected a script, got Python itself; leave `{args.script}` away.")
+        raise WhatifError(f"{args.script}: expected a script, got Python itself; drop `{args.script}`.")
     if args.module or not Path(args.script).is_file():
         launchers = with_torch(LAUNCHERS, "collect")
         command = launchers.launched(args.script, args.args, _own_options(args))

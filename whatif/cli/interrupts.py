@@ -1,4 +1,4 @@
-"""Ctrl-C is remembered: a library written in C may say that something else went wrong because of it."""
+"""Remembers Ctrl-C, because a C library may report it as another error."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from whatif.runtime.files import VERSION
 # Each command is a module of this package with add_arguments(parser) and run(args).
 COMMANDS = {
     "demo": "write a recording that ships with whatif, and its report",
-    "collect": "record a run as it goes on: trace, layers, step without profiler",
+    "collect": "record a run: trace, layers, step time without the profiler",
     "info": "show what a trace contains, its quirks and its replay error",
     "explain": "show where the step time goes, by critical path, phase and layer",
     "apply": "predict the step time under one or more what-ifs",
@@ -44,7 +44,7 @@ COMMANDS = {
     "opdb": "manage the op database: import, query, share, evaluate",
     "dts": "rank pipeline, federated and split learning on your machines",
     "transforms": "list the what-ifs, or show the options and model of one",
-    "cache": "show or clear what is kept of traces read before",
+    "cache": "show or clear the cache of traces read before",
     "completion": "print a script that adds completion to your shell",
 }
 
@@ -112,7 +112,7 @@ def _say_if_plain() -> None:
     from whatif.runtime.loops import all_plain
 
     if time.process_time() > _LONG_S and all_plain():
-        warn(["the hot loops run as plain Python; install a C compiler and whatif again to save time"], "note")
+        warn(["the hot loops run as plain Python; to save time, install a C compiler and reinstall whatif"], "note")
 
 
 def _failed(error: BaseException, *, interrupted: bool) -> int:

@@ -312,7 +312,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     if args.unseen_device and (args.seed is not None or args.share is not None):
         raise WhatifError("opdb: expected --unseen-device without --seed and --share, which have no effect with it.")
     if args.errors is not None and not args.unseen_device:
-        raise WhatifError("opdb: expected --errors with --unseen-device, whose errors they are.")
+        raise WhatifError("opdb: expected --unseen-device with --errors, got none.")
     sources = sorted(AnswerSource[name.upper()] for name in args.source) if args.source else ALL_SOURCES
     if args.model and not args.fit:
         raise WhatifError("opdb: expected --model with --fit, which fits the models.")

@@ -26,7 +26,7 @@ def add_top(parser: argparse.ArgumentParser, what: str = "number of rows in each
 
 
 def whole_number(least: int, most: int = 10**18 - 1, what: str = "") -> Callable[[str], int]:
-    """Return what reads a whole number from ``least`` to ``most`` for argparse; ``what`` is what an error expects."""
+    """Return an argparse type: whole numbers from ``least`` to ``most``, which ``what`` describes in errors."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
@@ -38,7 +38,7 @@ def whole_number(least: int, most: int = 10**18 - 1, what: str = "") -> Callable
 
 
 def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callable[[str], float]:
-    """Return what reads a number for argparse, with or without a ``suffix``; ``what`` is what an error expects."""
+    """Return an argparse type: numbers with or without a ``suffix``, which ``what`` describes in errors."""
 
     def read(text: str) -> float:
         try:
@@ -80,7 +80,7 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="read the trace itself, and keep nothing of it (see `whatif cache`)",
+        help="neither use nor fill the cache (see `whatif cache`)",
     )
 
 
@@ -113,7 +113,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force."""
-    what = "answer even where the recording is damaged so far that the answer is void"
+    what = "answer even if the recording is too damaged for a valid answer"
     parser.add_argument("--force", action="store_true", help=what)
 
 

@@ -317,7 +317,7 @@ def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host
                 notes.append(told)
 
     families = families_of(graph, on_host=on_host)
-    measure(families, "; what a GPU computes in their place is measured" if on_host else "")
+    measure(families, "; measured instead: what a GPU would compute" if on_host else "")
     if on_host:
         measure(unanswered(estimator(device, database=folder), graph), "")
     warn(notes, "note")

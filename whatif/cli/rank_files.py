@@ -25,7 +25,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     """Add the positional TRACE, of which there may be several."""
     what = (
         "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; for a "
-        "distributed run, the files of several ranks, or their folder; or addresses of such, as s3://bucket/run"
+        "distributed run, the files of several ranks, or their folder; or their addresses, as s3://bucket/run"
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help=what)
 

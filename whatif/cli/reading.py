@@ -42,7 +42,7 @@ def quiet() -> bool:
 
 
 def remember_cut(graph: TaskGraph) -> TaskGraph:
-    """Return the graph, whose file was cut or not: any later refusal begins with that."""
+    """Return the graph; if its file was cut, later errors say so first."""
     from whatif.ingest.events import CUT
 
     for info in graph.info.ranks or (graph.info,):
@@ -56,7 +56,7 @@ def first_reason(said: str) -> str:
     for path, sentence in _cut.items():
         if sentence not in said:
             what = said.removeprefix(f"{path}: ")
-            return f"{path}: {sentence}; copy or record it again (from what could be read: {what})"
+            return f"{path}: {sentence}; copy or record it again (error in the rest: {what})"
     return said
 
 

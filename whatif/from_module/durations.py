@@ -1,4 +1,4 @@
-"""How long kernels take: each asked of the op database's chain, with its range and who answered."""
+"""Durations of kernels from the op database's chain, with their ranges and sources."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class PredictedStep(Struct, frozen=True, dict=True):
                 f"they move: {listed}"
             )
         if self.gpu is not None and self.gpu.note_on_dies:
-            found.append(f"{self.gpu.note_on_dies}: --device {self.gpu.name}-GCD is that")
+            found.append(f"{self.gpu.note_on_dies}; use --device {self.gpu.name}-GCD")
         if self.fits is False:
             found.append(f"the step does not fit the memory of {self.gpu.name if self.gpu else self.device}")
         return (*found, *self.prediction.warnings)

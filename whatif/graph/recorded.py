@@ -171,7 +171,7 @@ AUTOCAST_SHARE, AUTOCAST_CASTS = "share under autocast", "cast by autocast"
 
 
 class PredictedRanges(Struct, frozen=True):
-    """Of a step that was not run, by its kernels in their order: ranges, ns; and the factor of the host's range."""
+    """Ranges of a predicted step's kernels, in their order, ns, and the factor of the host's range."""
 
     cpu_range_factor: float | None = None
     low_ns: tuple[int, ...] | None = None  # None where what was written are no times
@@ -183,7 +183,7 @@ class PredictedRanges(Struct, frozen=True):
 
 
 class Simulated(Struct, frozen=True):
-    """Of a graph that was simulated and saved: its what-ifs, and whether its times are without the profiler's cost."""
+    """The what-ifs of a saved simulated graph, and whether its times are without the profiler's cost."""
 
     what_ifs: str = ""
     without_profiler: bool = False

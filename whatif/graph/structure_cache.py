@@ -44,7 +44,7 @@ def found(owner: object, name: str, compute: Callable[[Any], T]) -> T:
 
 
 def share(old: object, new: object) -> None:
-    """Let ``new`` take part in what is found of ``old``, and the other way round."""
+    """Let ``old`` and ``new`` share what is cached of either."""
     new.__dict__[_CACHE] = old.__dict__.setdefault(_CACHE, {})
 
 

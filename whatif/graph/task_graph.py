@@ -99,8 +99,8 @@ class GraphInfo:
         tasks, times = self.loop
         if times:
             raise WhatifError(
-                f"{name}: expected a recording with steps, got {tasks} GPU tasks that repeat {times:,} times, of which "
-                "a step may have any number; say it with --step-count or --step-mark."
+                f"{name}: expected a recording with steps, got {tasks} GPU tasks that repeat {times:,} times, any "
+                "number of which may form a step; set --step-count or --step-mark."
             )
 
     @property

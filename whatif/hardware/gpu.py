@@ -86,7 +86,7 @@ class Gpu(Struct, frozen=True):
     @property
     def note_on_dies(self) -> str | None:
         """A sentence on what a rank has where the numbers are of several dies together; None for all others."""
-        return f"{self.name} is {self.dies} dies, of which a rank has one" if self.dies > 1 else None
+        return f"{self.name} has {self.dies} dies, one for each rank" if self.dies > 1 else None
 
     @property
     def clock_hz(self) -> float:

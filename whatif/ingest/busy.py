@@ -28,8 +28,7 @@ def machine_doubts(recorded: Recorded) -> list[str]:
         cores = "" if recorded.cpu_cores is None else f" on {recorded.cpu_cores} cores"
         told = "" if average is None else f"; load average {average:.1f}{cores}"
         found.append(
-            "busy machine, record again: in each second of its CPU time the program was taken off its core "
-            f"{' and '.join(busy)}{told}"
+            f"busy machine, record again: per second of CPU time the program was preempted {' and '.join(busy)}{told}"
         )
     storm = _page_faults(recorded)
     return [*found, storm] if storm else found
@@ -55,7 +54,7 @@ def _page_faults(recorded: Recorded) -> str:
     if steps[1] < STORM * steps[0] or more * FAULT_US / 1e3 < STORM_SHARE * longer_ms:
         return ""
     return (
-        f"page faults: the recorded step takes {steps[1] / steps[0]:.1f} times the step without the profiler and "
-        f"{faults[1]:,.0f} page faults in place of {faults[0]:,.0f}; record again with the environment variables "
+        f"page faults: the recorded step is {steps[1] / steps[0]:.1f} times as long as without the profiler, with "
+        f"{faults[1]:,.0f} page faults, not {faults[0]:,.0f}; record again with the environment variables "
         "MALLOC_TRIM_THRESHOLD_=2000000000 and MALLOC_TOP_PAD_=67108864, so that freed memory is kept"
     )

@@ -45,7 +45,7 @@ def cut_first(path: Path | str, size_bytes: int, error: WhatifError) -> WhatifEr
     said = str(error).removeprefix(f"{path}: ").rstrip(".")
     if said.startswith(ends_early(size_bytes)):
         return error
-    return WhatifError(f"{path}: {ends_early(size_bytes)}; copy or record it again (from what could be read: {said}).")
+    return WhatifError(f"{path}: {ends_early(size_bytes)}; copy or record it again (error in the rest: {said}).")
 
 
 class FileBytes:

@@ -123,8 +123,8 @@ def _by_serving(events: Events) -> Steps | None:
     doubt = ""
     if len(kinds) > 1:
         doubt = (
-            f"the steps are of {len(kinds)} kinds, {int(count.max())} of {len(rows)} are {events.names[usual]}: the "
-            "step time is the median of all"
+            f"the recording mixes {len(kinds)} kinds of steps, {int(count.max())} of {len(rows)} are "
+            f"{events.names[usual]}: the step time is the median of all"
         )
     return Steps(np.append(start_ns, end_ns[-1]), "serving marks", doubt=doubt, sequences=sequences[usual] or None)
 
@@ -135,7 +135,7 @@ def _by_count(events: Events, main: int, launched: Launched, count: int) -> Step
     if not len(time_ns):
         time_ns = events.start_ns[(events.track == main) & (events.category == EventCategory.CPU_OP)]
     if not 1 <= count <= len(time_ns):
-        raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, one for each kernel at the most.")
+        raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, at most one per kernel.")
     first = np.round(np.arange(count) * len(time_ns) / count).astype(np.int64)
     edges_ns = np.append(time_ns[first], max(int(time_ns[-1]), int(events.start_ns[-1])) + 1)
     return Steps(np.maximum.accumulate(edges_ns), f"{count} steps, as asked for")

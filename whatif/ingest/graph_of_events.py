@@ -92,8 +92,8 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
 def _short_loop(loop: tuple[int, int]) -> list[str]:
     tasks, times = loop
     return [
-        f"{tasks} GPU tasks repeat {times:,} times, too few for a step: how many of these a step has is not recorded "
-        "(give it with --step-count or --step-mark)"
+        f"{tasks} GPU tasks repeat {times:,} times, too few for a step: the repeats per step are not recorded "
+        "(set --step-count or --step-mark)"
     ] * (times > 0)
 
 

@@ -88,7 +88,7 @@ def _cut(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     size_bytes = parts.events.ends_early_at
     if size_bytes is None:
         return
-    told, severity = f"{ends_early(size_bytes)}: of what lies behind it nothing is in these numbers", Severity.DOUBT
+    told, severity = f"{ends_early(size_bytes)}: these numbers include nothing after it", Severity.DOUBT
     # A file need not be in the order of time: steps before the last can lack the work that was written last.
     works = (graph.on_gpu if graph.on_gpu.any() else graph.on_cpu) & (graph.step >= 0)
     counts = np.bincount(graph.step[works], minlength=graph.info.n_steps)
@@ -127,7 +127,7 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count = int(np.count_nonzero(launches))
     of = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
     if count:
-        told = f"{_s(count, 'launch', ('has', 'have')).replace('launchs', 'launches')} no kernel, of {of:,}"
+        told = f"{count:,} of {_s(of, 'launch', ('has', 'have')).replace('launchs', 'launches')} no kernel"
         yield by_share(count, of), count, f"{told}: GPU work is missing from the recording", RECORD_AGAIN
 
 
@@ -155,7 +155,7 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
         launching = among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH]).any()
         yield (
             Severity.VOIDS if launching else Severity.DOUBT, n,
-            f"none of the {n:,} GPU tasks has a launch: what the host takes, and what waits for it, is not known",
+            f"none of the {n:,} GPU tasks has a launch: host time, and what waits for it, are unknown",
             RECORD_AGAIN if launching else "record with ProfilerActivity.CPU as well",
         )  # fmt: skip
         return
@@ -163,11 +163,11 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
     behind = np.maximum.accumulate(np.where(gpu.call >= 0, gpu.stream + 1, 0)) == gpu.stream + 1
     count = int(np.count_nonzero(unknown & behind))
     if count:
-        told = _s(count, "GPU task", ("has", "have"))
+        told = _s(n, "GPU task", ("has", "have"))
         yield (
             by_share(count, n),
             count,
-            f"{told} no launch, of {n:,}: calls are missing from the recording",
+            f"{count:,} of {told} no launch: calls are missing from the recording",
             RECORD_AGAIN,
         )
     count = int(np.count_nonzero(unknown & ~behind))
@@ -234,10 +234,10 @@ def _overlaps(parts: Parts, scale: int = 1) -> Int64:
 def _overlapping(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count, of = len(_overlaps(parts)), len(parts.gpu.event)
     if count:
-        told = _s(count, "GPU task", ("begins", "begin"))
+        told = _s(of, "GPU task", ("begins", "begin"))
         yield (
             by_share(count, of), count,
-            f"{told} while an earlier one of the same stream runs, of {of:,}: a stream runs one at a time",
+            f"{count:,} of {told} while an earlier one of the same stream runs: a stream runs one task at a time",
             "record again; do not merge streams or files",
         )  # fmt: skip
 
@@ -254,9 +254,9 @@ def _crossings(parts: Parts, scale: int = 1) -> Int64:
 def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count, of = len(_crossings(parts)), len(parts.operators.rows)
     if count:
-        told = _s(count, "operator", ("ends", "end"))
+        told = _s(of, "operator", ("ends", "end"))
         yield (
-            by_share(count, of), count, f"{told} after the operator that contains it has ended, of {of:,}",
+            by_share(count, of), count, f"{count:,} of {told} after the operator that contains it",
             "record again; do not merge threads or files",
         )  # fmt: skip
 
@@ -278,7 +278,7 @@ def _unit(parts: Parts, _: TaskGraph) -> Iterator[What]:
         # Innermost operators follow one another: they cross; outer ones hold what they held.
         count = len(found(parts)) if possible else 0
         if count > 0.2 * of and len(found(parts, _NS_PER_US)) <= 0.01 * of:
-            told = f"{count:,} of {of:,} durations run into the next one, and none if they are divided by 1,000"
+            told = f"{count:,} of {of:,} events overlap the next one, and none with durations divided by 1,000"
             yield Severity.VOIDS, count, f"{told}: durations are in ns where a trace has us", "write `dur` in us"
             return
     of_operators = _other_unit(operator_ns, *OPERATOR_NS) if len(operator_ns) > FEW_OPERATORS else ""
@@ -342,10 +342,10 @@ def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count = _shifted_copies(parts)
     count += _copies(events, np.flatnonzero(np.append(alike, False) | np.append(False, alike))) if alike.any() else 0
     if count:
-        told = _s(count, "event", ("is a copy", "are copies"))
         of = int(np.count_nonzero(among(events.category, _TIMED)))
+        told = _s(of, "event", ("is a copy", "are copies"))
         yield (
-            by_share(count, of), count, f"{told} of another, of {of:,}",
+            by_share(count, of), count, f"{count:,} of {told} of another",
             "record again; do not join a file with itself",
         )  # fmt: skip
 
@@ -400,7 +400,7 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[What]:
     gaps = max(marks) - min(marks) + 1 - len(marks) if marks else 0
     if gaps:
         told = f"{_s(gaps, 'step mark', ('is', 'are'))} missing between ProfilerStep#{min(marks)} and #{max(marks)}"
-        yield Severity.DOUBT, gaps, f"{told}: a step is counted with the one before it", RECORD_AGAIN
+        yield Severity.DOUBT, gaps, f"{told}: unmarked steps are counted with the one before", RECORD_AGAIN
     numbered = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]) & (events.external_id > 0)
     ids = np.sort(events.external_id[numbered], kind="stable")  # nearly sorted already
     ids = ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids  # np.unique takes twice as long
@@ -408,7 +408,7 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[What]:
     if np.count_nonzero(holes > 0) > max(FEW_HOLES, DOUBT_SHARE * len(ids)):
         count = int(holes.sum())
         of = len(ids) + count
-        told = f"{count:,} of {of:,} operators are missing, by the gaps in their numbers"
+        told = f"{count:,} of {of:,} operators are missing, judging by the gaps in their ids"
         yield by_share(count, of), count, told, RECORD_AGAIN
 
 

@@ -94,7 +94,7 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
         raise WhatifError(f"{path}: expected a table of measured times, got {str(error)!r}.") from error
     header = [word.strip().lower() for word in table[0]]
     if len(set(header)) < len(header):
-        raise WhatifError(f"{path}: expected columns of names of their own, got {', '.join(header)[:200]!r}.")
+        raise WhatifError(f"{path}: expected distinct column names, got {', '.join(header)[:200]!r}.")
     size_at, byte = _column(header, "size", _SIZE_UNITS, path)
     time_at, ns = _column(header, "time", _TIME_UNITS, path)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""The estimator that everybody asks: the person's database where there is one, and the models that ship."""
+"""The default estimator: the user's own database, if there is one, and the models that ship."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def evaluate(
     kept, tested = split(contributions, seed, share)
     if not kept or not tested:
         raise WhatifError(
-            f"{store.folder}: expected measurements to hold {share:.0%} of out and estimate from the rest, got too few."
+            f"{store.folder}: expected enough rows to hold out {share:.0%} and estimate from the rest, got too few."
         )
     index, models = index_of(kept), fit(kept) if fit else ()
     outcomes = [(c, rows, estimate_rows(index, c, rows, sources, models)) for c, rows in tested]

@@ -27,7 +27,7 @@ from whatif.opdb.store import MARKER, Contribution, check_marker, marker_content
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import file_system, reaching
 
-_AGAIN = "look at the address, its access rights and the connection, then run it again: what was begun does no harm."
+_AGAIN = "check the address, access rights and connection, then run it again: a partial copy does no harm."
 _PIECE_BYTES = 4_000_000
 _LARGEST_MARKER_BYTES = 4096
 # DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION, below the database's root.

@@ -200,8 +200,8 @@ def check_device_of_times(where: Path | str, device: str, times_sha256: str, row
     """Raise WhatifError where the same times of so many rows are ``known`` as those of another device."""
     if rows >= FEWEST_ROWS_THAT_TELL and known.get(times_sha256, device) != device:
         raise WhatifError(
-            f"{where}: expected measurements of {device}, got the very times that are there as those of "
-            f"{known[times_sha256]}; find out which of the two names is true."
+            f"{where}: expected measurements of {device}, got times already stored for "
+            f"{known[times_sha256]}; find out which name is right."
         )
 
 

@@ -312,7 +312,7 @@ class _Search(Struct, frozen=True):
 
     def _at_bound(self, pace: float, tried: _Tried) -> str:
         return (
-            f"with the CPU's work at {pace:.2f} of its recorded time, as far as is sensible, the simulated step still "
+            f"with the CPU's work at {pace:.2f} of its recorded time, the limit, the simulated step still "
             f"{self._differs(tried)}"
         )
 

@@ -131,7 +131,7 @@ class Prediction:
             found.append(self.baseline.calibration.reason)
         uneven = self.baseline.mean_over_median
         if uneven > UNEVEN_STEPS:
-            found.append(f"the steps differ (their mean is {uneven:.2f} times the median); reported is the median step")
+            found.append(f"the steps differ (their mean is {uneven:.2f} times the median); the median step is reported")
         found.append(unfinished_work(self.timeline, self.baseline.clock))
         return tuple(filter(None, found))
 
@@ -149,13 +149,13 @@ class Prediction:
             if 2 * self.baseline.unexplained_wait_pct > 100 - busy_pct:
                 return (
                     f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
-                    f"{self.baseline_ms:.2f} ms), and in the rest most is waiting that nothing in the recording "
-                    "explains, so faster kernels change nothing"
+                    f"{self.baseline_ms:.2f} ms), and most of the rest is waiting that the recording does not "
+                    "explain, so faster kernels change nothing"
                 )
             return (
                 f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
                 f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
-                + (", and what is added on the CPU costs time" if gain_pct <= -NOTHING_PCT else "")
+                + (", and the added CPU work costs time" if gain_pct <= -NOTHING_PCT else "")
             )
         return ""
 

@@ -60,7 +60,7 @@ class Trust(Struct, frozen=True):
         worst = self.worst
         if worst is None or worst.severity != Severity.VOIDS:
             return None
-        return f"{path}: {worst.sentence}; {worst.remedy}, or give --force for an answer all the same."
+        return f"{path}: {worst.sentence}; {worst.remedy}, or answer anyway with --force."
 
     def __str__(self) -> str:
         """Return the value in one sentence."""

@@ -15,8 +15,8 @@ from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 
 CONVENTION = (
-    "products of matrices, a multiply-add is two; of causal attention half; MFU without recomputation; what is faster "
-    "than the peak (Winograd, FFT) counts as at the peak"
+    "matrix products; a multiply-add counts as two, causal attention as half; MFU excludes recomputation; rates above "
+    "the peak (Winograd, FFT) count as the peak"
 )
 # Formats by a position in `kernels.DTYPES`; what multiplies in no known one counts as fp32.
 FORMATS = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)

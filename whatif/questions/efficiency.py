@@ -173,8 +173,8 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         )
     if used.built_twice:
         notes.append(
-            "the backward pass builds a graph of its own of more work than the forward pass (gradients of gradients): "
-            "nothing of it counts as recomputation"
+            "the backward pass computes gradients of gradients, more work than the forward pass: none of it counts as "
+            "recomputation"
         )
     if work.cached.any():
         notes.append(

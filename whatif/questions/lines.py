@@ -73,7 +73,7 @@ class LineParts(Struct, frozen=True):
         gaining = max(known, key=lambda line: line.gain_ms or 0.0)
         if gaining.gain_ms:
             told += (
-                f"; without the CPU's part of {gaining.part.name} the mean {what} of {step_ms:,.2f} ms would gain "
+                f"; removing the CPU part of {gaining.part.name} shortens the mean {what} of {step_ms:,.2f} ms by "
                 f"{gaining.gain_ms:,.2f} ms"
             )
         return f"{told}."

@@ -95,11 +95,11 @@ class MemorySummary(Struct, frozen=True):
             return ()
         if memory.parameters:
             return (
-                "The recording lacks its parameters: they are the weights that its operators use, and the "
-                f"state is what {info.optimizer or 'an unknown optimizer'} keeps by default.",
+                "Parameters were not recorded: the weights that operators use are taken for them, and "
+                f"the state is the default of {info.optimizer or 'an unknown optimizer'}.",
             )
         # Only a GPU's allocator shows what it holds beside what the step takes.
-        counted = "with gradients that stay they are part of the rest" if self.memory.inputs else "they are not counted"
+        counted = 'they and gradients that stay are in "the rest"' if self.memory.inputs else "they are not counted"
         return (f"The recording lacks its parameters and optimizer state: {counted}.",)
 
     def to_dict(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Report:
             self.say(
                 f"without the profiler {ms(estimated['estimate'])} ms, estimated "
                 f"({ms(estimated['low'])} … {ms(estimated['high'])}); recorded {ms(baseline.measured_ns / 1e6)} ms "
-                "(--as-recorded starts from this)",
+                "(the baseline with --as-recorded)",
                 "dim",
             )
 
@@ -247,7 +247,7 @@ BREAKDOWN_LABELS = (
     ("idle_ms", "neither"),
 )
 CLOCK_LABELS = {
-    "gpu": "from GPU end to GPU end",
+    "gpu": "between ends of GPU work",
     "mark": "mark to mark",
     "span": "first to last task",
 }

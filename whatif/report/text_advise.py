@@ -43,7 +43,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         _print_verdict(out, advice)
         if shown:
             headers, rows = _ranked_rows(advice, shown, list(ranks))
-            out.table("", [headers[0], "alone", *headers[2:]], rows, text_columns=2, gives_way=1)
+            out.table("", [headers[0], "what-if", *headers[2:]], rows, text_columns=2, gives_way=1)
         _print_waiting(out, advice)
         for title, entries in (
             ("Too large for the device's memory", advice.too_large),
@@ -78,7 +78,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
 
 def other_batch(baseline: Baseline) -> str:
     """Say what a star beside a time means: its what-if changes the batch."""
-    return f"*: another batch size, time for the samples of {RECORDED[baseline.clock]}"
+    return f"*: another batch size; the time is for the samples of {RECORDED[baseline.clock]}"
 
 
 def _print_waiting(out: Report, advice: Advice) -> None:

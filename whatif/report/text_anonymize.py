@@ -26,7 +26,7 @@ def print_anonymized(result: Anonymized) -> None:
             rows = [(kind, f"{len(texts):,}", _some(texts)) for kind, texts in result.kept.items()]
             out.table("Free text that stays: look at it before sharing", ["", "", ""], rows)
         out.say()
-        kept = "Names of kernels, operators, layers and annotations stay; words that not every trace has got stand-ins."
+        kept = "Names of kernels, operators, layers and annotations stay; all but common words are replaced."
         if result.renamed_words is not None:
             kept += f" Words of layer names numbered: {result.renamed_words}."
         out.note(kept, "dim")

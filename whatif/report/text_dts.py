@@ -39,7 +39,7 @@ def print_ranking(ranking: Ranking) -> None:
             tried = f"the best of {best.found.paths:,} tried" if best.found.paths > 1 else "as the ranking has it"
             out.title(f"Roles of {best.name}, {tried}")
             if best.found.training.cuts:
-                out.say(f"  cut behind {', '.join(cut_layers(best.found))}")
+                out.say(f"  cut after {', '.join(cut_layers(best.found))}")
             out.table(None, ["", "processor"], list(best.found.assignment.items()))
         refused = [row for row in ranking.rows if not row.found]
         if refused:

@@ -24,7 +24,7 @@ MOST_COLLECTIVES = 8
 # The work of all ranks together would say nothing of any of them.
 ONE_RANK = (
     "With several ranks, phases, layers and kernels show the work of the first rank, and a thread shows its own; "
-    "the critical path goes through all ranks, so that it can hold more of a part than the first rank works on it."
+    "the critical path runs through all ranks, so a part's critical time can exceed the first rank's work on it."
 )
 
 
@@ -46,7 +46,7 @@ def print_explanation(explanation: Explanation) -> None:
         if explanation.as_recorded:
             out.say(f"As recorded, with the profiler: {explanation.as_recorded}", "dim")
         corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
-        recorded = f", recorded with the profiler {ms(baseline.measured_ns / 1e6)} ms" if corrected else ""
+        recorded = f", {ms(baseline.measured_ns / 1e6)} ms with the profiler" if corrected else ""
         out.step(baseline, recorded)
         if has_gpu:
             parts = explanation.breakdown.to_dict()

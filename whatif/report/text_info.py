@@ -81,7 +81,7 @@ def _print_steps(out: Report, summary: Summary) -> None:
     ][: 1 if info.is_predicted else 3]
     if info.untraced_step_ns:
         rows.insert(
-            0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "measured before the recording")
+            0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "wall clock, before the recording")
         )
     calibration = baseline.calibration
     if calibration and calibration.untraced:

@@ -60,6 +60,6 @@ def print_lines(found: LineParts) -> None:
         of = f" ({shown} of {found.n_parts})" if shown < found.n_parts else ""
         out.table(f"By {found.by}{of}, ms a step", headers, rows, wraps=True)
         out.say()
-        out.say("mean CPU: the main thread's work in the mean step, also what only some steps do", "dim")
+        out.say("mean CPU: the main thread's mean work per step, including work of only some steps", "dim")
         if found.by != "file":
-            out.say("gain without it: of the mean step, without the line's CPU work and its waits for the GPU", "dim")
+            out.say("gain without it: how much shorter the mean step is without its CPU work and GPU waits", "dim")

@@ -154,7 +154,7 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
     beside = f"with {' + '.join(largest.what_ifs)}" if largest.what_ifs else ""
     if largest.step is None:
         least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
-        return [f"Not even {least} would{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
+        return [f"Even {least} does not fit{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
     # The search ends there, and a larger one may fit as well.
     least = "at least " if largest.factor >= MOST_TIMES else ""
     batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"

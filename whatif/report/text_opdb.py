@@ -28,7 +28,7 @@ _WHO = {
 def print_merged(done: Merged, folder: Path | str) -> None:
     """Print what an import, merge or export did."""
     with report() as out:
-        already = f", {len(done.present)} were there" if done.present else ""
+        already = f", {len(done.present)} known" if done.present else ""
         refused = f", {len(done.refused)} refused" if done.refused else ""
         added = f"{len(done.added)} contribution{'' if len(done.added) == 1 else 's'} added"
         out.say(f"{folder}: {added} ({done.rows:,} rows){already}{refused}")
@@ -108,7 +108,7 @@ def print_check(check: Check, folder: Path) -> None:
         for sentence in check.problems:
             out.say(sentence)
         rows = [(a.device, a.operator, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.set_aside]
-        out.table("Set aside: kept, not answered with", ["device", " ", "rows", "impossible", "stray"], rows)
+        out.table("Set aside: kept but not used", ["device", " ", "rows", "impossible", "stray"], rows)
 
 
 def print_evaluation(found: Evaluation) -> None:
@@ -131,7 +131,7 @@ def print_evaluation(found: Evaluation) -> None:
         printed = [f"{v:.2f}" if (v := found.published.mape_pct.get(s.name)) else "" for s in found.by_operator]
         rows = [(s.name, *_score(s), p) for s, p in zip((*found.by_operator, found.total), [*printed, ""], strict=True)]
         columns = len(headers) + any(printed)
-        title = "By operator, percent of the measured time (90 %: of the errors are smaller)"
+        title = "By operator, percent of the measured time (90 %: 90th percentile)"
         out.table(title, [*headers, "printed"][:columns], [row[:columns] for row in rows])
         if any(printed):
             out.say(f"printed: {found.published.source}", "dim")

@@ -65,7 +65,7 @@ def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, 
 
 # Steps that are shown as equal to a tenth of a percent.
 AS_FAST_PCT = 0.05
-PARTS = ["", "work", "sums", "bubble", "exchange", "update", "rest", "step"]
+PARTS = ["", "work", "TP comm", "bubble", "exchange", "update", "rest", "step"]
 
 
 def headline(found: Planned) -> str:
@@ -83,7 +83,7 @@ def headline(found: Planned) -> str:
     what = "cheapest" if found.by == "cost" else "fastest"
     price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
     micro = f"{plan.micro_batch}" if found.in_samples else f"{plan.micro_batch} × the recorded batch"
-    return f"{what}: {cut}, micro-batches of {micro}: {best.samples_per_s:,.4g} {found.unit}/s{price}"
+    return f"{what}: {cut}, micro-batch {micro}, {best.samples_per_s:,.4g} {found.unit}/s{price}"
 
 
 def described(row: Row) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def reasons(found: Planned) -> list[str]:
             continue
         differs = {
             "work": row.parts.work_ms - best.parts.work_ms,
-            "sums of activations": row.parts.sums_ms - best.parts.sums_ms,
+            "tensor-parallel communication": row.parts.sums_ms - best.parts.sums_ms,
             "bubble": row.parts.bubble_ms - best.parts.bubble_ms,
             "exposed exchange": row.parts.exchange_ms - best.parts.exchange_ms,
             "update": row.parts.update_ms - best.parts.update_ms,

@@ -23,12 +23,12 @@ def print_profiled(done: Any, device: str, folder: Path) -> None:
     """Print what was measured."""
     half_width_pct = _half_width_pct(done)
     with report() as out:
-        there = f", {done.present:,} were there" if done.present else ""
+        there = f", {done.present:,} known" if done.present else ""
         out.say(f"{folder}: {done.measured:,} operators measured on {device}{there}", "bold")
         if half_width_pct is not None:
-            out.say(f"Half of the 90 % interval of a time: {half_width_pct:.1f} % in the median.")
+            out.say(f"Median half-width of the 90 % intervals: {half_width_pct:.1f} %.")
         if done.interrupted:
-            out.say("Interrupted: what was measured is kept, and the same command goes on.")
+            out.say("Interrupted: measurements are kept; run the same command to continue.")
 
 
 def _half_width_pct(done: Any) -> float | None:

@@ -55,15 +55,17 @@ def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
         out.say(headline(found), "bold")
         out.say(explanation.verdict)
         out.step(baseline)
-        for kind in KINDS:
-            _print_kind(out, found, kind, titles[kind])
-        if not found.n_parts.get("layer"):
-            print_no_layers(out)
         out.say()
         faster = ", ".join(f"{speedup:g} %" for speedup in found.speedups_pct)
         out.say(f"  {faster}: gain, in percent of {what}, if the part takes that much less time", "dim")
         out.say(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim")
-        notes = {found.note(part) for part in found.parts}
+        for kind in KINDS:
+            _print_kind(out, found, kind, titles[kind])
+        if not found.n_parts.get("layer"):
+            print_no_layers(out)
+        notes = {found.note(part) for part in found.parts} - {""}
+        if notes:
+            out.say()
         if HIDDEN in notes:
             share = f"{100 * HIDDEN_BELOW:.0f} %"
             out.say(f"  {HIDDEN}: overlaps with other work; less than {share} of its time counts", "dim")
@@ -78,13 +80,12 @@ def headline(found: Sensitivity) -> str:
     worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
     worth.sort(key=lambda part: -part.gain_ms[at])
     what = CLOCK_SUBJECTS[found.baseline.clock]
-    families = kind_titles(bool(found.baseline.graph.on_gpu.any()))["family"].lower()
+    family = f"{'kernel' if found.baseline.graph.on_gpu.any() else 'operator'} family"
     if not worth:
-        return f"none of the layers and {families} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
-    of = {"layer": "of the layers", "family": f"of the {families}"}
-    gains = [f"{found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
-    named = [f"{of[part.kind]}, {part.name} would save most ({gain})" for part, gain in zip(worth, gains, strict=True)]
-    return f"if one part took half its time: {'; '.join(named)}."
+        return f"no layer and no {family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
+    of = {"layer": "layer", "family": family}
+    named = [f"{of[part.kind]} {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
+    return f"largest gain if one part takes half its time: {'; '.join(named)}."
 
 
 def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> None:

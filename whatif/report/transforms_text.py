@@ -40,7 +40,7 @@ def listing() -> dict[str, Any]:
 
 def _hidden(plug_in: PlugIn) -> dict[str, Any]:
     """A plug-in hidden by a built-in, because built-in names must not depend on what is installed."""
-    reason = f"the package {plug_in.package!r} gives it the name of a built-in transform, which is the one that is used"
+    reason = f"the package {plug_in.package!r} gives it the name of a built-in transform, which takes precedence"
     return {"name": plug_in.name, "origin": "plug-in", "summary": None, "error": reason}
 
 
@@ -117,7 +117,7 @@ def print_transform(found: dict[str, Any]) -> None:
             out.say("  none")
         if found["overrides_schedule"]:
             out.say()
-            out.say("It has a schedule of its own, so only one like it fits into a composition.")
+            out.say("It overrides the schedule; a composition can hold only one such what-if.")
         out.say()
         out.say(f"whatif apply {_example(found)} TRACE", soft_wrap=True)
         out.say(f"source: {found['source']}", "dim", soft_wrap=True)

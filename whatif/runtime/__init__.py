@@ -1,1 +1,1 @@
-"""What every folder stands on: errors, files, jobs, and how hot loops run."""
+"""What every package uses: errors, files, jobs, and how hot loops run."""

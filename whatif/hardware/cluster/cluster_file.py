@@ -107,7 +107,7 @@ def parse_cluster(text: str, path: str) -> Cluster:
         groups[name] = tuple(processor.name for processor in found)
         processors += found
     if len({processor.name for processor in processors}) < len(processors):
-        raise WhatifError(f"{path}: processor: expected names of their own, got one twice once they are numbered.")
+        raise WhatifError(f"{path}: processor: expected distinct names, got a duplicate after numbering.")
     links = [link for table, fields in enumerate(top.tables("link")) for link in _links(fields, groups, table)]
     cluster = Cluster(
         name=head.text("name", Path(path).stem), levels=tuple(levels), processors=tuple(processors),
@@ -119,7 +119,9 @@ def parse_cluster(text: str, path: str) -> Cluster:
         raise WhatifError(f"{path}: expected a [[level]] or a [[processor]], got neither.")
     for number, level in enumerate(levels[:-1]):
         if level.workers is None:
-            raise WhatifError(f"{path}: level[{number}].workers: expected a number but in the last level, got none.")
+            raise WhatifError(
+                f"{path}: level[{number}].workers: expected a number in all but the last level, got none."
+            )
     check_connected(cluster)
     return cluster
 

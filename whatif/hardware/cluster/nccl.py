@@ -1,4 +1,4 @@
-"""What NCCL's own tuner thinks that its collectives take: the fastest of its algorithms and protocols, size by size.
+"""Times of collectives as NCCL's own tuner estimates them: the fastest of its algorithms and protocols, size by size.
 
 Source: NCCL 2.30, src/graph/tuning.cc; its constants are in `nccl_tuning.toml`. Ring and tree in three protocols each
         (LL and LL128 send small packets that carry their own flag, Simple large ones behind a flag), and the reduction

@@ -49,7 +49,7 @@ _COMMON = frozenset((
 _SHORTEST_SECRET = 4
 
 PATH, ADDRESS, SECRET = "texts with a path", "texts with an address", "texts with a host or user name"
-UNKNOWN = "texts with unknown words, which got stand-ins"
+UNKNOWN = "texts with unknown words, now replaced"
 
 # Fields that say who and where, wherever they stand in what a recorder wrote beside the events.
 _PRIVATE_FIELD = re.compile(

@@ -100,7 +100,7 @@ class Dnn(Struct, frozen=True, dict=True):
             number = self.layers.index(text) + 1
         else:
             known = ", ".join(self.layers[:6]) + (", ..." if len(self) > 6 else "")
-            raise WhatifError(f"{what_if}: expected a cut behind one of the layers {known}, got {text!r}.")
+            raise WhatifError(f"{what_if}: expected a cut after one of the layers {known}, got {text!r}.")
         if not 0 < number < len(self):
             raise WhatifError(
                 f"{what_if}: expected a cut with layers on both sides, from 1 to {len(self) - 1}, got {number}."

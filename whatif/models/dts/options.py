@@ -115,8 +115,8 @@ def train_distributed(
     sent = sum(activity.size_bytes for activity in activities if activity.size_bytes > 0)
     where = ", ".join(f"{role} on {at}" for role, at in found.assignment.items())
     cuts = [dnn.layers[at - 1] for at in found.training.cuts]
-    behind = f"cut behind {', '.join(cuts)}; " if cuts else ""
-    return graph.note(f"{name}: {behind}{where}; {sent / 1e6:,.1f} MB cross the network in a step of all of them")
+    after = f"cut after {', '.join(cuts)}; " if cuts else ""
+    return graph.note(f"{name}: {after}{where}; {sent / 1e6:,.1f} MB cross the network in a step of all of them")
 
 
 def _fastest(

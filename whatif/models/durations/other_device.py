@@ -182,8 +182,8 @@ def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> 
     unknown_ns = graph.duration_ns[products][(graph.flops[products] <= 0) & (graph.called[products] < 0)].sum()
     if unknown_ns > 0.5 * graph.duration_ns[products].sum():
         found.append(
-            "device: shapes were not recorded (record_shapes=True): names alone tell what products compute, and the "
-            "range is wider"
+            "device: shapes were not recorded (record_shapes=True): products are guessed from names, and the range is "
+            "wider"
         )
     formats = [DTYPES[code] for code in each_once(matrix_dtype(graph)[products]).tolist()]
     pairs = ((form, counts_as(new, form)) for form in formats)

@@ -78,9 +78,9 @@ def check_exchanges_nothing(graph: TaskGraph, name: str) -> None:
     """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker."""
     if communicates(graph):
         put_in = bool((workers_of(graph) > 0).any())
-        told = "name it before the what-if that put that in" if put_in else "record one worker"
+        told = "name it before the what-if that added this" if put_in else "record one worker"
         if not put_in and name in FROM_MANY:
-            told += ", or say on how many it shall run (workers=8)"
+            told += ", or set the number of workers (workers=8)"
         raise WhatifError(f"{name}: expected steps that exchange no gradients yet, got some that do; {told}.")
 
 

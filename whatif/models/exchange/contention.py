@@ -248,8 +248,8 @@ def _unknown_device(graph: TaskGraph, sms: int, sm_count: int | None) -> TaskGra
     if sm_count or device(graph):
         return graph
     return graph.note(
-        f"contention: {graph.info.gpu or 'the GPU'} is not in whatif/hardware/gpus, so {sms} of its multiprocessors "
-        f"are taken for {100 * sms / UNKNOWN_SM_COUNT:.0f} % of it, as on a V100; sm_count sets their number"
+        f"contention: {graph.info.gpu or 'the GPU'} is not in whatif/hardware/gpus, so {sms} multiprocessors are "
+        f"assumed to be {100 * sms / UNKNOWN_SM_COUNT:.0f} % of it, as on a V100; sm_count sets the total"
     )
 
 

@@ -51,6 +51,6 @@ def with_capturable_update(graph: TaskGraph) -> TaskGraph:
     graph = with_values(added.graph, added.ids, in_optimizer=in_optimizer)
     graph = graph.replace(info=replace(graph.info, recorded=told))
     return graph.note(
-        f"cuda_graph: {optimizer.type} needs capturable=True, whose step counters lie on the GPU: {SCALAR_KERNELS} "
-        f"kernels of one element for each of {tensors} tensors; fused=True has none of them"
+        f"cuda_graph: {optimizer.type} needs capturable=True, which keeps step counters on the GPU: {SCALAR_KERNELS} "
+        f"kernels of one element for each of {tensors} tensors; fused=True has none"
     )

@@ -140,8 +140,8 @@ def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
         return graph
     return graph.note(
         f"{name}: {start_up_ns / 1e6:,.1f} ms of the recording are single calls or gaps of over "
-        f"{LONG_NS / 1e6:.0f} ms, as loading libraries and first allocations take them; they stay, and the lower end "
-        "of the range is without them; record steps that are warm"
+        f"{LONG_NS / 1e6:.0f} ms, typical of library loading and first allocations; they stay, except in the lower "
+        "end of the range; record steps after warm-up"
     )
 
 

@@ -68,7 +68,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     recorded = recorded_workers(graph)
     path = graph.info.path or "this recording"
     if recorded is None or recorded < 2:
-        raise WhatifError(f"{name}: expected a recording that shows how many workers it is one of, got {path}.")
+        raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
     found = _collectives(graph)
     staying = np.flatnonzero(_exchanging(graph) & ~_of_all(graph))
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
@@ -80,9 +80,9 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         raise WhatifError(f"{name}: expected {', '.join(KNOWN)} in {path}, got {', '.join(others)} alone.")
     notes = [f"{name}: recorded on {recorded} workers, predicted on {workers}, each with its recorded batch"]
     if others:
-        notes.append(f"{name}: as they were recorded on {recorded} workers remain {', '.join(others)}")
+        notes.append(f"{name}: {', '.join(others)} stay as recorded on {recorded} workers")
     if workers == 1:
-        notes.append(f"{name}: the copies into and out of buckets, which one worker has not, remain")
+        notes.append(f"{name}: copies into and out of buckets remain, though one worker has none")
         graph = graph.remove(found.task)
     elif workers != recorded or network is not None:
         graph = _issued_again(graph, found, recorded, workers, network)

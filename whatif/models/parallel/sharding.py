@@ -79,7 +79,7 @@ def fully_sharded(
         graph = _summed_across(graph, across)
     return slow_kernels_beside(graph).note(
         f"{name}: {len(units.names)} units of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB of the root; "
-        f"the batch is that of each of the {network.workers} workers"
+        f"the batch is per worker ({network.workers} workers)"
         + (f"; {workers} of a node share the parameters, of which each node has all" if how.hybrid else "")
     )
 

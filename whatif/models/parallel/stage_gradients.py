@@ -122,8 +122,8 @@ def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: fl
     graph = exchange_of_stages(told_gradients(graph, gradient_mb, name), name, network)
     most = int(np.asarray(graph.attached[GRADIENTS]).max())
     return as_workers(graph, network.workers, most).note(
-        f"{name}: each stage all-reduces its gradients among {network.workers} copies of the pipeline behind its last "
-        f"backward pass, network: {network.described}; the batch is that of each copy"
+        f"{name}: each stage all-reduces its gradients among {network.workers} copies of the pipeline after its last "
+        f"backward pass, network: {network.described}; the batch is per copy"
     )
 
 

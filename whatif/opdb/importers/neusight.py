@@ -95,7 +95,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, io.Byt
     """The tables of an archive; nothing is unpacked onto the disk."""
     for place, member in enumerate(archive):
         if place >= _MOST_MEMBERS or member.size > _LARGEST_MEMBER_BYTES:
-            raise WhatifError(f"{path}: expected a few hundred tables, got an archive that unfolds beyond all bounds.")
+            raise WhatifError(f"{path}: expected a few hundred tables, got an archive of too many or too large files.")
         # The first folder of the archive is `collect` itself.
         if not member.isfile() or not member.name.endswith(".csv") or member.name.count("/") <= _FEWEST_FOLDERS:
             continue

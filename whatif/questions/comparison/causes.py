@@ -54,7 +54,7 @@ class Cause(Struct, frozen=True):
         return min(sign * self.change_ms, sign * self.work_ms)
 
     def __str__(self) -> str:
-        where = f", most in {self.where}" if self.where else ""
+        where = f"; largest change: {self.where}" if self.where else ""
         return f"{self.name}, {self.before_ms:,.2f} → {self.after_ms:,.2f} ms of the critical path{where}"
 
     def to_dict(self) -> dict[str, Any]:

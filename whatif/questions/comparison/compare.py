@@ -57,7 +57,7 @@ class Comparison(Struct, frozen=True):
     def warnings(self) -> tuple[str, ...]:
         """What to know before trusting the numbers: of the two together, then of each recording alone."""
         blocking = [str(item) for item in self.two.differences if item.blocks]
-        found = [f"the steps are of different work or machines: {'; '.join(blocking)}"] if blocking else []
+        found = [f"the work or the machines differ: {'; '.join(blocking)}"] if blocking else []
         both = set(self.explained[0].warnings) & set(self.explained[1].warnings)
         found += [*self.two.remarks, *(f"A and B: {text}" for text in self.explained[0].warnings if text in both)]
         for name, explanation in zip("AB", self.explained, strict=True):

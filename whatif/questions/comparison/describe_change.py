@@ -156,7 +156,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     """
     beyond = [item.what for item in two.differences if _no_what_if(item)]
     if beyond:
-        return Description(None, (), f"no what-if was tried: none stands for another {' and '.join(beyond)}")
+        return Description(None, (), f"no what-if was tried: the recordings differ in {' and '.join(beyond)}")
     before, after = profile(two.before), profile(two.after)
     noise_pct = UNKNOWN_NOISE_PCT if two.noise_pct is None else two.noise_pct
     if abs(two.change_pct) <= noise_pct and before.distance(after) <= ALIKE:
@@ -249,7 +249,7 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
     found = tuple(sorted({id(fit): fit for fit in (*fitting, *alone)}.values(), key=lambda fit: fit.left))
     near = _near(sorted(fitting, key=lambda fit: fit.left), bound_pct)
     if not found or (not near and found[0].left > HELPS):
-        return Description(None, found, "no what-if describes the change: none of those that apply comes closer to it")
+        return Description(None, found, "no what-if describes the change: none that applies comes closer")
     if not near:
         closest = found[0]
         verb, leaves = ("is", "leaves") if len(closest.transforms) == 1 else ("are", "leave")
@@ -270,8 +270,8 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
         best,
         found,
         f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step time is predicted within "
-        f"{abs(best.error_pct):.1f} %{_at_pace(best)}; compared part by part, {100 * best.left:.0f} % of what "
-        "differs between A and B is left unexplained",
+        f"{abs(best.error_pct):.1f} %{_at_pace(best)}; part by part, {100 * best.left:.0f} % of the difference "
+        "between A and B is unexplained",
     )
 
 
@@ -280,7 +280,7 @@ def _at_pace(fit: Fit) -> str:
     if abs(fit.pace - 1) < TOLD_PACE:
         return ""
     end, start = ("A", "B") if fit.undone else ("B", "A")
-    return f" at {end}'s pace (a call that stays as it was takes {fit.pace:.2f} times as long as in {start})"
+    return f" at {end}'s pace (an unchanged call takes {fit.pace:.2f} times as long as in {start})"
 
 
 def _way(fit: Fit) -> str:

@@ -1,4 +1,4 @@
-"""What a step is made of, in numbers that two steps can be held against each other by."""
+"""What a step is made of, in numbers by which two steps are compared."""
 
 from __future__ import annotations
 

@@ -120,11 +120,11 @@ class Planned(Struct, frozen=True):
         """What is assumed of a recording whose clock gives no steps."""
         notes = []
         if not self.in_samples:
-            notes.append(f"plan: the trace does not hold its batch size: in the launch flags put it for {BATCH}.")
+            notes.append(f"plan: the trace lacks its batch size: put it in place of {BATCH} in the launch flags.")
         if self.baseline.clock == "span":
             count = steps_in(self.baseline)
             taken = f"a step is taken to be the span divided by its {count} steps" if count > 1 else (
-                "the whole span is taken to be one step; if it holds several, tell with --step-count"
+                "the whole span is taken to be one step; if it holds several, set --step-count"
             )  # fmt: skip
             notes.append(f"plan: {taken}.")
         return tuple(notes)

@@ -77,8 +77,8 @@ def faster_links(
     factor = float(asked[place].options.get("factor", FACTOR))
     rates = f"distributed.bandwidth={ETHERNET},{float(str(ETHERNET).removesuffix('Gbps')) * factor:g}Gbps"
     assumed = (
-        f"the recording has no communication: assumed is DDP on workers with links of {ETHERNET}, and {factor:g} times "
-        "that (distributed:bandwidth=, cluster= name others)",
+        f"the recording has no communication: DDP on links of {ETHERNET}, and of {factor:g} times that, is assumed "
+        "(distributed:bandwidth= or cluster= sets others)",
         *([f"the sizes of its gradients come from {told}"] if told else []),
     )
     return chosen, (parse_vary(FEW_WORKERS, chosen), parse_vary(rates, chosen)), assumed

@@ -1,4 +1,4 @@
-"""A step on more and more workers: what each number of them brings, and where it stops to pay.
+"""A step on more and more workers: what each number gains, and where it stops paying off.
 
 Weak scaling keeps each worker's batch, strong scaling the batch of all of them together. Efficiency is the share of
 the throughput of so many single workers. Equal workers are simulated once: one of them, with what the others cost it.
@@ -216,9 +216,7 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
         raise WhatifError(f"scaling: expected a what-if with the option workers, as distributed or fsdp, got {names}.")
     spreading = [can and OPTION not in t.options for can, t in zip(able, transforms, strict=True)]
     if not any(spreading):
-        raise WhatifError(
-            f"scaling: expected a what-if that leaves workers to --workers, got {names} that all name theirs."
-        )
+        raise WhatifError(f"scaling: expected a what-if without workers=, for --workers to set, got {names} with it.")
     # Those that bring a network; so many groups of so many workers would be their square.
     chosen = [
         t.name for t, spreads in zip(transforms, spreading, strict=True) if spreads and "bandwidth" in t.parameters
@@ -226,8 +224,8 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
     shared = next((name for name in chosen if name in SHARING), None)
     if shared and len(chosen) > 1:
         raise WhatifError(
-            f"scaling: expected {shared} to name its workers, as in {shared}:workers=2, where other what-ifs have "
-            f"workers too, got {' and '.join(chosen)} without."
+            f"scaling: expected {shared}:workers=2 or the like where other what-ifs take --workers, got "
+            f"{' and '.join(chosen)} without."
         )
     return spreading
 

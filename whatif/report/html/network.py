@@ -45,7 +45,7 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         tuple(f"{row.count:,}" for row in rows),
         (
             Series("predicted", tuple(found.throughput(row) for row in rows), 0, low, high),
-            Series("as many times as there are workers", tuple(float(row.count) for row in rows), 7, dashed=True),
+            Series("ideal", tuple(float(row.count) for row in rows), 7, dashed=True),
         ),
         "workers",
         "throughput, × one worker's",

@@ -40,8 +40,8 @@ def _what_a_step_is(facts: Facts) -> list[str]:
         return [f"All times are of the whole recording, its {n_steps:,} steps together, as `--clock span` asks for."]
     holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
     return [
-        f"All times are of the whole recording, from the first to the last task: it {holds}, and the time of a step "
-        f"is reported from {MIN_STEPS} steps on."
+        f"All times are of the whole recording, from the first to the last task: it {holds}, and step times need "
+        f"at least {MIN_STEPS}."
     ]
 
 
@@ -134,7 +134,7 @@ def quality(facts: Facts) -> Html:
         paragraph(prose(str(summary.trust)), class_="lead"),
         table("t-quality", "Facts about the recording", columns, rows, sortable=False),
         paragraph(prose(overhead)),
-        tag("h3", "Quirks met and doubts"),
+        tag("h3", "Quirks and doubts"),
         quirks,
         command(baseline, "info", TRACE),
     )
@@ -154,10 +154,10 @@ def legend(terms: Mapping[str, str]) -> Html:
         "How the numbers were made",
         tag("dl", rows),
         paragraph(
-            "This page computes nothing: every number comes from the command shown under its table. The "
-            "durations that a what-if needs and the recording does not hold are answered, in this order, by a "
-            "measurement of the operator alone, the database of operators, the device's roofline, a constant from a "
-            "paper, or our own estimate; each prediction shows how many durations came from each of them."
+            "This page computes nothing: every number comes from the command shown under its table. "
+            "Durations that the recording lacks come, in this order, from a measurement of the operator alone, the "
+            "database of operators, the device's roofline, a constant from a paper, or our own estimate; each "
+            "prediction shows how many durations came from each of them."
         ),
-        tag("details", tag("summary", "Words of this page"), tag("dl", words, class_="words")),
+        tag("details", tag("summary", "Terms on this page"), tag("dl", words, class_="words")),
     )

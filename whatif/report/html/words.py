@@ -48,7 +48,7 @@ TERMS = {
     "replay error": "how far the simulated recording is from the recorded one",
     "unexplained wait": "waiting for which the recording shows no cause",
     "effort": "how much work the change is for you",
-    "source of durations": "who answers how long the changed tasks take: measurements, a database, a model, a paper",
+    "source of durations": "where changed durations come from: measurements, a database, a model, a paper",
     "range, %": "nominal 90 % range of the gain",
     "nominal 90 % range, ms": "nine of ten measurements should lie inside",
     "gain %": "how much shorter the step is",

@@ -204,6 +204,6 @@
   };
 
   run().catch((error) => {
-    told.textContent = `This browser cannot show the timeline (${error.message}); the tables above tell the same step.`;
+    told.textContent = `This browser cannot show the timeline (${error.message}); the tables above show the same step.`;
   });
 })();
