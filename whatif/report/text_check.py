@@ -8,7 +8,7 @@ from whatif.report.layout import ms_format, report
 from whatif.report.text_compare import change_row, markdown_report, print_causes
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
-HEADERS = ("", "baseline", "now", "change", "count")
+HEADERS = ("", "baseline", "now", "change")
 
 
 def print_regression(found: Regression) -> None:
@@ -17,10 +17,10 @@ def print_regression(found: Regression) -> None:
     with report() as out:
         # On one line however narrow the page is: logs are searched by line.
         out.say(found.verdict, STYLES[found.status], soft_wrap=True)
-        print_causes(out, found.causes, ms)
+        print_causes(out, found.causes, ms, HEADERS)
         for what, parts in _grown(found):
             rows = [change_row(change, work_ms, ms) for change in parts]
-            out.table(f"{what.capitalize()} that grew most: work, ms a step", HEADERS, rows)
+            out.table(f"{what.capitalize()} that grew most: work, ms a step", [*HEADERS, "tasks"], rows)
         changed = [str(item) for item in found.two.differences if not item.blocks]
         out.table("The recordings differ in", [" "], [(text,) for text in changed])
 

@@ -173,10 +173,12 @@ def _timed(measured: MeasuredStep) -> str:
     return CLOCK_LABELS[measured.clock]
 
 
-def print_causes(out: Report, causes: Sequence[Cause], ms: Callable[[float | None], str]) -> None:
+def print_causes(
+    out: Report, causes: Sequence[Cause], ms: Callable[[float | None], str], headers: Sequence[str] = HEADERS
+) -> None:
     """Print what the two critical paths run through, the largest change first."""
     rows = [(cause.name, *_cells(cause.before_ms, cause.after_ms, ms), cause.where) for cause in causes]
-    out.table("Critical path, ms", [*HEADERS, " "], rows)
+    out.table("Critical path, ms", [*headers, " "], rows)
 
 
 def _print_breakdown(out: Report, found: Comparison, ms: Callable[[float | None], str]) -> None:

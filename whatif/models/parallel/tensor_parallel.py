@@ -74,8 +74,8 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
     if not parts:
         raise WhatifError(
             "tensor_parallel: expected blocks of a transformer, with linear layers that widen and narrow the hidden "
-            f"size, got none in {graph.info.path or 'this recording'}; record it with `whatif collect`, which records names and "
-            "shapes of layers, or say which are blocks, as in tensor_parallel:layers=encoder.layers.[0-9]+."
+            f"size, got none in {graph.info.path or 'this recording'}; record it with `whatif collect`, which records "
+            "names and shapes of layers, or say which are blocks, as in tensor_parallel:layers=encoder.layers.[0-9]+."
         )
     n_blocks = len(parts)
     if vocabulary:
