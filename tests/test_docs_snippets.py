@@ -41,11 +41,11 @@ def test_the_table_names_every_public_name_of_models_by_topic() -> None:
     assert sorted(named(table, 2)) == sorted(whatif.models.__all__)
 
 
-def test_every_verb_of_the_table_is_one_of_the_graph() -> None:
-    table = GUIDE[GUIDE.index("| verb | example |") : GUIDE.index("A verb takes")]
-    verbs = [name for name in re.findall(r"^\| `(\w+)`", table, re.MULTILINE) if name != "priority"]
-    assert len(verbs) >= 9
-    assert [verb for verb in verbs if not callable(getattr(TaskGraph, verb, None))] == []
+def test_every_edit_of_the_table_is_one_of_the_graph() -> None:
+    table = GUIDE[GUIDE.index("| edit | example |") : GUIDE.index("Edits take")]
+    edits = [name for name in re.findall(r"^\| `(\w+)`", table, re.MULTILINE) if name != "priority"]
+    assert len(edits) >= 9
+    assert [edit for edit in edits if not callable(getattr(TaskGraph, edit, None))] == []
 
 
 def test_the_guide_is_short() -> None:
