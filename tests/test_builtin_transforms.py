@@ -12,6 +12,7 @@ import pytest
 import whatif
 from tests.helpers import Event, launched, mark, op, read_events, replace, telling
 from whatif import TaskGraph, WhatifError
+from whatif.prediction.baseline import Baseline
 
 RESNET, TRANSFORMER = "resnet18_cifar_cpu.json.gz", "transformer_cpu.json.gz"
 
@@ -43,7 +44,7 @@ def test_twice_is_once_on_a_gpu(shared_traces: Path) -> None:
 
 @pytest.mark.parametrize("name", [RESNET, TRANSFORMER, "resnet18_cifar_cpu_loader2.json.gz"])
 def test_removing_trivial_loading_slows_nothing(own: Callable[[str], TaskGraph], name: str) -> None:
-    baseline = whatif.prediction.predict.Baseline.of(own(name))
+    baseline = Baseline.of(own(name))
     predicted = [whatif.apply(baseline, f"data_loading:time_ms={ms}").predicted_ms for ms in (0, 0.1, 0.5, 1)]
     assert predicted == sorted(predicted)
     assert predicted[0] <= baseline.step_ns / 1e6

@@ -10,8 +10,9 @@ Model:  each slice is pushed on the sending link once its layer's backward work 
         Deviations from the paper: there the priority is the negative distance to the output, which prefers the layers
         that are used last; a slice is pulled for the layer's backward work; a worker also sends to its own server.
         Here all servers are equally busy. Ignored: the servers' own work, copies between host and GPU, the worker's
-        calls (on a CPU sockets take their time from the core of the step). In the range: 34 % more than theory (Daydream
-        §6.5 measured it for NCCL), and messages whose latencies overlap (in the prediction each holds its link up).
+        calls (on a CPU sockets take their time from the core of the step). In the range: 34 % more than theory
+        (Daydream §6.5 measured it for NCCL), and messages whose latencies overlap (in the prediction each holds its
+        link up).
 Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS, in place of PyTorch's DDP.
 """
 
