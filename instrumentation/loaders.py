@@ -1,5 +1,6 @@
 """Which DataLoader feeds the training, seen by watching what fetches a batch."""
 
+import time
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -8,9 +9,13 @@ _Iterator: Any = dataloader._BaseDataLoaderIter  # Untyped; every DataLoader's i
 
 
 class LoaderWatch:
-    """Watches every DataLoader of the process until `remove`, also one whose iteration has begun before."""
+    """Watches every DataLoader of the process until `remove`, also one whose iteration has begun before.
+
+    ``fetch_ns`` is the CPU time of all fetches so far, of the threads that made them.
+    """
 
     def __init__(self) -> None:
+        self.fetch_ns = 0
         self._fetches: dict[int, int] = {}  # by the iterator's identity
         self._seen: dict[int, Any] = {}
         self._summary: dict[str, Any] | None = None
@@ -18,9 +23,11 @@ class LoaderWatch:
         self._next = inner = _Iterator.__next__
 
         def watched(iterator: Any) -> Any:
-            batch = inner(iterator)
             if not self._watching:
-                return batch
+                return inner(iterator)
+            began_ns = time.thread_time_ns()
+            batch = inner(iterator)
+            self.fetch_ns += time.thread_time_ns() - began_ns
             self._seen[id(iterator)] = iterator
             self._fetches[id(iterator)] = self._fetches.get(id(iterator), 0) + 1
             return batch

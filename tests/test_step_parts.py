@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers import mark, op, read_events, telling
-from whatif import TaskGraph
+from tests.helpers import Event, mark, op, read_events, telling
+from whatif import Phase, TaskGraph
 from whatif.prediction.calibrate import calibrate
 from whatif.prediction.step_parts import PARTS
 
 STEPS = 5
 
 
-def recorded(folder: Path, **told: Any) -> TaskGraph:
+def recorded(folder: Path, more: Sequence[Event] = (), **told: Any) -> TaskGraph:
     """Steps of 100 us in which the parts take 20, 30, 40 and 10 us; ten operators lie outside, one in each other part.
 
     ::
@@ -35,7 +36,7 @@ def recorded(folder: Path, **told: Any) -> TaskGraph:
             op("autograd::engine::evaluate_function: MmBackward0", at + 50, 40, **sequence, **{"Fwd thread id": 1})
         ]
         events += [mark("Optimizer.step#SGD.step", at + 90, 10), op("aten::add_", at + 90, 10)]
-    graph = read_events(folder, events)
+    graph = read_events(folder, [*events, *more])
     step = {"median": 0.05}
     return telling(graph, **{"threads": 1, "untraced_step_ms": step, "untraced_cpu_ms": step, **told})
 
@@ -51,12 +52,13 @@ def parts_us(graph: TaskGraph) -> list[float]:
 
 
 def told(*ms: float) -> dict[str, float]:
-    return dict(zip(PARTS, ms, strict=True))
+    """Times of the parts in their order; loading is the last one and may be left out."""
+    return dict(zip(PARTS, ms, strict=False))
 
 
 def test_each_part_meets_its_share(tmp_path: Path) -> None:
     """Twice as slow in all; what was slow is the forward and the backward pass."""
-    graph = recorded(tmp_path, warmup_parts_ms=told(0.019, 0.011, 0.011, 0.009))
+    graph = recorded(tmp_path, untraced_parts_ms=told(0.019, 0.011, 0.011, 0.009))
     found = calibrate(graph, "mark")
     assert found.by_parts
     assert found.met
@@ -65,6 +67,22 @@ def test_each_part_meets_its_share(tmp_path: Path) -> None:
     assert outside > 0.8 * 19
     assert update > 0.8 * 9
     assert forward + backward < 30
+
+
+def test_loading_is_a_part_of_its_own(tmp_path: Path) -> None:
+    """The first half of what is outside is a loader's: it alone is slow without the profiler."""
+    loader = [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 100 * k, 10) for k in range(STEPS)]
+    times = 0.009, 0.012, 0.016, 0.004, 0.009
+    whole = calibrate(recorded(tmp_path, untraced_parts_ms=told(times[0] + times[4], *times[1:4]), more=loader), "mark")
+    apart = calibrate(recorded(tmp_path, untraced_parts_ms=told(0.003, *times[1:4], 0.015), more=loader), "mark")
+    assert whole.by_parts
+    assert apart.by_parts
+
+    def loading_us(graph: TaskGraph) -> float:
+        return float(graph.duration_ns[(graph.step == 2) & (graph.phase == Phase.DATA)].sum() / 1e3)
+
+    assert loading_us(apart.graph) == pytest.approx(15, abs=1.5)
+    assert loading_us(whole.graph) < 12
 
 
 def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
@@ -85,11 +103,11 @@ def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
     ],
 )
 def test_parts_of_no_such_step_are_not_used(tmp_path: Path, parts: Any) -> None:
-    found = calibrate(recorded(tmp_path, warmup_parts_ms=parts), "mark")
+    found = calibrate(recorded(tmp_path, untraced_parts_ms=parts), "mark")
     assert not found.by_parts
     assert found.met
 
 
 def test_a_wall_clock_is_not_divided(tmp_path: Path) -> None:
-    graph = recorded(tmp_path, warmup_parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
+    graph = recorded(tmp_path, untraced_parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
     assert not calibrate(graph, "mark").by_parts

@@ -63,6 +63,27 @@ def test_each_part_has_its_time_and_nothing_stays_on_the_model(training: tuple[A
     assert not model._forward_pre_hooks
 
 
+def test_a_loader_is_a_part_of_its_own(training: tuple[Any, Any]) -> None:
+    class Batches(torch.utils.data.Dataset):  # type: ignore[name-defined, misc]
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            busy(3)
+            return torch.ones(4)
+
+    model, optimizer = training
+    parts = step_parts.StepParts(model, optimizer)
+    for batch in torch.utils.data.DataLoader(Batches(), batch_size=1):
+        model(batch).sum().backward()
+        optimizer.step()
+    parts.remove()
+    found = parts.summary()
+    assert list(found) == ["outside", "forward", "backward", "update", "loading"]
+    assert found["loading"] >= 3
+    assert found["outside"] < 2
+
+
 def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:
     model, optimizer = training
     parts = step_parts.StepParts(model, optimizer)

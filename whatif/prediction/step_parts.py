@@ -1,8 +1,8 @@
-"""The parts of a step on a CPU, corrected each by itself: forward, backward, update, and the rest.
+"""The parts of a step on a CPU, corrected each by itself: forward, backward, update, loading, and the rest.
 
 What the profiler costs differs between them: beside large products an event of it costs several times what it costs in
 a loop of small operators, and colder caches slow the products. So each part meets its own share of the step's time, as
-the recorder saw it in the warm-up steps.
+the recorder saw it in steps without the profiler.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase
 from whatif.prediction.untraced import Untraced
 
-# As the recorder writes them.
-OUTSIDE, FORWARD, BACKWARD, UPDATE = PARTS = ("outside", "forward", "backward", "update")
+# As the recorder writes them; where it tells no loading, that is part of what is outside.
+OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "backward", "update", "loading")
 _FORWARD, _UPDATE = 0, 1
 # The part between two such marks, by which one ended and which one begins next.
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
-# Our choice: where the warm-up steps differ more from the untraced one, their parts do not tell its shares.
+# Our choice: where the sum of the parts differs more from the untraced step, they do not tell its shares.
 AGREES = 0.5
 
 
@@ -41,16 +41,18 @@ def part_times(
     Paces lie from ``least`` to ``most``. None where the recording does not tell the parts, or they are not those of a
     step on one CPU thread.
     """
-    told = graph.info.recorded.warmup_parts_ms
-    if untraced.clock != "cpu" or set(told) != set(PARTS) or not graph.info.n_steps:
+    told = graph.info.recorded.untraced_parts_ms
+    if untraced.clock != "cpu" or set(told) | {LOADING} != set(PARTS) or not graph.info.n_steps:
         return None
-    target_ns = np.array([told[name] * 1e6 for name in PARTS])
+    target_ns = np.array([told.get(name, 0) * 1e6 for name in PARTS])
     if not abs(target_ns.sum() / untraced.median_ns - 1) <= AGREES:
         return None
     target_ns *= untraced.median_ns / target_ns.sum()
     part = _parts(graph)
     if part is None:
         return None
+    if LOADING in told:
+        part[(part == PARTS.index(OUTSIDE)) & (graph.phase == Phase.DATA)] = PARTS.index(LOADING)
     first, last = graph.info.steady
     counted = (graph.step >= first) & (graph.step < last)
     place = (graph.step[counted].astype(np.int64) - first) * len(PARTS) + part[counted]
