@@ -29,7 +29,7 @@ TERMS = {
     "communication": "exchange of data between GPUs",
     "data loading": "reading and preparing the next batch",
     "waits": "a thread waits for another one or for the GPU",
-    "launch and hand-over lag": "the time from a launch on the CPU to the start of its kernel",
+    "launch and hand-over lag": "time between two tasks of the critical path, such as a launch and its kernel",
     "forward": "forward pass",
     "backward": "backward pass: gradients",
     "update": "the optimizer's update of the parameters",
