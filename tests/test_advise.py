@@ -287,7 +287,7 @@ def never_waits(graph: TaskGraph) -> TaskGraph:
         (refuses, Refusal.NOT_APPLICABLE, "expected another recording, got this one."),
         (lambda graph: graph.note("it is so: nothing changes"), Refusal.NOT_APPLICABLE, "it is so: nothing changes"),
         (lambda graph: graph, Refusal.NOT_APPLICABLE, "it changes nothing here"),
-        (communicates, Refusal.ELSEWHERE, "it adds communication with other GPUs, which this run does not have"),
+        (communicates, Refusal.ELSEWHERE, "it adds communication with other workers, which this run does not have"),
         (fails, Refusal.FAILED, "transform 'other' (a function) failed: KeyError: 'there is no such thing'"),
         (never_waits, Refusal.FAILED, "graph: task 1 'a' has a negative duration."),
     ],

@@ -49,7 +49,7 @@ def transform(
         graph = graph.note(note)
     if sources(graph).any():
         graph = graph.note(
-            f"device: the what-ifs before it use the units of the recorded device; name device first to use those of "
+            f"device: the what-ifs before it estimated times on the recorded device; name device first to do so on "
             f"{new.name}"
         )
     if new.note_on_dies:

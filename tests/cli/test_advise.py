@@ -97,7 +97,7 @@ def test_text(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = found["advice"][0]
     assert f"1 {first['what_ifs'][0]} {first['gain_pct']:.1f} %" in flat
     assert "Does not apply" in text
-    assert "Not tried, because these are questions or need several GPUs: bandwidth" in flat
+    assert "Not tried, because these are hypothetical or need several GPUs: bandwidth" in flat
     assert "peak memory" not in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 

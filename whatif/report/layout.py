@@ -247,7 +247,7 @@ BREAKDOWN_LABELS = (
     ("idle_ms", "neither"),
 )
 CLOCK_LABELS = {
-    "gpu": "between ends of GPU work",
+    "gpu": "step end to step end on the GPU",
     "mark": "mark to mark",
     "span": "first to last task",
 }

@@ -73,12 +73,14 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         if advice.hypothetical:
             out.say()
             names = ", ".join(advice.hypothetical)
-            out.say(f"Not tried, because these are questions or need several GPUs: {names}; see whatif apply.", "dim")
+            out.say(
+                f"Not tried, because these are hypothetical or need several GPUs: {names}; see whatif apply.", "dim"
+            )
 
 
 def other_batch(baseline: Baseline) -> str:
     """Say what a star beside a time means: its what-if changes the batch."""
-    return f"*: another batch size; the time is for the samples of {RECORDED[baseline.clock]}"
+    return f"*: another batch size; time scaled to the samples of {RECORDED[baseline.clock]}"
 
 
 def _print_waiting(out: Report, advice: Advice) -> None:

@@ -202,7 +202,7 @@ class Trier:
                 written,
                 chosen,
                 Refusal.ELSEWHERE,
-                "it adds communication with other GPUs, which this run does not have",
+                "it adds communication with other workers, which this run does not have",
             )
         try:
             timeline = simulate(changed.check(), schedule)

@@ -1,7 +1,8 @@
 """Many values of one option in one simulation, where they only change durations, and in a straight line.
 
-Most options that are swept are rates and factors: a transfer lasts latency + size / rate. Then three graphs give the
-durations at every value: as a line over the value or over its reciprocal. What is no line is cut into pieces that are.
+Most options that are swept are rates and factors: a transfer lasts latency + size / rate. Then four graphs give and
+check the durations at every value: a line over the value or over its reciprocal. What is no line is cut into pieces
+that are.
 """
 
 from __future__ import annotations

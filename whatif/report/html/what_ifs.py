@@ -105,7 +105,7 @@ def _rest(advice: Advice) -> list[Html]:
             refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], joined(rows)))
     if advice.hypothetical:
         names = ", ".join(advice.hypothetical)
-        refused.append(paragraph(f"Not tried, because these are questions or need several GPUs: {names}."))
+        refused.append(paragraph(f"Not tried, because these are hypothetical or need several GPUs: {names}."))
     if refused:
         summary = tag("summary", f"What does not apply here, and why ({len(advice.refused):,})")
         found.append(tag("details", summary, *refused))
