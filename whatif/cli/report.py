@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="TRACE [NAME ...]",
         help="the trace (or the traces of several ranks, or their folder), then the what-ifs to show next to it "
-        "(default: the best single change)",
+        "(default: the one that advise names first)",
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="the .html file to write; replaces an earlier report"

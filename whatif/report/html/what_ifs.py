@@ -119,7 +119,7 @@ def prediction(facts: Facts) -> Html | None:
         return None
     ms = ms_format(shown.baseline_ms)
     names = " + ".join(map(spelled, shown.transforms))
-    which = "as asked for" if facts.asked else "best single change"
+    which = "as asked for" if facts.asked else "what advise names first"
     parts: list[Html] = [
         paragraph(
             f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
