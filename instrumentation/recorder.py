@@ -24,7 +24,6 @@ from .metadata import describe_environment, describe_optimizer
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
-from .step_parts import StepParts
 from .steptimer import StepTimer
 from .tracer import Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
@@ -95,7 +94,6 @@ class Recording:
         self._device: torch.device | None = None  # the GPU that the model is on, if any
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
-        self._parts: StepParts | None = None  # of the later untraced steps
         self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
         self._traced: dict[str, Any] = {}  # what it measured of the recorded steps
         self._retries: list[int] = []  # of the allocator so far, at each end of a recorded step and before the first
@@ -167,7 +165,7 @@ class Recording:
     def start(self) -> None:
         """Begin with the warm-up steps."""
         check_session(self._backend, cuda=GPU.of_model(self._model) is not None)
-        self._watchers = WarmupWatchers(self._model)
+        self._watchers = WarmupWatchers(self._model, self._optimizer)
 
     def step(self) -> None:
         """End a training step; writes the file at the end of the last recorded one."""
@@ -181,11 +179,9 @@ class Recording:
             if self._timer is not None:
                 self._note_retries()
         if self._count == 1 and self._warmup_steps > 1 and self._watchers is not None:
-            self._watchers.first_over()
+            self._watchers.first_over(cuda=GPU.of_model(self._model) is not None)
         if self._count == self._warmup_steps:
             self._begin_untraced()
-        elif self._count == self._warmup_steps + self._untraced_steps // 2:
-            self._begin_parts()
         elif self._count == self._warmup_steps + self._untraced_steps:
             self._begin_traced()
         elif self._count == self._steps_before:
@@ -245,9 +241,8 @@ class Recording:
                 tracer.stop()
 
     def _stop_watching(self) -> None:
-        for watching in (self._watchers, self._parts):
-            if watching is not None:
-                watching.remove()
+        if self._watchers is not None:
+            self._watchers.remove()
 
     def _begin_untraced(self) -> None:
         self._stop_watching()
@@ -256,15 +251,9 @@ class Recording:
             GPU.reset_peak(self._device)
         self._timer = StepTimer(self._device)
 
-    def _begin_parts(self) -> None:
-        """Time the parts of a CPU's steps as well: warm steps, which four hooks lengthen by a few us each."""
-        if self._optimizer is not None and self._device is None:
-            self._parts = StepParts(self._model, self._optimizer)
-
     def _begin_traced(self) -> None:
         # The tracer comes last: what runs after it in the same process is slower even when it is off.
         assert self._timer is not None
-        self._stop_watching()
         with GPU.on(self._device):
             self._metadata = self._describe(self._timer)
         self._timer = None
@@ -292,7 +281,6 @@ class Recording:
             "backend": self._backend,
             **untraced,
             **self._watchers.summary(self._warmup_steps),
-            "untraced_parts_ms": self._parts.summary() if self._parts is not None else None,
             "layers": describe_layers(self._model),
             "optimizer": describe_optimizer(self._optimizer),
             "peak_memory_bytes": GPU.peak_bytes()[0] if cuda else None,

@@ -1,32 +1,42 @@
-"""Everything that watches the warm-up steps, and is off the program before the first step is timed."""
+"""Everything that watches the warm-up steps, and is off the program before a step is timed."""
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from .ddp_buckets import describe_buckets
 from .layers import GradientOrder
 from .loaders import LoaderWatch
 from .metadata import FirstInput, describe_precision
+from .step_parts import StepParts
 
 
 class WarmupWatchers:
-    """Watches the model's input, the order of its gradients (the first step's) and the data loading, until `remove`."""
+    """Watches the model's input, the order of its gradients and the data loading, until `remove`.
 
-    def __init__(self, model: nn.Module) -> None:
+    Gradients are watched in the first step; the later ones, on a CPU, tell how long the parts of a step take.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model = model
+        self._optimizer = optimizer
         self._input = FirstInput(model)
         self._gradients = GradientOrder(model)
         self._loaders = LoaderWatch()
+        self._parts: StepParts | None = None
 
-    def first_over(self) -> None:
-        """Watch gradients no longer."""
+    def first_over(self, *, cuda: bool) -> None:
+        """Go on behind the first step."""
         self._gradients.remove()
+        if self._optimizer is not None and not cuda:
+            self._parts = StepParts(self._model, self._optimizer)
 
     def remove(self) -> None:
         """Stop watching."""
-        for watcher in (self._input, self._gradients, self._loaders):
-            watcher.remove()
+        for watcher in (self._input, self._gradients, self._loaders, self._parts):
+            if watcher is not None:
+                watcher.remove()
 
     def summary(self, steps: int) -> dict[str, Any]:
         """Return the metadata about input, precision, gradients, buckets and data loading, after so many steps."""
@@ -42,4 +52,5 @@ class WarmupWatchers:
             "grad_ready_order": gradients,
             "ddp": describe_buckets(self._model, gradients),
             "data_loading": loading,
+            "warmup_parts_ms": self._parts.summary() if self._parts is not None else None,
         }

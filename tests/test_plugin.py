@@ -174,5 +174,5 @@ def test_a_built_in_keeps_its_name(broken: Path) -> None:
     one, other = [entry for entry in listed(broken) if entry["name"] == "scale"]
     assert (one["origin"], other["origin"]) == ("built-in", "plug-in")
     assert other["error"] == (
-        "the package 'broken-package' gives it the name of a built-in transform, which is the one that is used"
+        "the package 'broken-package' gives it the name of a built-in transform, which takes precedence"
     )

@@ -58,7 +58,7 @@ def told(*ms: float) -> dict[str, float]:
 
 def test_each_part_meets_its_share(tmp_path: Path) -> None:
     """Twice as slow in all; what was slow is the forward and the backward pass."""
-    graph = recorded(tmp_path, untraced_parts_ms=told(0.019, 0.011, 0.011, 0.009))
+    graph = recorded(tmp_path, warmup_parts_ms=told(0.019, 0.011, 0.011, 0.009))
     found = calibrate(graph, "mark")
     assert found.by_parts
     assert found.met
@@ -73,8 +73,8 @@ def test_loading_is_a_part_of_its_own(tmp_path: Path) -> None:
     """The first half of what is outside is a loader's: it alone is slow without the profiler."""
     loader = [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 100 * k, 10) for k in range(STEPS)]
     times = 0.009, 0.012, 0.016, 0.004, 0.009
-    whole = calibrate(recorded(tmp_path, untraced_parts_ms=told(times[0] + times[4], *times[1:4]), more=loader), "mark")
-    apart = calibrate(recorded(tmp_path, untraced_parts_ms=told(0.003, *times[1:4], 0.015), more=loader), "mark")
+    whole = calibrate(recorded(tmp_path, warmup_parts_ms=told(times[0] + times[4], *times[1:4]), more=loader), "mark")
+    apart = calibrate(recorded(tmp_path, warmup_parts_ms=told(0.003, *times[1:4], 0.015), more=loader), "mark")
     assert whole.by_parts
     assert apart.by_parts
 
@@ -103,11 +103,11 @@ def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
     ],
 )
 def test_parts_of_no_such_step_are_not_used(tmp_path: Path, parts: Any) -> None:
-    found = calibrate(recorded(tmp_path, untraced_parts_ms=parts), "mark")
+    found = calibrate(recorded(tmp_path, warmup_parts_ms=parts), "mark")
     assert not found.by_parts
     assert found.met
 
 
 def test_a_wall_clock_is_not_divided(tmp_path: Path) -> None:
-    graph = recorded(tmp_path, untraced_parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
+    graph = recorded(tmp_path, warmup_parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
     assert not calibrate(graph, "mark").by_parts

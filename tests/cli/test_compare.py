@@ -115,7 +115,7 @@ def test_other_devices_are_compared_and_said_to_be_others(
     assert main(["compare", str(folder / f"h100.{bert}"), str(folder / f"mi300.{bert}")]) == 0
     out, err = capsys.readouterr()
     assert "no what-if was tried: the recordings differ in device" in out
-    assert "of different work or machines: device: NVIDIA H100 80GB HBM3 → AMD Instinct MI300X VF" in err
+    assert "the work or the machines differ: device: NVIDIA H100 80GB HBM3 → AMD Instinct MI300X VF" in err
 
 
 def test_a_hostile_name_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

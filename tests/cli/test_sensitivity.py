@@ -40,8 +40,8 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 GOLDEN = """\
-largest gain if one part takes half its time: kernel family gemm, 33.3 % of the whole span; layer A,
-11.1 % of the whole span.
+gain if one part takes half its time: best kernel family: gemm, 33.3 % of the whole span; best
+layer: A, 11.1 % of the whole span.
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
 hand.json: the whole span takes 0.0090 ms (first to last task)
@@ -109,7 +109,7 @@ def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", trace, "--sensitivity", "--top", "3"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("largest gain if one part takes half its time: ")
+    assert text.startswith("gain if one part takes half its time: ")
     assert "Layers (3 of " in text
 
 

@@ -80,8 +80,8 @@ def test_an_lstm_calls_what_a_cpu_calls(options: dict[str, Any]) -> None:
     ("keywords", "capability", "note"),
     [
         ({}, None, None),
-        ({"kind": "GRU"}, None, "GRU and RNN layers are taken down step by step"),
-        ({}, 8.0, "recurrent layers are taken down step by step"),
+        ({"kind": "GRU"}, None, "GRU and RNN layers are traced step by step"),
+        ({}, 8.0, "recurrent layers are traced step by step"),
     ],
     ids=["lstm-cpu", "gru-cpu", "lstm-gpu"],
 )

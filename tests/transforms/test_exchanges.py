@@ -145,7 +145,7 @@ def test_options_that_make_no_sense_after_distributed_are_one_sentence(spec: str
 
 def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     before = baseline(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
-    with pytest.raises(WhatifError, match="record one worker, or say on how many"):
+    with pytest.raises(WhatifError, match="record one worker, or set the number"):
         whatif.apply(before, "distributed")
     with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2"):
         whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")

@@ -240,7 +240,7 @@ def test_recordings_of_first_steps_promise_little(shared_traces: Path, spec: str
     prediction = whatif.apply(whatif.read(shared_traces / "hta" / f"{name}.json.gz"), spec)
     assert prediction.predicted_ms > 0.75 * prediction.baseline_ms
     assert prediction.low_ms < 0.6 * prediction.baseline_ms
-    assert any("record steps that are warm" in warning for warning in prediction.warnings)
+    assert any("record steps after warm-up" in warning for warning in prediction.warnings)
 
 
 def test_nothing_to_compile_changes_nothing(shared_traces: Path) -> None:

@@ -2,7 +2,7 @@
 
 What the profiler costs differs between them: beside large products an event of it costs several times what it costs in
 a loop of small operators, and colder caches slow the products. So each part meets its own share of the step's time, as
-the recorder saw it in steps without the profiler.
+the recorder saw it in the warm-up steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "ba
 _FORWARD, _UPDATE = 0, 1
 # The part between two such marks, by which one ended and which one begins next.
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
-# Our choice: where the sum of the parts differs more from the untraced step, they do not tell its shares.
+# Our choice: where the warm-up steps differ more from the untraced one, their parts do not tell its shares.
 AGREES = 0.5
 
 
@@ -41,7 +41,7 @@ def part_times(
     Paces lie from ``least`` to ``most``. None where the recording does not tell the parts, or they are not those of a
     step on one CPU thread.
     """
-    told = graph.info.recorded.untraced_parts_ms
+    told = graph.info.recorded.warmup_parts_ms
     if untraced.clock != "cpu" or set(told) | {LOADING} != set(PARTS) or not graph.info.n_steps:
         return None
     target_ns = np.array([told.get(name, 0) * 1e6 for name in PARTS])

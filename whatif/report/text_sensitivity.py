@@ -84,8 +84,8 @@ def headline(found: Sensitivity) -> str:
     if not worth:
         return f"no layer and no {family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
     of = {"layer": "layer", "family": family}
-    named = [f"{of[part.kind]} {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
-    return f"largest gain if one part takes half its time: {'; '.join(named)}."
+    named = [f"best {of[part.kind]}: {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
+    return f"gain if one part takes half its time: {'; '.join(named)}."
 
 
 def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> None:
