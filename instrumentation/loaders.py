@@ -1,5 +1,6 @@
 """Which DataLoader feeds the training, seen by watching what fetches a batch."""
 
+import threading
 import time
 from typing import Any
 
@@ -11,11 +12,13 @@ _Iterator: Any = dataloader._BaseDataLoaderIter  # Untyped; every DataLoader's i
 class LoaderWatch:
     """Watches every DataLoader of the process until `remove`, also one whose iteration has begun before.
 
-    ``fetch_ns`` is the CPU time of all fetches so far, of the threads that made them.
+    ``fetch_ns`` is the CPU time of all fetches so far by the thread that watches; a loader inside of another counts
+    with that.
     """
 
     def __init__(self) -> None:
         self.fetch_ns = 0
+        self._thread, self._fetching = threading.get_ident(), False
         self._fetches: dict[int, int] = {}  # by the iterator's identity
         self._seen: dict[int, Any] = {}
         self._summary: dict[str, Any] | None = None
@@ -25,9 +28,15 @@ class LoaderWatch:
         def watched(iterator: Any) -> Any:
             if not self._watching:
                 return inner(iterator)
-            began_ns = time.thread_time_ns()
-            batch = inner(iterator)
-            self.fetch_ns += time.thread_time_ns() - began_ns
+            if threading.get_ident() == self._thread and not self._fetching:
+                self._fetching, began_ns = True, time.thread_time_ns()
+                try:
+                    batch = inner(iterator)
+                finally:
+                    self._fetching = False
+                    self.fetch_ns += time.thread_time_ns() - began_ns
+            else:
+                batch = inner(iterator)
             self._seen[id(iterator)] = iterator
             self._fetches[id(iterator)] = self._fetches.get(id(iterator), 0) + 1
             return batch

@@ -14,7 +14,7 @@ from .loaders import LoaderWatch
 
 # A step goes through these, each ended by one of the moments that are noted.
 PARTS = ("outside", "forward", "backward", "update")
-# What of `outside` a DataLoader takes, a part of its own where there is one.
+# What of `outside` a DataLoader takes, where there is one.
 LOADING = "loading"
 # Fewer steps tell no part.
 FEWEST_STEPS = 3
@@ -23,12 +23,12 @@ FEWEST_STEPS = 3
 class StepParts:
     """Notes when the model and the optimizer are called and return, on this thread's CPU clock, until `remove`.
 
-    What is neither a forward pass, an update nor between the two (`backward`, with the loss) is `loading` where a
-    DataLoader fetches a batch, else `outside`.
+    What is neither a forward pass, an update nor between the two (`backward`, with the loss) is `outside`; `loading` is
+    what of it the watched loaders take.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._thread, self._loaders = threading.get_ident(), LoaderWatch()
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loaders: LoaderWatch) -> None:
+        self._thread, self._loaders = threading.get_ident(), loaders
         self._moments: list[tuple[int, int, int]] = []  # the part that ends, ns, ns of fetches until then
         self._hooks = [
             model.register_forward_pre_hook(self._at("outside"), prepend=True),
@@ -48,7 +48,6 @@ class StepParts:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        self._loaders.remove()
         for hook in self._hooks:
             hook.remove()
 
@@ -62,9 +61,8 @@ class StepParts:
         times: dict[str, list[float]] = {name: [] for name in (*PARTS, LOADING)}
         for (_, *before), (part, *after) in itertools.pairwise(self._moments[begin:]):
             part_ns, fetch_ns = np.subtract(after, before).tolist()
-            if PARTS[part] == "outside":
-                part_ns -= fetch_ns
-                times[LOADING].append(fetch_ns / 1e6)
             times[PARTS[part]].append(part_ns / 1e6)
+            if PARTS[part] == "outside":
+                times[LOADING].append(fetch_ns / 1e6)
         medians = {name: round(statistics.median(found), 6) for name, found in times.items()}
         return medians if medians[LOADING] else {name: medians[name] for name in PARTS}

@@ -30,7 +30,7 @@ class WarmupWatchers:
         """Go on behind the first step."""
         self._gradients.remove()
         if self._optimizer is not None and not cuda:
-            self._parts = StepParts(self._model, self._optimizer)
+            self._parts = StepParts(self._model, self._optimizer, self._loaders)
 
     def remove(self) -> None:
         """Stop watching."""

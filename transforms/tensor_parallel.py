@@ -6,7 +6,7 @@ Model:  the parts of a block are found by the shapes of its linear layers in the
         stream (query, key and value; up, gate) is cut by columns, what is back at its width by rows, and all between
         does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/kernels/batch.py:
         start-up stays, and kernels that leave the GPU half empty gain less; products of few rows, as in decoding, read
-        1 / n of their weights). Normalization, dropout and sums of the stream stay whole. Behind a part's last product,
+        1 / n of their weights). Normalization, dropout and sums of the stream stay whole. After a part's last product,
         and after its first one's backward work, an activation of the stream is all-reduced, which the next kernel
         waits for; a forward pass alone has the former only. The update works on the parameters that are left.
         Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that

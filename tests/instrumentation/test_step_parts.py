@@ -12,6 +12,7 @@ from tests.helpers import need
 
 torch = need("torch")
 step_parts = need("whatif.instrumentation.step_parts")
+LoaderWatch = need("whatif.instrumentation.loaders").LoaderWatch
 
 
 def busy(ms: float) -> None:
@@ -49,7 +50,7 @@ def step(model: Any, optimizer: Any, passes: int = 1) -> None:
 
 def test_each_part_has_its_time_and_nothing_stays_on_the_model(training: tuple[Any, Any]) -> None:
     model, optimizer = training
-    parts = step_parts.StepParts(model, optimizer)
+    parts = step_parts.StepParts(model, optimizer, LoaderWatch())
     for _ in range(5):
         step(model, optimizer)
     parts.remove()
@@ -63,30 +64,64 @@ def test_each_part_has_its_time_and_nothing_stays_on_the_model(training: tuple[A
     assert not model._forward_pre_hooks
 
 
-def test_a_loader_is_a_part_of_its_own(training: tuple[Any, Any]) -> None:
-    class Batches(torch.utils.data.Dataset):  # type: ignore[name-defined, misc]
-        def __len__(self) -> int:
-            return 8
+class Batches(torch.utils.data.Dataset):  # type: ignore[name-defined, misc]
+    """Eight samples of 3 ms each."""
 
-        def __getitem__(self, index: int) -> Any:
-            busy(3)
-            return torch.ones(4)
+    def __len__(self) -> int:
+        return 8
 
+    def __getitem__(self, index: int) -> Any:
+        busy(3)
+        return torch.ones(4)
+
+
+class Nested(torch.utils.data.IterableDataset):  # type: ignore[name-defined, misc]
+    """Samples that another loader fetches."""
+
+    def __iter__(self) -> Any:
+        yield from torch.utils.data.DataLoader(Batches(), batch_size=None)
+
+
+@pytest.mark.parametrize("samples", [Batches(), Nested()], ids=["one loader", "a loader in a loader"])
+def test_what_a_loader_takes_of_the_outside_is_told(training: tuple[Any, Any], samples: Any) -> None:
     model, optimizer = training
-    parts = step_parts.StepParts(model, optimizer)
-    for batch in torch.utils.data.DataLoader(Batches(), batch_size=1):
+    loaders = LoaderWatch()
+    parts = step_parts.StepParts(model, optimizer, loaders)
+    for batch in torch.utils.data.DataLoader(samples, batch_size=1):
         model(batch).sum().backward()
         optimizer.step()
     parts.remove()
+    loaders.remove()
     found = parts.summary()
     assert list(found) == ["outside", "forward", "backward", "update", "loading"]
-    assert found["loading"] >= 3
-    assert found["outside"] < 2
+    assert 3 <= found["loading"] < found["outside"] < found["loading"] + 2
+
+
+def test_what_another_thread_fetches_is_no_part(training: tuple[Any, Any]) -> None:
+    model, optimizer = training
+    loaders = LoaderWatch()
+    parts = step_parts.StepParts(model, optimizer, loaders)
+    for _ in range(4):
+        other = threading.Thread(target=lambda: list(torch.utils.data.DataLoader(Batches(), batch_size=8)))
+        other.start()
+        other.join()
+        step(model, optimizer)
+    parts.remove()
+    loaders.remove()
+    assert "loading" not in parts.summary()
+
+
+def test_the_watchers_leave_no_loader_changed(training: tuple[Any, Any]) -> None:
+    original = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    watchers = need("whatif.instrumentation.watchers").WarmupWatchers(*training)
+    watchers.first_over(cuda=False)
+    watchers.remove()
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is original
 
 
 def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:
     model, optimizer = training
-    parts = step_parts.StepParts(model, optimizer)
+    parts = step_parts.StepParts(model, optimizer, LoaderWatch())
     for _ in range(4):
         step(model, optimizer)
         other = threading.Thread(target=model, args=(torch.ones(1, 4),))
@@ -98,7 +133,7 @@ def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:
 def test_steps_of_another_shape_tell_nothing(training: tuple[Any, Any]) -> None:
     model, optimizer = training
     for steps, passes in ((2, 1), (5, 2)):
-        parts = step_parts.StepParts(model, optimizer)
+        parts = step_parts.StepParts(model, optimizer, LoaderWatch())
         for _ in range(steps):
             step(model, optimizer, passes)
         parts.remove()

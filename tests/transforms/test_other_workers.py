@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, extra_data, replace
+from tests.helpers import CPU, STREAM, Build, extra_data, replace, telling
 from tests.transforms.communication_graphs import apply, training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.recorded import StepTimes
-from whatif.graph.types import ProcessGroup
+from whatif.graph.types import Int64, ProcessGroup
 from whatif.ingest.ranks.read import read_ranks
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
@@ -92,18 +92,41 @@ def test_what_is_no_collective_of_all_is_named() -> None:
         apply(untold, "distributed:workers=4")
 
 
-def test_a_collective_of_a_part_of_the_workers_stays() -> None:
-    """One rank's recording tells how many ranks each process group has: those of a tensor-parallel pair stay."""
-    graph = recorded(4)
+def in_groups(graph: TaskGraph, *groups: ProcessGroup) -> tuple[TaskGraph, list[Int64]]:
+    """The graph with its smaller and its larger collectives in these groups, and the ids of either."""
     among = [np.flatnonzero(graph.size_bytes == size) for size in (1_000_000, 9_000_000)]
     group = np.full(len(graph), -1, dtype=graph.group.dtype)
     for number, tasks in enumerate(among):
         group[tasks] = number
-    groups = (ProcessGroup("pair", "", 2), ProcessGroup("all", "", 4))
-    found = apply(graph.replace(group=group, info=replace(graph.info, groups=groups)), "distributed:workers=8")
-    assert found.duration_ns[among[0]].tolist() == graph.duration_ns[among[0]].tolist()
-    assert found.duration_ns[among[1]].tolist() != graph.duration_ns[among[1]].tolist()
-    assert "ncclDevKernel_AllReduce_Sum_f32_RING_LL among 2" in " ".join(found.notes)
+    return graph.replace(group=group, info=replace(graph.info, groups=groups)), among
+
+
+def test_a_collective_of_a_part_of_the_workers_stays() -> None:
+    """One rank's recording tells how many ranks each process group has: those of a tensor-parallel pair stay."""
+    graph, (pair, everybody) = in_groups(recorded(4), ProcessGroup("pair", "", 2), ProcessGroup("all", "", 4))
+    found = apply(graph, "distributed:workers=8")
+    assert found.duration_ns[pair].tolist() == graph.duration_ns[pair].tolist()
+    assert found.duration_ns[everybody].tolist() != graph.duration_ns[everybody].tolist()
+    assert "AllReduce_Sum_f32_RING_LL among 2 stays as recorded on 4 workers, 13 % of the time" in " ".join(found.notes)
+    # A second what-if knows of it: two workers are no reason to take the pair for all of them.
+    again = apply(apply(graph, "distributed:workers=2"), "distributed:workers=8")
+    assert again.duration_ns[pair].tolist() == graph.duration_ns[pair].tolist()
+
+
+def test_of_two_groups_of_one_size_that_of_most_bytes_has_the_gradients() -> None:
+    """Two ranks for data and two for tensor parallelism: DDP tells the size of its group, not which one it is."""
+    groups = ProcessGroup("tensor", "[0, 1]", 2), ProcessGroup("data", "[0, 2]", 2)
+    graph, (pair, gradients) = in_groups(recorded(4), *groups)
+    graph = telling(graph, ddp={"source": "ddp", "world_size": 2, "buckets": []})
+    found = apply(graph, "distributed:workers=4")
+    assert found.duration_ns[pair].tolist() == graph.duration_ns[pair].tolist()
+    assert (found.duration_ns[gradients] > graph.duration_ns[gradients]).all()
+
+
+def test_groups_of_a_part_alone_are_refused() -> None:
+    graph, _ = in_groups(recorded(8), ProcessGroup("tensor", "", 2), ProcessGroup("data", "", 4))
+    with pytest.raises(WhatifError, match=r"among all 8 workers in .*, got .*LL among 2, .*LL among 4 alone"):
+        apply(graph, "distributed:workers=16")
 
 
 def test_a_recording_of_two_ranks_comes_back_from_four() -> None:

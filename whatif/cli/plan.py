@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     gpu = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
     usual = gpu.cluster if gpu is not None else ""
     if not clusters and not usual:
-        raise WhatifError("plan: expected --cluster NAME, as the recorded GPU has no usual one; see docs/cluster.md.")
+        why = "the recorded GPU has no usual one" if info.gpu else "the recording is of no GPU"
+        raise WhatifError(f"plan: expected --cluster NAME, as {why}; see docs/cluster.md.")
     asked = [
         asked_of(baseline, number, name, global_batch=args.global_batch, memory_bytes=memory_bytes, prices=prices,
                  what_ifs=what_ifs)

@@ -84,6 +84,10 @@ def _s(count: int, noun: str, verb: tuple[str, str]) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'} {verb[count != 1]}"
 
 
+def _of(count: int, of: int, noun: tuple[str, str], verb: tuple[str, str]) -> str:
+    return f"{count:,} of {of:,} {noun[of != 1]} {verb[count != 1]}"
+
+
 def _cut(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     size_bytes = parts.events.ends_early_at
     if size_bytes is None:
@@ -127,7 +131,7 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count = int(np.count_nonzero(launches))
     of = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
     if count:
-        told = f"{count:,} of {_s(of, 'launch', ('has', 'have')).replace('launchs', 'launches')} no kernel"
+        told = f"{_of(count, of, ('launch', 'launches'), ('has', 'have'))} no kernel"
         yield by_share(count, of), count, f"{told}: GPU work is missing from the recording", RECORD_AGAIN
 
 
@@ -163,11 +167,11 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
     behind = np.maximum.accumulate(np.where(gpu.call >= 0, gpu.stream + 1, 0)) == gpu.stream + 1
     count = int(np.count_nonzero(unknown & behind))
     if count:
-        told = _s(n, "GPU task", ("has", "have"))
+        told = _of(count, n, ("GPU task", "GPU tasks"), ("has", "have"))
         yield (
             by_share(count, n),
             count,
-            f"{count:,} of {told} no launch: calls are missing from the recording",
+            f"{told} no launch: calls are missing from the recording",
             RECORD_AGAIN,
         )
     count = int(np.count_nonzero(unknown & ~behind))
@@ -234,10 +238,10 @@ def _overlaps(parts: Parts, scale: int = 1) -> Int64:
 def _overlapping(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count, of = len(_overlaps(parts)), len(parts.gpu.event)
     if count:
-        told = _s(of, "GPU task", ("begins", "begin"))
+        told = _of(count, of, ("GPU task", "GPU tasks"), ("begins", "begin"))
         yield (
             by_share(count, of), count,
-            f"{count:,} of {told} while an earlier one of the same stream runs: a stream runs one task at a time",
+            f"{told} while an earlier one of the same stream runs: a stream runs one task at a time",
             "record again; do not merge streams or files",
         )  # fmt: skip
 
@@ -254,9 +258,9 @@ def _crossings(parts: Parts, scale: int = 1) -> Int64:
 def _crossed(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count, of = len(_crossings(parts)), len(parts.operators.rows)
     if count:
-        told = _s(of, "operator", ("ends", "end"))
+        told = _of(count, of, ("operator", "operators"), ("ends", "end"))
         yield (
-            by_share(count, of), count, f"{count:,} of {told} after the operator that contains it",
+            by_share(count, of), count, f"{told} after the operator that contains it",
             "record again; do not merge threads or files",
         )  # fmt: skip
 
@@ -343,9 +347,9 @@ def _doubled(parts: Parts, _: TaskGraph) -> Iterator[What]:
     count += _copies(events, np.flatnonzero(np.append(alike, False) | np.append(False, alike))) if alike.any() else 0
     if count:
         of = int(np.count_nonzero(among(events.category, _TIMED)))
-        told = _s(of, "event", ("is a copy", "are copies"))
+        told = _of(count, of, ("event", "events"), ("is a copy", "are copies"))
         yield (
-            by_share(count, of), count, f"{count:,} of {told} of another",
+            by_share(count, of), count, f"{told} of another",
             "record again; do not join a file with itself",
         )  # fmt: skip
 
@@ -408,7 +412,7 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[What]:
     if np.count_nonzero(holes > 0) > max(FEW_HOLES, DOUBT_SHARE * len(ids)):
         count = int(holes.sum())
         of = len(ids) + count
-        told = f"{count:,} of {of:,} operators are missing, judging by the gaps in their ids"
+        told = f"{_of(count, of, ('operator', 'operators'), ('is', 'are'))} missing, judging by the gaps in their ids"
         yield by_share(count, of), count, told, RECORD_AGAIN
 
 

@@ -15,7 +15,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase
 from whatif.prediction.untraced import Untraced
 
-# As the recorder writes them; where it tells no loading, that is part of what is outside.
+# As the recorder writes them. Loading is told as what of the outside it takes.
 OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "backward", "update", "loading")
 _FORWARD, _UPDATE = 0, 1
 # The part between two such marks, by which one ended and which one begins next.
@@ -44,17 +44,21 @@ def part_times(
     told = graph.info.recorded.warmup_parts_ms
     if untraced.clock != "cpu" or set(told) | {LOADING} != set(PARTS) or not graph.info.n_steps:
         return None
-    target_ns = np.array([told.get(name, 0) * 1e6 for name in PARTS])
-    if not abs(target_ns.sum() / untraced.median_ns - 1) <= AGREES:
-        return None
-    target_ns *= untraced.median_ns / target_ns.sum()
     part = _parts(graph)
     if part is None:
         return None
-    if LOADING in told:
-        part[(part == PARTS.index(OUTSIDE)) & (graph.phase == Phase.DATA)] = PARTS.index(LOADING)
     first, last = graph.info.steady
     counted = (graph.step >= first) & (graph.step < last)
+    loading = (part == PARTS.index(OUTSIDE)) & (graph.phase == Phase.DATA)
+    loading_ms = told.get(LOADING, 0.0)
+    if not loading_ms < told[OUTSIDE] or not (loading & counted).any():
+        loading_ms = 0.0
+    if loading_ms:
+        part[loading] = PARTS.index(LOADING)
+    target_ns = 1e6 * np.array([told[OUTSIDE] - loading_ms, told[FORWARD], told[BACKWARD], told[UPDATE], loading_ms])
+    if not abs(target_ns.sum() / untraced.median_ns - 1) <= AGREES:
+        return None
+    target_ns *= untraced.median_ns / target_ns.sum()
     place = (graph.step[counted].astype(np.int64) - first) * len(PARTS) + part[counted]
 
     def a_step(amount: Float64) -> Float64:

@@ -122,7 +122,7 @@ def markdown_report(
     for what, parts, value in changed:
         if parts:
             cells = [change_row(part, value, ms) for part in parts]
-            sections.append(markdown_table((f"{what}, ms a step", *sides, "change", "count"), cells))
+            sections.append(markdown_table((f"{what}, ms a step", *sides, "change", "tasks"), cells))
     if differs:
         sections.append("\n".join(f"- differs in {markdown_text(text)}" for text in differs))
     sections += [f"> {markdown_text(sentence_case(warning))}." for warning in warnings]
@@ -212,9 +212,7 @@ def _print_changes(
     if rest:
         before, after = (sum(value(part) for part in side if part) for side in zip(*map(_sides, rest), strict=True))
         rows.append((f"({len(rest)} more)", *_cells(before, after, ms), ""))
-    # What a phase or a layer has of tasks is launches and kernels alike.
-    counted_are = "tasks" if heading.startswith(("Phases", "Layers")) else "count"
-    out.table(f"{heading}{of}, ms", [*HEADERS, counted_are], rows)
+    out.table(f"{heading}{of}, ms", [*HEADERS, "tasks"], rows)
 
 
 def _print_names(out: Report, heading: str, changes: tuple[PartChange, ...]) -> None:

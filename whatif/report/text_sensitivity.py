@@ -82,7 +82,8 @@ def headline(found: Sensitivity) -> str:
     what = CLOCK_SUBJECTS[found.baseline.clock]
     family = f"{'kernel' if found.baseline.graph.on_gpu.any() else 'operator'} family"
     if not worth:
-        return f"no layer and no {family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
+        kinds = "layer and no " if found.n_parts.get("layer") else ""
+        return f"no {kinds}{family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
     of = {"layer": "layer", "family": family}
     named = [f"best {of[part.kind]}: {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
     return f"gain if one part takes half its time: {'; '.join(named)}."

@@ -33,6 +33,8 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations, workers_of
 
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+# A column: what stays as recorded on any number of workers.
+STAYING = "stays on other workers"
 _UNIT = Link(1e9, 1.0)  # a round takes 1 ns, and so does a byte
 
 
@@ -70,17 +72,30 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
     found = _collectives(graph)
-    staying = np.flatnonzero(_exchanging(graph) & ~_of_all(graph))
+    staying_mask = _exchanging(graph) & ~_of_all(graph)
+    staying = np.flatnonzero(staying_mask)
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
     others = sorted(
-        f"{graph.names[code].partition('(')[0]}{f' among {size}' if 0 < size < recorded else ''}"
-        for code, size in {*among}
+        {
+            f"{graph.names[code].partition('(')[0]}{f' among {size}' if size > 0 and size != recorded else ''}"
+            for code, size in among
+        }
     )
     if not len(found.task):
-        raise WhatifError(f"{name}: expected {', '.join(KNOWN)} in {path}, got {', '.join(others)} alone.")
+        known = ", ".join(KNOWN)
+        raise WhatifError(
+            f"{name}: expected {known} among all {recorded} workers in {path}, got {', '.join(others)} alone."
+        )
     notes = [f"{name}: recorded on {recorded} workers, predicted on {workers}, each with its recorded batch"]
     if others:
-        notes.append(f"{name}: {', '.join(others)} stay as recorded on {recorded} workers")
+        all_ns = graph.duration_ns[_exchanging(graph)].sum()
+        pct = 100 * graph.duration_ns[staying].sum() / max(all_ns, 1)
+        verb = "stays" if len(others) == 1 else "stay"
+        notes.append(
+            f"{name}: {', '.join(others)} {verb} as recorded on {recorded} workers, {pct:.0f} % of the time of "
+            "communication"
+        )
+        graph = graph.attach(**{STAYING: staying_mask})
     if workers == 1:
         notes.append(f"{name}: copies into and out of buckets remain, though one worker has none")
         graph = graph.remove(found.task)
@@ -108,13 +123,30 @@ def _exchanging(graph: TaskGraph) -> Bool:
 
 
 def _of_all(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all workers."""
+    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all data-parallel workers."""
     known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
     everybody, count = _exchanging(graph) & known[graph.name], recorded_workers(graph)
+    # What an earlier what-if has left as recorded stays so.
+    everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
     tasks = np.flatnonzero(everybody)
     put_in, recorded = workers_of(graph)[tasks], sizes_of_groups(graph, tasks)
     group = np.where(put_in > 0, put_in, recorded)  # below 1: unknown
     everybody[tasks] = (group < 1) | (group == count)
+    return everybody & _of_gradients(graph, everybody & (graph.group >= 0), count or 0)
+
+
+def _of_gradients(graph: TaskGraph, among: Bool, count: int) -> Bool:
+    """Leave out the collectives ``among`` groups of the right size that are other ranks than those of most bytes.
+
+    With two ranks for tensor and two for data parallelism both have groups of two; gradients are the most bytes.
+    """
+    everybody = np.ones(len(graph), dtype=np.bool_)
+    if count == graph.info.workers or not among.any():
+        return everybody
+    ranks = [group.ranks for group in graph.info.groups]
+    of = np.array([ranks.index(each) for each in ranks])[graph.group[among]]
+    most = np.bincount(of, weights=np.maximum(graph.size_bytes[among], 0)).argmax()
+    everybody[among] = of == most
     return everybody
 
 
