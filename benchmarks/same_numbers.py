@@ -86,7 +86,8 @@ RENAMED = {name: f"dts:architecture={name}" for name in _ARCHITECTURES}
 
 # Keys whose strings are sentences for people.
 TEXTS = {
-    "caveats", "effort", "how", "message", "notes", "quirks", "reason", "sentences", "trust", "verdict", "warnings",
+    "caveats", "effort", "how", "message", "notes", "quirks", "reason", "sentence", "sentences", "trust", "verdict",
+    "verdict_as_recorded", "warnings",
 }  # fmt: skip
 
 Answer = dict[str, Any]
