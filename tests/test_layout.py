@@ -243,6 +243,16 @@ def test_importing_the_public_names_of_models_costs_nothing() -> None:
     assert run.stdout.split() == ["False"], run.stderr
 
 
+def test_a_clone_is_whole_for_python_in_its_root() -> None:
+    """There the folder `whatif` comes before an installed package, and holds neither transforms nor instrumentation."""
+    code = (
+        "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in repr(each)]; "
+        "import whatif.transforms.amp, whatif.instrumentation; print(whatif.transforms.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == ROOT / "transforms" / "__init__.py"
+
+
 def test_transforms_are_flat() -> None:
     assert {path.parent for path in sources("transforms")} == {ROOT / "transforms"}
 

@@ -9,11 +9,17 @@ The public names load on first use, so that ``import whatif`` costs nothing.
 from __future__ import annotations
 
 import importlib
+import os.path
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whatif.graph.notebook_view import FIGURES, VIEWS
+
+# In the root of a clone Python finds this folder before what was installed; two parts of the package lie beside it.
+_CLONE = os.path.dirname(__path__[0])
+if os.path.isfile(os.path.join(_CLONE, "pyproject.toml")):
+    __path__.append(_CLONE)
 
 if TYPE_CHECKING:
     from whatif.graph.insert import NewTasks
