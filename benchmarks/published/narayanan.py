@@ -26,7 +26,7 @@ SEQUENCE, VOCABULARY, CLUSTER, GPU_BYTES = 2048, 51_200, "dgx-a100", 80 * 10**9
 
 
 class Trained(NamedTuple):
-    """A row of either table; ``micro`` 0 where it is not told, ``zero_3``: all state sharded, no other parallelism."""
+    """A row of either table; ``micro`` 0: not published, ``zero_3``: all state sharded, no other parallelism."""
 
     billions: float
     heads: int

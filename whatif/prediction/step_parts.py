@@ -15,7 +15,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase
 from whatif.prediction.untraced import Untraced
 
-# As the recorder writes them. Loading is told as what of the outside it takes.
+# As the recorder writes them; its `outside` still includes `loading`.
 OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "backward", "update", "loading")
 _FORWARD, _UPDATE = 0, 1
 # The part between two such marks, by which one ended and which one begins next.

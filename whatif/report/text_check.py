@@ -8,7 +8,8 @@ from whatif.report.layout import ms_format, report
 from whatif.report.text_compare import change_row, markdown_report, print_causes
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
-HEADERS = ("", "baseline", "now", "change")
+SIDES = ("baseline", "now")
+HEADERS = ("", *SIDES, "change")
 
 
 def print_regression(found: Regression) -> None:
@@ -30,7 +31,7 @@ def markdown(found: Regression) -> str:
     verdict, _, cause = found.verdict.partition("; cause: ")
     grown = [(f"{what} that grew most", parts, work_ms) for what, parts in _grown(found)]
     differs = [str(item) for item in found.two.differences if not item.blocks]
-    return markdown_report(verdict, cause, found.causes, grown, differs, found.warnings, found.two, ("baseline", "now"))
+    return markdown_report(verdict, cause, found.causes, grown, differs, found.warnings, found.two, SIDES)
 
 
 def _grown(found: Regression) -> list[tuple[str, tuple[PartChange, ...]]]:

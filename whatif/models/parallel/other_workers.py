@@ -71,9 +71,10 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     path = graph.info.path or "this recording"
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
-    found = _collectives(graph)
-    staying_mask = _exchanging(graph) & ~_of_all(graph)
-    staying = np.flatnonzero(staying_mask)
+    exchanging = _exchanging(graph)
+    everybody = _of_all(graph, exchanging, recorded)
+    found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanging & ~everybody
+    staying = np.flatnonzero(stays)
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
     others = sorted(
         {
@@ -88,14 +89,13 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         )
     notes = [f"{name}: recorded on {recorded} workers, predicted on {workers}, each with its recorded batch"]
     if others:
-        all_ns = graph.duration_ns[_exchanging(graph)].sum()
-        pct = 100 * graph.duration_ns[staying].sum() / max(all_ns, 1)
+        pct = 100 * graph.duration_ns[staying].sum() / max(graph.duration_ns[exchanging].sum(), 1)
         verb = "stays" if len(others) == 1 else "stay"
         notes.append(
             f"{name}: {', '.join(others)} {verb} as recorded on {recorded} workers, {pct:.0f} % of the time of "
             "communication"
         )
-        graph = graph.attach(**{STAYING: staying_mask})
+        graph = graph.attach(**{STAYING: stays})
     if workers == 1:
         notes.append(f"{name}: copies into and out of buckets remain, though one worker has none")
         graph = graph.remove(found.task)
@@ -122,17 +122,17 @@ def _exchanging(graph: TaskGraph) -> Bool:
     return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
 
 
-def _of_all(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all data-parallel workers."""
+def _of_all(graph: TaskGraph, exchanging: Bool, count: int) -> Bool:
+    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all ``count`` of the workers."""
     known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
-    everybody, count = _exchanging(graph) & known[graph.name], recorded_workers(graph)
+    everybody = exchanging & known[graph.name]
     # What an earlier what-if has left as recorded stays so.
     everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
     tasks = np.flatnonzero(everybody)
     put_in, recorded = workers_of(graph)[tasks], sizes_of_groups(graph, tasks)
     group = np.where(put_in > 0, put_in, recorded)  # below 1: unknown
     everybody[tasks] = (group < 1) | (group == count)
-    return everybody & _of_gradients(graph, everybody & (graph.group >= 0), count or 0)
+    return everybody & _of_gradients(graph, everybody & (graph.group >= 0), count)
 
 
 def _of_gradients(graph: TaskGraph, among: Bool, count: int) -> Bool:
@@ -150,8 +150,7 @@ def _of_gradients(graph: TaskGraph, among: Bool, count: int) -> Bool:
     return everybody
 
 
-def _collectives(graph: TaskGraph) -> _Collectives:
-    task = np.flatnonzero(_of_all(graph))
+def _collectives(graph: TaskGraph, task: Int64) -> _Collectives:
     names = [collective_of(graph.names[code], "") for code in graph.name[task].tolist()]
     return _Collectives(task, names, _sizes(graph, task, names), _waiting_ns(graph, task))
 
