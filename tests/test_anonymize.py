@@ -24,6 +24,7 @@ from whatif.cli.main import main
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.ingest.anonymize.anonymize import STACK_FRAMES, anonymize
 from whatif.ingest.anonymize.text import LayerNames, Scrubber
+from whatif.ingest.read_events import read_events
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = sorted(path.name for path in (ROOT / "traces").glob("*.json.gz"))
@@ -441,7 +442,7 @@ def test_damage_is_told_and_the_rest_is_copied(tmp_path: Path, capsys: pytest.Ca
     trace.write_bytes(whole[: len(whole) * 3 // 4])
     assert main(["anonymize", str(trace), "-o", str(tmp_path / "b.json.gz")]) == 0
     assert f"the file ends early at byte {len(whole) * 3 // 4}" in capsys.readouterr().out
-    assert len(whatif.read(tmp_path / "b.json.gz")) == len(whatif.read(trace))
+    assert len(read_events(tmp_path / "b.json.gz")) == len(read_events(trace))
 
 
 def test_a_copy_of_a_copy_is_the_same(own_traces: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import whatif
 from tests.trust import damage_table
 from tests.trust.common import ROOT, TRACES, call, extra_folder, loaded, written
 from tests.trust.retelling import RETELLINGS, damages
-from whatif.graph.types import Severity
+from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Severity, TaskKind
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.trust import trust_of
 from whatif.runtime.errors import WhatifError
@@ -221,3 +222,28 @@ def test_other_peoples_recordings_are_blamed_for_what_is_true() -> None:
         read += 1
         assert found == TRUE_DOUBTS.get(str(path.relative_to(folder)), set()), path
     assert read > 30
+
+
+def test_a_cut_file_is_answered_from_whole_steps_or_refused(tmp_path: Path) -> None:
+    with gzip.open(TRACES / "transformer_cpu.json.gz") as file:
+        data = file.read()
+    path = tmp_path / "trace.json"
+    path.write_bytes(data)
+    tasks_a_step = operators_a_step(whatif.read(path))
+    answered = 0
+    for percent in (0.5, 10, 20, 30, 45, 60, 90):
+        path.write_bytes(data[: int(len(data) * percent / 100)])
+        outcome = call("apply", "scale:kind=cpu,factor=0.5", path)
+        if outcome.status == 0:
+            answered += 1
+            assert operators_a_step(whatif.read(path)) == pytest.approx(tasks_a_step, rel=0.1), percent
+        else:
+            assert "no step in it is known to be whole" in outcome.err
+            assert percent <= 20
+    assert answered >= 4
+
+
+def operators_a_step(graph: TaskGraph) -> float:
+    first, last = graph.info.steady
+    steady = (graph.kind == TaskKind.CPU_OP) & (graph.step >= first) & (graph.step < last)
+    return float(steady.sum() / (last - first))

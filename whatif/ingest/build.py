@@ -26,7 +26,7 @@ from whatif.ingest.cpu_side import (
     idle_between,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.find_steps import Launched, StepRule, Steps, find_steps
+from whatif.ingest.find_steps import Launched, StepRule, Steps, find_steps, without_cut_step, work_times_ns
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
 from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.handoff import Handoffs
@@ -67,7 +67,10 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
     order = np.argsort(launched_ns, kind="stable")
     launched = Launched(launched_ns[order], gpu.call[order], events.name[gpu.event[order]].astype(np.int64))
     by_graph = calls.kind == CallKind.GRAPH_LAUNCH
-    steps = find_steps(events, marks, tracks[0] if tracks else -1, launched, by_graph, rule)
+    main = tracks[0] if tracks else -1
+    steps = find_steps(events, marks, main, launched, by_graph, rule)
+    if events.ends_early_at is not None:
+        steps = without_cut_step(steps, work_times_ns(events, main, launched))
     workers = [h.track for h in handoffs if len(h.start_ns)]
     threads = [Thread(f"CPU thread {events.tracks[t][1]}", ThreadKind.CPU) for t in tracks]
     threads += [

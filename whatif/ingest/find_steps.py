@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from whatif.graph.order import places
 from whatif.graph.task_graph import matching
@@ -25,6 +26,8 @@ LEAST_KERNELS = 8
 LEAST_LOOP = 10
 # Distances at which a sequence agrees with itself that are looked at one by one.
 CANDIDATES = 48
+# In a file that ends early, a last step with less than this share of the fullest step's work was cut.
+WHOLE_SHARE = 0.9
 # A last mark that is shorter than this share of the usual one was cut by the end of the recording.
 STUB_SHARE = 0.05
 
@@ -36,6 +39,7 @@ class Steps(Struct, frozen=True):
     source: str
     loop: tuple[int, int] = (0, 0)  # so many GPU tasks repeat so often, too few for a step
     doubt: str = ""  # a sentence where other steps are as likely
+    whole: bool = True  # False: the file ends early, and no step is known to be whole
     sequences: int | None = None  # how many a serving engine serves in most steps
 
     def of(self, time_ns: Int64) -> Int64:
@@ -98,6 +102,28 @@ def find_steps(
     return _repetition(launched, graph_launch)
 
 
+def work_times_ns(events: Events, main: int, launched: Launched) -> Int64:
+    """When each GPU task was launched, or where there is none each operator of the main thread began, shape (n,)."""
+    if len(launched.time_ns):
+        return launched.time_ns
+    time_ns: Int64 = events.start_ns[(events.track == main) & (events.category == EventCategory.CPU_OP)]
+    return time_ns
+
+
+def without_cut_step(steps: Steps, work_ns: Int64) -> Steps:
+    """Leave out the last step of a file that ends early if it lacks work; ``whole`` says whether a whole one is left.
+
+    A single step is known to be whole when work after its end was read: a thread's events are written in order.
+    """
+    n_steps = len(steps.edges_ns) - 1
+    if n_steps <= 1:
+        return replace(steps, whole=n_steps == 1 and bool(work_ns.max(initial=0) >= steps.edges_ns[-1]))
+    of_work = steps.of(work_ns)
+    counts = np.bincount(of_work[of_work >= 0], minlength=n_steps)
+    cut = counts[-1] < WHOLE_SHARE * counts.max()
+    return replace(steps, edges_ns=steps.edges_ns[:-1]) if cut else steps
+
+
 def _by_mark(events: Events, pattern: str) -> Steps:
     named = matching(tuple(events.names), pattern)
     own = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
@@ -131,9 +157,7 @@ def _by_serving(events: Events) -> Steps | None:
 
 def _by_count(events: Events, main: int, launched: Launched, count: int) -> Steps:
     """Steps of equally many kernels, or of operators on the main thread where there is no kernel."""
-    time_ns = launched.time_ns
-    if not len(time_ns):
-        time_ns = events.start_ns[(events.track == main) & (events.category == EventCategory.CPU_OP)]
+    time_ns = work_times_ns(events, main, launched)
     if not 1 <= count <= len(time_ns):
         raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, at most one per kernel.")
     first = np.round(np.arange(count) * len(time_ns) / count).astype(np.int64)

@@ -96,9 +96,11 @@ def _cut(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     # A file need not be in the order of time: steps before the last can lack the work that was written last.
     works = (graph.on_gpu if graph.on_gpu.any() else graph.on_cpu) & (graph.step >= 0)
     counts = np.bincount(graph.step[works], minlength=graph.info.n_steps)
-    emptied = int((counts[:-1] < LEFT_SHARE * counts.max(initial=0)).sum())
+    emptied = int((counts < LEFT_SHARE * counts.max(initial=0)).sum())
     if emptied:
         told, severity = f"{told}, and {_s(emptied, 'step', ('lacks', 'lack'))} most of the work", Severity.VOIDS
+    elif not parts.steps.whole:
+        told, severity = f"{told}, and no step in it is known to be whole", Severity.VOIDS
     yield severity, 1, told, "copy or record the file again"
 
 
