@@ -66,7 +66,8 @@ def collect(
         ended = _run(run)
         if os.getpid() != process:
             _end_forked(_status(ended))
-        recording = collector.finish()
+        # A signal that was held back while the rest was written ends the script as well.
+        ended = _run(collector.finish) or ended
     _free_gpu_memory()
     failure = collector.failure
     if failure is not None and isinstance(ended, Exception):
@@ -75,7 +76,7 @@ def collect(
             failure += " A script with relative imports is run as a module: `whatif collect -m PACKAGE.MODULE`."
     return Collected(
         status=_status(ended),
-        recording=recording,
+        recording=collector.written,
         failure=failure,
         steps=collector.steps_seen,
         stopped=collector.stopped,

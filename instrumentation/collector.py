@@ -7,7 +7,9 @@ Nothing that goes wrong here reaches the program: it goes on as it would without
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -19,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from whatif.runtime.errors import WhatifError
 
 from .find_model import OutermostModules, choose_model
+from .late_signals import signals_wait
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
@@ -80,6 +83,7 @@ class Collector:
         self._detach: list[Callable[[], None]] = []
         self._children_s = 0.0
         self._process = os.getpid()
+        self._lock = threading.RLock()  # A thread may train: the main one waits at its end until the file is written.
         self._explicit = False
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
@@ -123,11 +127,21 @@ class Collector:
 
     def finish(self) -> Path | None:
         """Write what there is when the program has ended; return the file, or None with `failure` set."""
-        if self._recording is not None and self._recording.enough:
-            self._guarded(self._recording.finish)
-        if not self.done:
-            self.failure = self._too_few()
+        try:
+            if self._recording is not None and self._recording.enough:
+                with self._signals_wait():
+                    self._guarded(self._recording.finish)
+        finally:
+            if not self.done:
+                interrupted = self._recording is not None and self._recording.done
+                self.failure = "interrupted while writing." if interrupted else self._too_few()
         return self.written
+
+    def _signals_wait(self) -> AbstractContextManager[None]:
+        """Hold signals back while the file is written."""
+        name = self.output.name if self._recording is None else self._recording.path.name
+        rule = f"passed on to the script once {name} is written; a second one is passed on at once."
+        return signals_wait(lambda signal: self._say(f"{signal}: {rule}"))
 
     def _too_few(self) -> str:
         if self.steps_seen == 0 and self._inference:
@@ -222,15 +236,20 @@ class Collector:
             self._let_go()
             return
         if not self.done:
-            self._guarded(self._advance)
-        if not self.done:
-            return
+            writes = self._recording is not None and self._recording.writes_next
+            with self._signals_wait() if writes else nullcontext():
+                self._guarded(self._advance)
+                self._say_outcome()
         if self._stop and self.written is not None:
             self._stop_program()
-        self._let_go()
+        if self.done:
+            self._let_go()
+
+    def _say_outcome(self) -> None:
         if self.written is not None:
-            self._say(f"{self.written}: written after {self.steps_seen} steps; the script keeps running.")
-        else:
+            then = "--stop ends the script" if self._stop else "the script keeps running"
+            self._say(f"{self.written}: written after {self.steps_seen} steps; {then}.")
+        elif self.failure is not None:
             self._say(f"{self.output}: not written, the script keeps running: {self.failure}")
 
     def _stop_program(self) -> NoReturn:
@@ -243,13 +262,14 @@ class Collector:
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do work for the recording; where it fails the recording is given up, and the program does not notice."""
         try:
-            work()
+            with self._lock:
+                work()
         except Exception as error:
             self.failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
             if self._recording is not None:
                 self._recording.abandon()
         else:
-            if self._recording is None or not self._recording.done:
+            if self._recording is None or not self._recording.written:
                 return
             self.written = self.output.with_name(self._recording.path.name)
         self._recording = None  # It holds the model.

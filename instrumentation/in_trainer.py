@@ -69,7 +69,7 @@ class RecordingInTrainer:
             tell(f"no recording: {error if isinstance(error, WhatifError) else describe_error(error)}")
             self.abandon()
         else:
-            if self._recording is not None and self._recording.done:
+            if self._recording is not None and self._recording.written:
                 self.written = self._recording.path
                 self._recording = None  # It holds the model.
                 tell(f"{self.written}: recorded; next: whatif explain {self.written}")

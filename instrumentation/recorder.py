@@ -91,6 +91,7 @@ class Recording:
         self._lines = lines
         self._count = 0  # steps so far
         self._done = False
+        self._written = False
         self._device: torch.device | None = None  # the GPU that the model is on, if any
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
@@ -104,6 +105,11 @@ class Recording:
     def done(self) -> bool:
         """Whether the file is written (or given up): further steps change nothing."""
         return self._done
+
+    @property
+    def written(self) -> bool:
+        """Whether the file is there, whole."""
+        return self._written
 
     @property
     def tracing(self) -> bool:
@@ -147,6 +153,11 @@ class Recording:
         }
         return stages.get(self._count + 1, "")
 
+    @property
+    def writes_next(self) -> bool:
+        """Whether the next call of `step` writes the file."""
+        return self._count + 1 == self.steps_needed
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -154,7 +165,7 @@ class Recording:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.finish()
-        elif not self.done:
+        elif not self.written:
             self.abandon()
             print(
                 f"whatif: no recording was written: the training raised {describe_error(error)} in step"
@@ -307,6 +318,7 @@ class Recording:
             "flops": forward_flops(events, steps),
         }
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
+        self._written = True
         for doubt in machine_doubts(recorded_of(metadata)[0]):
             print(f"whatif: warning: {doubt}", file=sys.stderr)
 

@@ -168,6 +168,26 @@ def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -
     assert (tmp_path / "run" / "signals.json.gz").exists()
 
 
+# SIGHUP has a handler that exits with 7; the others do what Python and the system do with them.
+@pytest.mark.parametrize("options", [[], ["--stop"], ["--steps", "900"]], ids=["whole", "stop", "at its end"])
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", -15), ("SIGINT", -2), ("SIGHUP", 7)])
+def test_a_signal_waits_until_the_file_is_written(tmp_path: Path, name: str, status: int, options: list[str]) -> None:
+    found = run(tmp_path / "run", *COLLECT, *options, "interrupted.py", name, "1")
+    assert found.returncode == status, found.stderr
+    assert f"{name}: passed on to the script once interrupted.json.gz is written" in found.stderr
+    assert whatif.read(tmp_path / "run" / "interrupted.json.gz").info.path
+    assert ("trained to the end" in found.stdout) == ("900" in options)
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_signal_to_a_thread_that_trains_leaves_a_file_or_says_why_not(tmp_path: Path, where: str) -> None:
+    found = run(tmp_path / "run", *COLLECT, "interrupted.py", "SIGINT", "1" if where == "thread" else "2", where)
+    assert found.returncode == -signal.SIGINT, found.stderr
+    assert ("no recording of interrupted.py: interrupted while writing." in found.stderr) == (where == "main")
+    assert ("interrupted.json.gz: recorded; next:" in found.stderr) == (where == "thread")
+    assert (tmp_path / "run" / "interrupted.json.gz").exists() == (where == "thread")
+
+
 # --multi_gpu asks for several processes; the script itself chooses the CPU.
 ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
