@@ -9,10 +9,11 @@ Model:  each operator that autocast's lists change takes the ratio of the op dat
         every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and
         backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU
         recording always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio
-        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Decoding
-        (forward passes of few rows) stores the weights in half precision, so none is cast. Ignored: a larger batch that
+        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Inference on a
+        CPU and decoding (few rows) store the weights in half precision, so none is cast. Ignored: a larger batch that
         fits afterwards.
-Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler.
+Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler; where a note says that the
+        weights are stored in half precision, model.to(torch.bfloat16) instead.
 """
 
 from typing import Literal

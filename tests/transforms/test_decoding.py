@@ -106,6 +106,17 @@ def test_stored_weights_are_not_cast() -> None:
     assert WEIGHT_CAST_NAME in trained.names
 
 
+def test_inference_on_a_cpu_stores_its_weights_in_half_precision(own_traces: Path) -> None:
+    trained = whatif.read(own_traces / "transformer_cpu.json.gz")
+    forward = trained.remove(trained.phase != Phase.FORWARD)
+    forward = forward.replace(info=replace(forward.info, optimizer=None))
+    assert stored_weights(forward) is None  # of many rows
+    assert any("stored in half precision once" in note for note in whatif.apply(forward, "amp").notes)
+    assert not any("stored in half precision once" in note for note in whatif.apply(trained, "amp").notes)
+    assert WEIGHT_CAST_NAME not in changed_by(forward, "amp").names
+    assert WEIGHT_CAST_NAME in changed_by(trained, "amp").names
+
+
 def test_weights_are_cut_across_workers() -> None:
     graph = decoding(rows=4)
     product = graph.name == graph.names.index("product")

@@ -31,7 +31,7 @@ from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, s
 from whatif.models.durations.format_flow import flow_of
 from whatif.models.durations.forms import of_convolutions, operator_names
 from whatif.models.durations.memory_rate import cast_gbyte_s, memory_gbyte_s
-from whatif.models.kernels.stored_weights import stored_weights
+from whatif.models.kernels.stored_weights import forward_only, stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
@@ -69,6 +69,11 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: bool = False) -> TaskGraph:
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
+    if stores_weights_cast(graph):
+        graph = graph.note(
+            "amp: the weights are stored in half precision once (model.to(torch.bfloat16) or model.half()); "
+            "torch.autocast would cast them again in each forward pass, which can take longer than it saves"
+        )
     call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
     lots = _casts(graph, matrix, gpu, call_ns)
     if AUTOCAST_CASTS in graph.attached:
@@ -85,6 +90,15 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     return put_in(graph, lots)
 
 
+def stores_weights_cast(graph: TaskGraph) -> bool:
+    """Whether the weights are assumed to be stored in the format in which they are multiplied, so that none is cast.
+
+    A forward pass alone never changes its weights. Where it reads them for few rows, and on any CPU, casting them on
+    each call would take longer than half precision saves.
+    """
+    return stored_weights(graph) is not None or (not graph.on_gpu.any() and forward_only(graph))
+
+
 def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
 
@@ -92,7 +106,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
     a value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread
     over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
-    ten times that. Decoding, whose time is that of reading weights, stores them cast.
+    ten times that. Stored weights (``stores_weights_cast``) are not cast.
     """
     first = first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
@@ -115,8 +129,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
         fp32 = flow.casts[forward]
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
-    # Who only infers stores the weights in the format in which they are multiplied.
-    weights = forward[:0] if stored_weights(graph) is not None else forward
+    weights = forward[:0] if stores_weights_cast(graph) else forward
     cast_ns = cast_ns[len(forward) - len(weights) :]
     around = np.concatenate([weights, forward[fp32]])
     if flow is not None and AUTOCAST_CASTS not in graph.attached:
