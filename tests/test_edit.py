@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -500,6 +501,22 @@ def test_networkx_spells_the_names_out_and_takes_new_ones() -> None:
     nodes.nodes[2]["kind"] = "KERNAL"
     with pytest.raises(WhatifError, match=r"'kind': expected one of .*KERNEL.*, got 'KERNAL'"):
         TaskGraph.from_networkx(nodes, graph)
+
+
+def test_networkx_writes_graphml_and_gexf_and_reads_them_back(tmp_path: Path) -> None:
+    networkx = need("networkx")
+    graph = step()
+    exchanged = graph.to_networkx()
+    networkx.write_gexf(exchanged, tmp_path / "graph.gexf")
+    networkx.write_graphml(exchanged, tmp_path / "graph.graphml")
+    again = networkx.read_graphml(tmp_path / "graph.graphml", node_type=int)
+    back = TaskGraph.from_networkx(again, graph)
+    assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
+    again.add_edge(0, 2, kind=DependencyKind.USER, lag_ns=5, anchor="START")
+    assert DependencyKind.USER in TaskGraph.from_networkx(again, graph).dependencies.kind
+    again.add_edge(0, 2, kind="USED", lag_ns=5, anchor="START")
+    with pytest.raises(WhatifError, match=r"'kind': expected one of .*USER, got 'USED'"):
+        TaskGraph.from_networkx(again, graph)
 
 
 def test_threads_of_one_name_stay_apart() -> None:

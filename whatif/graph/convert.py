@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from whatif.graph.types import (
     Anchor,
     Dependencies,
     DependencyKind,
+    Int8,
     Phase,
     TaskKind,
 )
@@ -81,7 +83,12 @@ def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
         if result.has_edge(source, target) and not stored:
             continue
         result.add_edge(
-            source, target, kind=DependencyKind(kind), lag_ns=lag_ns, anchor=Anchor(anchor), derived=not stored
+            source,
+            target,
+            kind=DependencyKind(kind).name,
+            lag_ns=lag_ns,
+            anchor=Anchor(anchor).name,
+            derived=not stored,
         )
     return result
 
@@ -100,9 +107,9 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
     dependencies = Dependencies(
         np.array([e[0] for e in edges], dtype=np.int32),
         np.array([e[1] for e in edges], dtype=np.int32),
-        np.array([e[2]["kind"] for e in edges], dtype=np.int8),
+        _codes_of(DependencyKind, "kind", edges),
         np.array([e[2]["lag_ns"] for e in edges], dtype=np.int64),
-        np.array([e[2]["anchor"] for e in edges], dtype=np.int8),
+        _codes_of(Anchor, "anchor", edges),
     )
     kept = np.array([task in place for task in like.waits.task.tolist()], dtype=np.bool_)
     waits = type(like.waits)(
@@ -116,13 +123,19 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
     return like.replace(**columns, **named, dependencies=dependencies, waits=waits, attached={}).check()
 
 
+def _codes_of(members: type[IntEnum], attribute: str, edges: list[tuple[int, int, dict[str, Any]]]) -> Int8:
+    """The values of an attribute of the edges that is spelled as in ``members``, or is a member."""
+    words = [getattr(edge[2][attribute], "name", edge[2][attribute]) for edge in edges]
+    return np.array(_coded(attribute, words, [member.name for member in members]), dtype=np.int8)
+
+
 def _coded(column: str, words: list[str], table: list[str]) -> list[int]:
     """The codes of words; a new name or layer is added to its ``table``."""
     codes = {word: code for code, word in enumerate(table)}
     if new := [word for word in dict.fromkeys(words) if word not in codes]:
         if column not in ("name", "layer"):
             known = ", ".join(filter(None, table[:12]))
-            raise WhatifError(f"node attribute {column!r}: expected one of {known}, got {new[0]!r}; correct it.")
+            raise WhatifError(f"attribute {column!r}: expected one of {known}, got {new[0]!r}; correct it.")
         codes |= {word: len(table) + place for place, word in enumerate(new)}
         table += new
     return [codes[word] for word in words]

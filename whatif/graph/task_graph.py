@@ -485,7 +485,8 @@ class TaskGraph:
     def to_networkx(self) -> networkx.DiGraph:
         """Return a networkx graph: a node per task, an edge per dependency with kind, lag and anchor.
 
-        A node has the task's columns as attributes, names spelled out as in ``to_pandas``.
+        A node has the task's columns as attributes, names spelled out as in ``to_pandas``; so has an edge, and
+        networkx writes them to GraphML and GEXF.
         """
         from whatif.graph.convert import to_networkx
 
