@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -463,3 +464,13 @@ def test_results_draw_themselves(own_traces: Path) -> None:
     ]
     for one in found:
         assert one.plot().axes
+
+
+def test_without_matplotlib_a_figure_says_what_to_install(own_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prediction = whatif.apply(own_traces / "transformer_cpu_fused.json.gz", "scale:factor=0.5")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for shown in (prediction, prediction.timeline):
+        with pytest.raises(WhatifError, match="pip install 'whatif-profiler"):
+            shown.plot()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers import CPU, STREAM, Build, read_events, step
 from tests.helpers import launched as launched_events
-from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform, simulate
+from whatif import Frontier, TaskGraph, Transform, WhatifError, apply, load_transform, read_ranks, simulate
 from whatif.prediction.transform import built_in_names, parse_spec
 
 HEADER = '"""Mine: what I think.\n\nSource: nowhere.\n"""\n'
@@ -316,6 +316,19 @@ def test_functions_names_and_transforms_may_be_mixed(recorded: TaskGraph) -> Non
 def test_what_is_no_transform_is_refused(what: Any, recorded: TaskGraph) -> None:
     with pytest.raises(WhatifError, match="expected a transform's name"):
         apply(recorded, what)
+
+
+def test_ranks_and_the_path_of_a_script_are_taken(own_traces: Path, tmp_path: Path) -> None:
+    path = script(tmp_path, "def transform(graph): return graph.scale(graph.on_cpu, 0.5)", "idea.py")
+    ranks = read_ranks([own_traces / "ranks_cpu" / "even"])
+    prediction = apply(ranks, Path(path))
+    assert prediction.predicted_ms == apply(ranks.graph, path).predicted_ms < prediction.baseline_ms
+
+
+@pytest.mark.parametrize("what", [b"trace.json", ["a.json", "b.json"], 3])
+def test_what_is_no_recording_is_refused(what: Any) -> None:
+    with pytest.raises(WhatifError, match=r"expected the path of a trace, got .*read_ranks"):
+        apply(what, "amp")
 
 
 @pytest.mark.parametrize("transforms", [(), ("scale:factor=1",)])

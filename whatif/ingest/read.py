@@ -37,8 +37,12 @@ def read(
     """
     if not str(path):  # as a path it would be this folder
         raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
+    try:
+        local = Path(path)
+    except TypeError:
+        given = type(path).__name__
+        raise WhatifError(f"expected the path of a trace, got {given}; read_ranks takes a list of ranks.") from None
     address, rule = is_address(path), StepRule(step_count, step_mark)
-    local = Path(path)
     named = path if address else local
     entry = entry_of(local, rule) if cache and not address else None
     known = recall(entry) if entry else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 from whatif.simulation.timeline import Timeline
 
+if TYPE_CHECKING:
+    from whatif.ingest.ranks.read import Ranks
+
 __all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
 
 # Steps whose mean exceeds their median by more than this are not one kind of step.
@@ -44,7 +47,7 @@ HOST_BOUND_PCT = 50.0
 # A change below this is within what replays miss.
 NOTHING_PCT = 1.0
 
-AnyTransform = Transform | str | Callable[[TaskGraph], TaskGraph]
+AnyTransform = Transform | str | Path | Callable[[TaskGraph], TaskGraph]
 
 
 @dataclass(frozen=True)
@@ -214,20 +217,19 @@ def _named(transform: Transform) -> dict[str, Any]:
 
 
 def apply(
-    graph: TaskGraph | Baseline | str | Path,
+    graph: TaskGraph | Baseline | Ranks | str | Path,
     *transforms: AnyTransform,
     clock: str | None = None,
     calibrated: bool = True,
 ) -> Prediction:
     """Return the prediction for a graph, or for the trace in a file, under transforms, applied left to right.
 
-    A transform is a name with options as text, a loaded ``Transform`` or a function from graph to graph. ``clock`` and
+    ``graph`` is also what ``read_ranks`` returns. A transform is a name with options as text, the path of a script, a
+    loaded ``Transform`` or a function from graph to graph. ``clock`` and
     ``calibrated`` are those of ``Baseline.of``, for a graph that is no baseline yet. Raises WhatifError if a script
     fails its checks or breaks the graph, or if two of them override the schedule.
     """
-    if isinstance(graph, str | Path):
-        graph = read(graph)
-    baseline = graph if isinstance(graph, Baseline) else Baseline.of(graph, clock, calibrated=calibrated)
+    baseline = graph if isinstance(graph, Baseline) else Baseline.of(_as_graph(graph), clock, calibrated=calibrated)
     loaded = tuple(_as_transform(t) for t in transforms)
     schedule = single_schedule(loaded)
     changed, applied = applied_in_turn(baseline.graph, loaded)
@@ -240,10 +242,15 @@ def apply(
     return Prediction(baseline, applied, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))
 
 
+def _as_graph(given: TaskGraph | Ranks | str | Path) -> TaskGraph:
+    graph: Any = getattr(given, "graph", given)
+    return graph if isinstance(graph, TaskGraph) else read(graph)
+
+
 def _as_transform(transform: AnyTransform) -> Transform:
     if isinstance(transform, Transform):
         return transform
-    if isinstance(transform, str):
+    if isinstance(transform, str | Path):
         return load_transform(transform)
     if callable(transform):
         name = getattr(transform, "__name__", "function")

@@ -29,19 +29,22 @@ def check_plot(path: str | Path, trace: str | Path) -> None:
     if Path(path).suffix.lower() not in ENDINGS:
         raise WhatifError(f"{path}: expected a plot's name that ends in {', '.join(ENDINGS)}, got another ending.")
     file_beside(path, trace)
+    _figure_class()
+
+
+def _figure_class() -> type[Figure]:
     try:
-        import matplotlib  # noqa: F401 - is it there?
+        from matplotlib.figure import Figure
     except ImportError:
         raise WhatifError(
             "a plot needs matplotlib, which is not installed; run `pip install 'whatif-profiler[plot]'`."
         ) from None
+    return Figure
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, laid out so that nothing overlaps."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
+    """Return an empty figure of so many inches, laid out so that nothing overlaps; WhatifError without matplotlib."""
+    return _figure_class()(figsize=(width, height), layout="constrained")
 
 
 def title(figure: Figure, path: str, what: str = "") -> None:
