@@ -1,5 +1,6 @@
 """What the callbacks of Lightning and Hugging Face share: a recording that never disturbs the trainer around it."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -72,4 +73,4 @@ class RecordingInTrainer:
             if self._recording is not None and self._recording.written:
                 self.written = self._recording.path
                 self._recording = None  # It holds the model.
-                tell(f"{self.written}: recorded; next: whatif explain {self.written}")
+                tell(f"{self.written}: recorded; next: whatif explain {shlex.quote(str(self.written))}")

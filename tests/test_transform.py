@@ -92,7 +92,8 @@ def test_two_scripts_of_one_name_stay_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("scal", "no transform 'scal'; did you mean 'scale'"), ("qqqqqq", r"see `whatif transforms`, or give the path"),
+    [("amp+fused_adam", "to combine them, write amp fused_adam"),
+     ("scal", "no transform 'scal'; did you mean 'scale'"), ("qqqqqq", r"see `whatif transforms`, or give the path"),
      ("", "no transform ''"), ("__init__", "no transform"), ("./nowhere.py", r"nowhere.py: .*no such file")],
 )  # fmt: skip
 def test_an_unknown_name_gets_a_hint(name: str, message: str) -> None:

@@ -12,8 +12,8 @@ Model:  each operator that autocast's lists change takes the ratio of the op dat
         of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Inference on a
         CPU and decoding (few rows) store the weights in half precision, so none is cast. Ignored: a larger batch that
         fits afterwards.
-Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler; where a note says that the
-        weights are stored in half precision, model.to(torch.bfloat16) instead.
+Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler; in inference
+        model.to(torch.bfloat16).
 """
 
 from typing import Literal

@@ -111,10 +111,11 @@ def test_the_decision_takes_15_lines_and_counts_the_rest(own_traces: Path, capsy
         assert " ".join(lines).startswith(" ".join(found["verdict"]))
         rows = [line.split()[1] for line in lines if re.match(r"  \d   ", line)]
         assert rows == [entry["what_ifs"][0] for entry in found["advice"][:3]]
-        refused = sum(len(found[key]) for key in ("not_applicable", "elsewhere", "done_in_part", "failed"))
         rest = {
             "that gain": len(found["advice"]) - 3, "combinations": len(found["combinations"]),
-            "without gain": len(found["no_gain"]), "that do not apply": refused,
+            "without gain": len(found["no_gain"]), "that do not apply": len(found["not_applicable"]),
+            "partly done already": len(found["done_in_part"]), "not judged": len(found["elsewhere"]),
+            "that failed": len(found["failed"]),
         }  # fmt: skip
         assert all(f"{count} {what}" in " ".join(lines) for what, count in rest.items() if count)
 

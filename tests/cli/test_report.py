@@ -401,6 +401,7 @@ def test_what_cannot_be_told_is_told_in_a_sentence(tmp_path: Path, trace: Path) 
         (["amp", "RUN", "-o", "OUT"], 2, "the trace comes first"),
         (["RUN", "-o", "RUN"], 1, "expected another file than the trace itself"),
         (["RUN", "-o", "nowhere/page.html"], 1, "expected a folder to write into"),
+        (["RUN", "-o", "page.pdf"], 1, "expected the name of an .html file"),
         (["RUN", "scale:factor=-1", "-o", "OUT"], 1, "factor"),
         (["missing.json", "-o", "OUT"], 1, "missing.json"),
     ],

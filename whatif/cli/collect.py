@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _record(args: argparse.Namespace) -> int:
         # One rank reports all files.
         rank, ranks = os.environ.get("RANK", "0"), name.replace(".rank0.", ".rank*.")
         if rank == "0":
-            say(f"{name}: recorded; next: whatif explain {ranks}")
+            say(f"{name}: recorded; next: whatif explain {shlex.quote(ranks)}")
     return int(ended.status)
 
 

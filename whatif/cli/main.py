@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import NoReturn, TextIO
 from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
 from whatif.cli.status import COULD_NOT, INTERRUPTED, USAGE, UsageError
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.runtime.files import VERSION
 
 # Each command is a module of this package with add_arguments(parser) and run(args).
@@ -58,7 +59,10 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that leaves the printing of errors to ``main``."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog.removeprefix('whatif').strip()}: {message}; see `{self.prog} --help`.")
+        found = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
+        hint = closest(found[1], self._option_string_actions, "") if found else ""
+        tail = hint or f"see `{self.prog} --help`."
+        raise UsageError(f"{self.prog.removeprefix('whatif').strip()}: {message}; {tail}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,10 +172,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
 def _closest(word: str) -> str:
     if os.path.exists(word):
         return f"to look at a trace: `whatif explain {word}`."
-    import difflib
-
-    close = difflib.get_close_matches(word, COMMANDS, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(COMMANDS)}."
+    return closest(word, COMMANDS, f"there are: {', '.join(COMMANDS)}.")
 
 
 def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from whatif.cli.options import add_calibration, add_clock, add_force
 from whatif.cli.rank_files import add_ranks, read_traces, traces_then_names
 from whatif.cli.reading import progress_bar, warn
 from whatif.cli.trusted import baseline_of
+from whatif.runtime.errors import WhatifError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     # Checks the output file and the names before reading the trace, which may be large.
     for path in paths:
         file_beside(args.output, path)
+    if Path(args.output).suffix.lower() not in ("", ".html", ".htm"):
+        raise WhatifError(f"{args.output}: expected the name of an .html file to write, got another ending.")
     replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
     asked = [load_transform(name) for name in names]
     from whatif.report.html.facts import gather, without_folders

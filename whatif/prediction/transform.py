@@ -8,7 +8,6 @@ runs only when its user names it.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whatif.prediction.plug_ins import find_plug_in, plug_ins
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.units import QUANTITIES
 
 if TYPE_CHECKING:
@@ -91,8 +90,7 @@ class Transform:
         values = {}
         for name, value in options.items():
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it takes: {', '.join(known) or 'no options'}."
+                hint = closest(name, known, f"it takes: {', '.join(known) or 'no options'}.")
                 raise WhatifError(f"transform {self.name!r}: there is no option {name!r}; {hint}")
             values[name] = _converted(self.name, name, value, known[name].annotation)
         return replace(self, options={**self.options, **values})
@@ -197,8 +195,9 @@ def _found(name: str) -> Transform:
             "tensor_parallel, pipeline, distributed, zero and fsdp are."
         )
     known = [*built_in_names(), *plug_in_names()]
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else "see `whatif transforms`, or give the path of a .py file."
+    hint = closest(name, known, "see `whatif transforms`, or give the path of a .py file.")
+    if {part.partition(":")[0] for part in name.split("+")} <= {*known}:
+        hint = f"to combine them, write {name.replace('+', ' ')}."
     raise WhatifError(f"there is no transform {name!r}; {hint}")
 
 

@@ -34,6 +34,7 @@ def check_plot(path: str | Path, trace: str | Path) -> None:
 
 def _figure_class() -> type[Figure]:
     try:
+        import matplotlib  # noqa: F401 - is it there?
         from matplotlib.figure import Figure
     except ImportError:
         raise WhatifError(

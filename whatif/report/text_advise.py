@@ -13,11 +13,12 @@ from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
 from whatif.simulation.steps import RECORDED
 
+# The heading of those that are listed, and what they are called where they are counted.
 REFUSED = (
-    ("Does not apply", Refusal.NOT_APPLICABLE),
-    ("Partly done already", Refusal.IN_PART),
-    ("Not judged", Refusal.ELSEWHERE),
-    ("Failed", Refusal.FAILED),
+    ("Does not apply", "that do not apply", Refusal.NOT_APPLICABLE),
+    ("Partly done already", "partly done already", Refusal.IN_PART),
+    ("Not judged", "not judged", Refusal.ELSEWHERE),
+    ("Failed", "that failed", Refusal.FAILED),
 )
 
 
@@ -32,10 +33,10 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         f"{count} {what}"
         for what, count in (
             ("that gain", len(advice.gaining) - len(shown)),
-            ("combinations", len(advice.together)),
+            ("combination" if len(advice.together) == 1 else "combinations", len(advice.together)),
             ("without gain", len(advice.not_gaining)),
             ("too large", len(advice.too_large)),
-            ("that do not apply", len(advice.refused)),
+            *((counted, sum(refused.why == why for refused in advice.refused)) for _, counted, why in REFUSED),
         )
         if count
     ]
@@ -66,7 +67,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_ranked(out, advice, "Together", advice.together[:top])
         _print_reasons(out, "Too large for the device's memory", advice.too_large)
         _print_reasons(out, "No gain", advice.not_gaining)
-        for title, why in REFUSED:
+        for title, _, why in REFUSED:
             print_refused(out, title, [r for r in advice.refused if r.why == why], baseline)
         _print_waiting(out, advice)
         print_savings(out, advice.savings)

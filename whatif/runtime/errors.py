@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -18,6 +18,14 @@ def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterat
     except errors as error:
         lines = str(getattr(error, "strerror", None) or error).splitlines() or [type(error).__name__]
         raise WhatifError(f"{sentence}, got '{lines[0][:120]}'{hint}.") from error
+
+
+def closest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return "did you mean 'x'?" of what is known and most like the word; ``otherwise`` where nothing is."""
+    import difflib  # takes 5 ms to load
+
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def in_short(error: Exception) -> str:

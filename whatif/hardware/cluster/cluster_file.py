@@ -26,7 +26,7 @@ from whatif.hardware.cluster.topology import (
     Processor,
 )
 from whatif.hardware.gpu import Gpu
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.units import Bandwidth
 
 # What people call a link. Of the costs NCCL's tuner alone asks for it.
@@ -138,8 +138,7 @@ class _Fields:
     def done(self) -> None:
         for key in self.given:
             if key not in self.seen:
-                close = difflib.get_close_matches(key, self.seen, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(self.seen))}."
+                hint = closest(key, self.seen, f"known are {', '.join(sorted(self.seen))}.")
                 raise WhatifError(f"{self.where(key)}: expected a key that is known, got this one; {hint}")
 
     def table(self, key: str) -> Table:

@@ -6,7 +6,6 @@ Source: Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.runtime.files import check_file_pattern, read_at_most
 
 MOST_FACTOR = 1e6
@@ -192,8 +191,7 @@ def _named(graph: TaskGraph, name: str) -> Bool:
     found = matching(graph.layers, rf"^(?:{name})$")
     found[0] = False  # no layer
     if not found.any():
-        close = difflib.get_close_matches(name, graph.layers, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(graph.layers[1:4])}, …"
+        hint = closest(name, graph.layers, f"it has {', '.join(graph.layers[1:4])}, …")
         raise WhatifError(f"metaflow: expected layers of the recording, got {name!r}, which it does not have; {hint}")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from whatif.prediction.transform import Transform
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.units import Bandwidth, Size
 
 # Two numbers with their units, and how many values from the one to the other.
@@ -78,8 +77,7 @@ def _unknown(named: str, name: str, option: str, transforms: Sequence[Transform]
     if name and name not in names:
         return f"--vary: expected an option of {' or '.join(names)}, got {named!r}."
     options = sorted({key for t in transforms for key in t.parameters if not name or t.name == name})
-    close = difflib.get_close_matches(option, options, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(options) or 'none'}."
+    hint = closest(option, options, f"there is: {', '.join(options) or 'none'}.")
     return f"--vary: expected an option of {name or ' or '.join(names)}, got {option!r}; {hint}"
 
 

@@ -29,7 +29,7 @@ from whatif.questions.validate.validate_what_ifs import (
     is_plain,
     what_ifs_between,
 )
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, closest
 from whatif.runtime.files import check_file_pattern, read_at_most
 
 PAIRS_FILE = "pairs.toml"
@@ -288,6 +288,9 @@ def _read_pairs_file(
         content = tomllib.loads(read_at_most(path, _MOST_PAIRS_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise WhatifError(f"{path}: expected a TOML file of pairs, got '{error}'; correct it.") from error
+    if unknown := sorted(set(content) - {"pair", "run"}):
+        hint = closest(unknown[0], ("pair", "run"), "correct it.")
+        raise WhatifError(f"{path}: expected [[pair]] and [[run]], got {unknown[0]!r}; {hint}")
     pairs = []
     for place, row in enumerate(_rows(path, content, "pair", _PAIR_KEYS, required=("baseline", "changed", "what_if"))):
         where = f"{path}: [[pair]] {place + 1}"
@@ -319,7 +322,8 @@ def _rows(
         if missing := [key for key in required if not row.get(key)]:
             raise WhatifError(f"{where}: expected {', '.join(required)}, got no {missing[0]}; add it.")
         if unknown := sorted(set(row) - keys):
-            raise WhatifError(f"{where}: expected {', '.join(sorted(keys))}, got {unknown[0]!r}; correct it.")
+            hint = closest(unknown[0], keys, "correct it.")
+            raise WhatifError(f"{where}: expected {', '.join(sorted(keys))}, got {unknown[0]!r}; {hint}")
     return rows
 
 

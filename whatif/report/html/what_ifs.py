@@ -98,7 +98,7 @@ def _rest(advice: Advice) -> list[Html]:
             ]
             found.append(table(ident, title, columns, joined(told), made=Made.PREDICTED))
     refused: list[Html] = []
-    for title, why in REFUSED:
+    for title, _, why in REFUSED:
         rows: list[Row] = [[" + ".join(r.spelled), r.reason] for r in advice.refused if r.why == why]
         if rows:
             ident = f"t-{why.name.lower().replace('_', '-')}"
