@@ -67,6 +67,7 @@ def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest
     assert SAYS in page.read_text()
     assert "replayed against recorded" not in page.read_text()
     assert "predicted_elementwise" in page.read_text()
+    assert page.read_text().count('class="made made-measured"') == 1  # the legend
     assert main(["export", str(step), "-o", str(timeline)]) == 0
     written = gzip.decompress(timeline.read_bytes()).decode()
     assert f"baseline ({SAYS})" in written

@@ -36,15 +36,20 @@ def size(size_bytes: float) -> str:
     return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.2f} {units[0]}"
 
 
+def source_told(summary: MemorySummary) -> str:
+    """Return what the memory of a step was found from."""
+    source = SOURCES.get(summary.memory.source, summary.memory.source)
+    return source.replace("recorded", summary.baseline.graph.info.made)
+
+
 def print_memory(summary: MemorySummary, top: int = 10) -> None:
     """Print what ``whatif memory`` reports, ``top`` layers."""
     baseline, most = summary.baseline, summary.peak
     name = Path(baseline.graph.info.path).name
     with report() as out:
         out.say(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold")
-        source = SOURCES.get(summary.memory.source, summary.memory.source)
         more = f"; a run may need up to {size(summary.high_bytes)}" if summary.high_bytes > most.total else ""
-        out.say(f"{name}: {source.replace('recorded', baseline.graph.info.made)}{more}", "dim")
+        out.say(f"{name}: {source_told(summary)}{more}", "dim")
         for caveat in summary.caveats:
             out.say(caveat, "dim")
         if summary.measured_bytes:

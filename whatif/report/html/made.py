@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from whatif.graph.task_graph import TaskGraph
 from whatif.report.html.markup import Html, tag
 from whatif.report.text import SOURCE_LABELS
 
@@ -16,6 +17,11 @@ class Made(Enum):
     SIMULATED = "Found by replaying the recording's tasks, with all they wait for; the replay error says how well."
     PREDICTED = "Found by replaying the tasks after a what-if changed them; ranges are nominal 90 %."
     ESTIMATED = "From a cost model, because the recording does not contain it; the source is given next to it."
+
+
+def read_off(graph: TaskGraph) -> Made:
+    """Where what a recording itself holds comes from: it may be a predicted step."""
+    return Made.PREDICTED if graph.info.is_predicted else Made.MEASURED
 
 
 def badge(made: Made) -> Html:

@@ -6,11 +6,11 @@ from whatif.questions.memory_summary import MemorySummary, shown_moments
 from whatif.report.html.charts import Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
-from whatif.report.html.made import Made
+from whatif.report.html.made import Made, read_off
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import PARTS, SOURCES, capacity_sentences, size
+from whatif.report.text_memory import PARTS, capacity_sentences, size, source_told
 
 MIB, GIB = 2**20, 2**30
 # From the bottom of the chart: what stays for the whole step first.
@@ -38,7 +38,8 @@ def memory(facts: Facts, charts: Charts) -> Html:
     )
     most = found.peak
     # Recorded allocations do not include what existed before them: parameters and optimizer state.
-    made = Made.MEASURED if found.memory.source == "allocations" and not found.caveats else Made.ESTIMATED
+    complete = found.memory.source == "allocations" and not found.caveats
+    made = read_off(facts.baseline.graph) if complete else Made.ESTIMATED
 
     def sized(size_bytes: int) -> Cell:
         return Cell(size(size_bytes), size_bytes, size_bytes / max(most.total, 1))
@@ -58,7 +59,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
     return section(
         "memory",
         "Memory over the step",
-        paragraph(f"{says}; {SOURCES.get(found.memory.source, found.memory.source)}.", class_="lead"),
+        paragraph(f"{says}; {source_told(found)}.", class_="lead"),
         *_memory_sentences(found),
         figure("c-memory", "Memory over the step", f"{says}."),
         table("t-peak", "At the peak", [Column("part", False), "size", "%"], rows, made=made),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from whatif.prediction.composition import spelled
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
-from whatif.report.html.made import Made, badge
+from whatif.report.html.made import Made, badge, read_off
 from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.html.tiles import tiles, where_it_goes
@@ -93,8 +93,8 @@ def quality(facts: Facts) -> Html:
     if info.untraced_step_ns:
         add_ms("step without the profiler", info.untraced_step_ns / 1e6, "timed before the recording", Made.MEASURED)
     steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
-    how = Made.PREDICTED if info.is_predicted else Made.MEASURED
-    add_ms(f"{info.made} {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", how)
+    read = read_off(summary.graph)
+    add_ms(f"{info.made} {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", read)
     if not info.is_predicted:
         add_ms(f"replayed {noun}", baseline.replayed_ns / 1e6, "the same tasks, simulated", Made.SIMULATED)
         error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
@@ -111,13 +111,13 @@ def quality(facts: Facts) -> Html:
     steps = f"{info.n_steps:,}" if info.n_steps else "none found"
     whole = "all times are of the whole span" if baseline.clock == "span" else ""
     source = f"from {info.step_source}" if info.n_steps else ""
-    add("steps", steps, "; ".join(part for part in (source, whole) if part), Made.MEASURED)
+    add("steps", steps, "; ".join(part for part in (source, whole) if part), read)
     device = info.gpu or ("not named" if summary.time_share_of == "gpu" else "none: a CPU recording")
     known = summary.gpu_known_as
     known_as = f"known as {known}" if known else "not in whatif's tables" if info.gpu else "by the recording"
-    add("GPU", device, known_as, Made.MEASURED)
+    add("GPU", device, known_as, read)
     n_tasks, on = len(summary.graph), f"on {counted(len(summary.graph.threads), 'execution thread')}"
-    add("tasks", f"{n_tasks:,}", on, Made.MEASURED, n_tasks)
+    add("tasks", f"{n_tasks:,}", on, read, n_tasks)
     overhead = (
         f"The profiler's own cost: {calibration.sentence}"
         if calibration

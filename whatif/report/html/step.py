@@ -13,7 +13,7 @@ from whatif.questions.explain import Part
 from whatif.report.html.charts import N_COLORS, Chart, Charts, Series, figure
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import MOST_ROWS, Facts
-from whatif.report.html.made import Made
+from whatif.report.html.made import Made, read_off
 from whatif.report.html.markup import Content, Html, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct, sentence_case
@@ -39,7 +39,9 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     on_gpu = any(graph.on_gpu.any() for graph in graphs)
     # Without a GPU most parts are of something that is not there.
     parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
-    bars = ["as recorded", *([" + ".join(spelled(t) for t in prediction.transforms)] if prediction else [])]
+    bars = [f"as {facts.baseline.graph.info.made}"]
+    if prediction:
+        bars.append(" + ".join(spelled(t) for t in prediction.transforms))
     charts["c-breakdown"] = Chart(
         "stacked",
         tuple(bars),
@@ -260,7 +262,7 @@ def steps(facts: Facts, charts: Charts) -> Html | None:
             f"Steps as {facts.baseline.graph.info.made}",
             ["step", "ms", "to the median", Column("more of, ms", numbers=False)],
             rows,
-            made=Made.PREDICTED if facts.baseline.graph.info.is_predicted else Made.MEASURED,
+            made=read_off(facts.baseline.graph),
         ),
         command(facts.baseline, "explain", TRACE, "--by", "step"),
     )

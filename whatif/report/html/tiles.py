@@ -74,7 +74,7 @@ def _fits(facts: Facts) -> Html:
         return _tile("Does it fit?", "unknown", "", WHY_BELOW, "memory")
     low, high = size(found.peak.total), size(found.high_bytes)
     said = capacity_sentences(found)[:1] or ["At the peak of a step."]
-    spread = f"{low} … {high}" if high != low else "as recorded"
+    spread = f"{low} … {high}" if high != low else f"as {facts.baseline.graph.info.made}"
     number = repr(float(found.peak.total))
     return _tile("Does it fit?", low, spread, said[0].rstrip("."), "memory", data_value=number, data_key="peak_bytes")
 
