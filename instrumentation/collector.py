@@ -21,8 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from whatif.runtime.errors import WhatifError
 
 from .find_model import OutermostModules, choose_model
+from .gpu import GPU
 from .late_signals import signals_wait
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
+from .script_profilers import ScriptProfilers
 
 # Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
 _SEARCH_STEPS = 2
@@ -87,6 +89,9 @@ class Collector:
         self._explicit = False
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
+        self._called: list[nn.Module] = []  # what that found
+        self._profilers: ScriptProfilers | None = None
+        self._gave_way_after = 0  # steps, of which the last one ran with a profiler of the program's own
         self._models = 0  # models of a step of inference
         self.written: Path | None = None  # the recording's file, once it is written: of several ranks each has its own
 
@@ -94,6 +99,7 @@ class Collector:
         global _active
         _active = self
         self._children_s = os.times().children_user  # of whatever this process started before
+        self._profilers = ScriptProfilers(self._give_way)
         if self._inference:
             self._modules = OutermostModules(self._after_outermost)
         else:
@@ -157,12 +163,14 @@ class Collector:
                 "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "
                 "model, or call whatif.instrumentation.step() at the end of each step."
             )
-        needed, got = self.steps_needed, self.steps_seen
+        needed, got = self.steps_needed, self.steps_seen - self._gave_way_after
         to_share = got - (needed - self._steps - self._untraced_steps)
         advice = "run more steps"
         if to_share >= FEWEST_STEPS + FEWEST_UNTRACED_STEPS:
             steps = min(self._steps, to_share - FEWEST_UNTRACED_STEPS)
             advice += f", or try `--steps {steps} --untraced-steps {min(self._untraced_steps, to_share - steps)}`"
+        if self._gave_way_after:
+            return f"expected {needed} steps without the script's own profiler, got {got}: switch it off, or {advice}."
         return f"expected {needed} steps, got {got}: {advice}."
 
     def _let_go(self) -> None:
@@ -170,12 +178,15 @@ class Collector:
         global _active
         if _active is self:
             _active = None
+        if self._profilers is not None:
+            self._profilers.remove()
         if self._modules is not None:
             self._modules.remove()
             self._modules = None
         while self._detach:
             self._detach.pop()()
         self._optimizers.clear()
+        self._called = []
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Take note of an optimizer that was not seen before."""
@@ -224,12 +235,25 @@ class Collector:
 
     def _begin_again(self) -> None:
         """Search anew: several optimizers, or models, make one step, ended by the one whose first call came last."""
-        if self._recording is not None and self._recording.tracing:
-            return
+        if self._recording is None or not self._recording.tracing:
+            self._abandon()
+
+    def _abandon(self) -> None:
         if self._recording is not None:
-            self._recording.abandon()
+            with self._as_ours():
+                self._recording.abandon()
             self._recording = None
         self._search_steps_left = _SEARCH_STEPS
+
+    def _give_way(self) -> None:
+        """Make room for a profiler that the program starts; once that is off, search anew."""
+        self._abandon()
+        if self._profilers is not None and self._profilers.begun == 1:
+            self._say("the script starts a profiler of its own: the recording begins when that is off.")
+        self._gave_way_after = self.steps_seen
+
+    def _as_ours(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._profilers is None else self._profilers.not_ours()
 
     def _end_step(self) -> None:
         if os.getpid() != self._process:  # The script has forked: its steps are no part of the recording.
@@ -262,12 +286,11 @@ class Collector:
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do work for the recording; where it fails the recording is given up, and the program does not notice."""
         try:
-            with self._lock:
+            with self._lock, self._as_ours():
                 work()
         except Exception as error:
             self.failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
-            if self._recording is not None:
-                self._recording.abandon()
+            self._abandon()
         else:
             if self._recording is None or not self._recording.written:
                 return
@@ -276,24 +299,32 @@ class Collector:
 
     def _advance(self) -> None:
         self.steps_seen += 1
-        if self._recording is None:
+        if self._profilers is not None and self._profilers.running:
+            self._gave_way_after = self.steps_seen
+        elif self._recording is None:
             self._search_steps_left -= 1
             if self._search_steps_left == 0:
                 self._begin()
-            return
-        if stage := self._recording.next_stage:
-            self._say(stage)
-        self._recording.step()
+        else:
+            if stage := self._recording.next_stage:
+                self._say(stage)
+            self._recording.step()
 
     def _begin(self) -> None:
-        called = [] if self._modules is None else self._modules.found
-        model = choose_model(self._optimizers, called)
+        if self._modules is not None:
+            self._called = self._modules.found
+        model = choose_model(self._optimizers, self._called)
         if self._modules is not None:
             self._modules.remove()
             self._modules = None
             if self._inference and not self._explicit:
-                last = [module for module in called if next(module.parameters(), None) is not None][-1]
+                last = [module for module in self._called if next(module.parameters(), None) is not None][-1]
                 self._end_steps_with(last)
+        if self._profilers is not None and self._profilers.begun and GPU.of_model(model) is not None:
+            raise WhatifError(
+                "expected no profiler before the recording on a GPU, got the script's own, which makes a second one "
+                "slower and wrong: switch it off."
+            )
         self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
         self._recording.start()
 

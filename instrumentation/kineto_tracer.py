@@ -1,6 +1,7 @@
 """torch's own profiler as a tracer of training steps."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class KinetoTracer:
         self._marks: LayerMarks | None = None
         self._pauses: GcMarks | None = None
         self._lines = LineMarks() if lines else None
+        self._thread = threading.current_thread()
         active = steps + lines_take(steps) if lines else steps
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
@@ -62,6 +64,11 @@ class KinetoTracer:
         if self._marks is not None:
             self._marks.remove()
             self._profiler.stop()
+            if threading.current_thread() is not self._thread:
+                # Kineto has dropped the events; to write them would crash.
+                raise WhatifError(
+                    "expected the thread that trains to run until the steps are recorded, got its end: run more steps."
+                )
         self._marks = self._pauses = None
 
     def trace(self) -> dict[str, Any]:

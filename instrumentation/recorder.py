@@ -24,6 +24,7 @@ from .metadata import describe_environment, describe_optimizer
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
+from .script_profilers import a_recording_begins, a_recording_ends
 from .steptimer import StepTimer
 from .tracer import Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
@@ -175,6 +176,7 @@ class Recording:
 
     def start(self) -> None:
         """Begin with the warm-up steps."""
+        a_recording_begins()
         check_session(self._backend, cuda=GPU.of_model(self._model) is not None)
         self._watchers = WarmupWatchers(self._model, self._optimizer)
 
@@ -244,6 +246,7 @@ class Recording:
 
     def _stop(self) -> None:
         self._done = True
+        a_recording_ends()
         self._stop_watching()
         tracer, self._tracer = self._tracer, None
         if tracer is not None:

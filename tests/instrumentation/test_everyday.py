@@ -188,6 +188,44 @@ def test_a_signal_to_a_thread_that_trains_leaves_a_file_or_says_why_not(tmp_path
     assert (tmp_path / "run" / "interrupted.json.gz").exists() == (where == "thread")
 
 
+# The script's profiler is on when collect's would start; starts right behind it, in its warm-up, with it recording; or
+# starts when the recording is written.
+@pytest.mark.parametrize("wait", [9, 10, 12, 14, 16])
+def test_a_script_with_a_profiler_of_its_own_goes_first(tmp_path: Path, wait: int) -> None:
+    words = ["profiled.py", "--wait", str(wait)]
+    alone = run(tmp_path / "alone", sys.executable, *words)
+    recorded = run(tmp_path / "recorded", *COLLECT, *words)
+    assert (recorded.returncode, recorded.stdout) == (0, alone.stdout), recorded.stderr
+    assert recorded.stderr.count("the script starts a profiler of its own") == (wait < 16)
+    assert whatif.read(tmp_path / "recorded" / "profiled.json.gz").info.path
+
+
+@pytest.mark.parametrize("options", [["--inference"], ["--wait", "0"], ["--wait", "12", "--steps", "30"]], ids=" ".join)
+def test_what_the_scripts_own_profiler_leaves_is_recorded_or_told(tmp_path: Path, options: list[str]) -> None:
+    collect_options = options[:1] if options == ["--inference"] else []
+    found = run(tmp_path / "run", *COLLECT, *collect_options, "profiled.py", *options)
+    written = (tmp_path / "run" / "profiled.json.gz").exists()
+    assert found.stdout.startswith("profiled"), found.stderr
+    assert (found.returncode, written) in ((0, True), (1, False))
+    assert written == ("--steps" not in options)
+    assert ("steps without the script's own profiler, got" in found.stderr) == (not written)
+
+
+@pytest.mark.parametrize("before", [0, 12])
+def test_a_script_that_records_itself_goes_first(tmp_path: Path, before: int) -> None:
+    found = run(tmp_path / "run", *COLLECT, "marked.py", str(before))
+    assert found.stdout == "trained to the end\n", found.stderr
+    assert found.returncode == 1
+    assert "no recording of marked.py: expected 16 steps without the script's own profiler, got" in found.stderr
+    assert whatif.read(tmp_path / "run" / "own.json.gz").info.path
+
+
+def test_a_thread_that_ends_while_it_is_recorded_is_told(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *COLLECT, "--steps", "9", "thread.py")
+    assert found.returncode == 1, found.stderr
+    assert "expected the thread that trains to run until the steps are recorded" in found.stderr
+
+
 # --multi_gpu asks for several processes; the script itself chooses the CPU.
 ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
