@@ -35,6 +35,7 @@ class Collected:
     failure: str | None
     steps: int
     stopped: bool = False
+    together: bool = False  # whether other processes trained with it
     interrupted: bool = False
 
 
@@ -60,7 +61,7 @@ def collect(
         raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
     collector = Collector(Path(output), stop=stop, say=say, **options)
     if say is not None:
-        say(_plan(script, output, collector, stop))
+        say(_plan(script, collector, stop))
     process = os.getpid()
     with collector, _quiet_threads():
         ended = _run(run)
@@ -80,12 +81,13 @@ def collect(
         failure=failure,
         steps=collector.steps_seen,
         stopped=collector.stopped,
+        together=collector.together,
         interrupted=isinstance(ended, KeyboardInterrupt),
     )
 
 
-def _plan(script: str, output: Path, collector: Collector, stop: bool) -> str:
-    steps = collector.steps_needed
+def _plan(script: str, collector: Collector, stop: bool) -> str:
+    output, steps = collector.planned, collector.steps_needed
     if stop:
         return f"running {script} for {steps} steps, to write {output}; --stop then ends it, before its own end."
     return f"running {script} to its end; {output} is written after {steps} steps."

@@ -6,7 +6,6 @@ Nothing that goes wrong here reaches the program: it goes on as it would without
 
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ from whatif.runtime.errors import WhatifError
 from .find_model import OutermostModules, choose_model
 from .gpu import GPU
 from .late_signals import signals_wait
+from .messages import trains_with_others
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
 from .script_profilers import ScriptProfilers
 
@@ -65,6 +65,7 @@ class Collector:
         self.steps_seen = 0
         self.failure: str | None = None  # why there is no recording
         self.stopped = False  # whether the program was asked to end
+        self.together = False  # whether other processes train with this one
         self._stops = 0
         self._stop, self._inference = stop, inference
         self._say = say or (lambda sentence: None)
@@ -93,7 +94,7 @@ class Collector:
         self._profilers: ScriptProfilers | None = None
         self._gave_way_after = 0  # steps, of which the last one ran with a profiler of the program's own
         self._models = 0  # models of a step of inference
-        self.written: Path | None = None  # the recording's file, once it is written: of several ranks each has its own
+        self.written: Path | None = None  # the recording's file, once it is written
 
     def __enter__(self) -> Self:
         global _active
@@ -115,6 +116,11 @@ class Collector:
     def done(self) -> bool:
         """Whether the recording is over: written, or failed."""
         return self.failure is not None or self.written is not None
+
+    @property
+    def planned(self) -> Path:
+        """The file that will be written, as far as that is known before: of several ranks each has its own."""
+        return self.output.with_name(self._plan.path.name)
 
     @property
     def steps_needed(self) -> int:
@@ -145,7 +151,7 @@ class Collector:
 
     def _signals_wait(self) -> AbstractContextManager[None]:
         """Hold signals back while the file is written."""
-        name = self.output.name if self._recording is None else self._recording.path.name
+        name = self.planned.name if self._recording is None else self._recording.path.name
         rule = f"passed on to the script once {name} is written; a second one is passed on at once."
         return signals_wait(lambda signal: self._say(f"{signal}: {rule}"))
 
@@ -274,7 +280,7 @@ class Collector:
             then = "--stop ends the script" if self._stop else "the script keeps running"
             self._say(f"{self.written}: written after {self.steps_seen} steps; {then}.")
         elif self.failure is not None:
-            self._say(f"{self.output}: not written, the script keeps running: {self.failure}")
+            self._say(f"{self.planned}: not written, the script keeps running: {self.failure}")
 
     def _stop_program(self) -> NoReturn:
         self.stopped = True
@@ -327,6 +333,7 @@ class Collector:
             )
         self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
         self._recording.start()
+        self.together = trains_with_others()
 
     def _end_steps_with(self, model: nn.Module) -> None:
         """End each step of inference by one hook on the model itself, in place of those on every module."""
@@ -352,14 +359,6 @@ def step() -> None:
     """
     if _active is not None:
         _active.explicit_step()
-
-
-def tell(sentence: str) -> None:
-    """Print a sentence on stderr, named for whatif, with the rank where several processes train together."""
-    rank = os.environ.get("RANK")
-    # In one piece: several processes write at the same time.
-    sys.stderr.write(f"whatif{'' if rank is None else f' (rank {rank})'}: {sentence}\n")
-    sys.stderr.flush()
 
 
 _active: Collector | None = None

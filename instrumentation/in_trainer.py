@@ -12,7 +12,7 @@ from torch import nn
 
 from whatif.runtime.errors import WhatifError
 
-from .collector import tell
+from .messages import tell
 from .recorder import Recording, describe_error, record
 
 RECORDING = "whatif.json.gz"

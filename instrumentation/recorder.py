@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +19,7 @@ from .gpu import GPU
 from .gpu_clocks import describe_clocks
 from .gpu_events import require_gpu_events
 from .layers import describe_layers
+from .messages import tell
 from .metadata import describe_environment, describe_optimizer
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
@@ -46,7 +46,8 @@ class Recording:
     The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
     3 run with the profiler to warm it up, `steps` are recorded. With `lines` as many and one follow, in which is noted
     which line of your code runs (kineto). Then the file is written; later steps run as they are.
-    Where several ranks train together (`torch.distributed`) each writes a file of its own, `run.rank0.json.gz`, ...
+    Of several ranks (`torch.distributed`, or RANK and WORLD_SIZE as torchrun sets them) each writes a file of its own,
+    `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
     in the trace. docs/recording.md lists what a recording holds.
@@ -168,10 +169,9 @@ class Recording:
             self.finish()
         elif not self.written:
             self.abandon()
-            print(
-                f"whatif: no recording was written: the training raised {describe_error(error)} in step"
-                f" {self._count + 1} of {self.steps_needed}.",
-                file=sys.stderr,
+            tell(
+                f"no recording was written: the training raised {describe_error(error)} in step {self._count + 1} of"
+                f" {self.steps_needed}."
             )
 
     def start(self) -> None:
@@ -221,10 +221,7 @@ class Recording:
         recorded = min(self._count - self._steps_before, self._recorded_steps)
         self._write(tracer, recorded)
         if recorded < self._recorded_steps:
-            print(
-                f"whatif: warning: the training ended after {recorded} of the {self._recorded_steps} steps to record",
-                file=sys.stderr,
-            )
+            tell(f"warning: the training ended after {recorded} of the {self._recorded_steps} steps to record")
 
     def _note_retries(self) -> None:
         if self._device is not None:
@@ -323,7 +320,7 @@ class Recording:
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
         self._written = True
         for doubt in machine_doubts(recorded_of(metadata)[0]):
-            print(f"whatif: warning: {doubt}", file=sys.stderr)
+            tell(f"warning: {doubt}")
 
 
 # As a call reads: `with record(model, optimizer, "run.json.gz") as recording`.

@@ -8,10 +8,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import output_file, replaceable_file, replacing
+
+from .messages import this_rank
 
 # They name the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
@@ -30,13 +30,13 @@ def check_writable(path: Path) -> Path:
 
 
 def of_this_rank(path: Path) -> Path:
-    """Return the path with this process's rank in the name where several train together: each writes its own file.
+    """Return the path with this process's rank in the name where there are several: each writes its own file.
 
     `run.json.gz` becomes `run.rank3.json.gz`; a name that holds the rank already stays as it is.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    rank = this_rank()
+    if rank is None:
         return path
-    rank = dist.get_rank()
     if re.search(rf"rank[ _.-]?0*{rank}(?!\d)", path.name, re.IGNORECASE):
         return path
     name, dot, suffix = path.name.partition(".")

@@ -276,12 +276,12 @@ def test_collect_hands_all_that_follows_to_the_script(
 
     def collect(script: str, args: list[str], output: Path, *, steps: int, **_: Any) -> types.SimpleNamespace:
         calls.append((script, args, output, steps))
-        return types.SimpleNamespace(recording=output, status=0, interrupted=False, stopped=False)
+        return types.SimpleNamespace(recording=output, status=0, interrupted=False, stopped=False, together=False)
 
     monkeypatch.setitem(sys.modules, "whatif.instrumentation.collect", types.SimpleNamespace(collect=collect))
     said: list[str] = []
-    teller = types.SimpleNamespace(tell=said.append)
-    monkeypatch.setitem(sys.modules, "whatif.instrumentation.collector", teller)
+    teller = types.SimpleNamespace(tell=said.append, this_rank=lambda: None)
+    monkeypatch.setitem(sys.modules, "whatif.instrumentation.messages", teller)
     script = tmp_path / "train.py"
     script.touch()
     assert main(["collect", "--steps", "7", str(script), "--steps", "9", "--json", "-o", "x", "--debug", "-h"]) == 0

@@ -245,6 +245,18 @@ def test_each_process_of_a_launcher_is_recorded(tmp_path: Path, launcher: list[s
     assert len(whatif.read_ranks(files).graph.info.ranks) == 2
 
 
+def test_each_process_is_recorded_where_none_makes_a_group(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *COLLECT, "--steps", "300", *TORCHRUN, "alone.py")
+    assert found.returncode == 0, found.stderr
+    assert "whatif: " not in found.stderr
+    for rank in range(2):
+        name = f"alone.rank{rank}.json.gz"
+        assert f"whatif (rank {rank}): running alone.py to its end; {name} is written after" in found.stderr
+        assert f"whatif (rank {rank}): warning: the training ended after" in found.stderr
+        assert f"whatif (rank {rank}): {name}: recorded; next: whatif explain {name}\n" in found.stderr
+        assert whatif.read(tmp_path / "run" / name).info.path
+
+
 def test_training_in_processes_that_the_script_started_is_named(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *COLLECT, "spawns.py")
     assert found.stdout.count("trained") == 2

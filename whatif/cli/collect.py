@@ -20,7 +20,8 @@ REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"
 LAUNCHERS = "whatif.instrumentation.launchers"
-SAY = "whatif.instrumentation.collector"
+COLLECTOR = "whatif.instrumentation.collector"
+MESSAGES = "whatif.instrumentation.messages"
 OPERATOR_TIMES = "whatif.instrumentation.operators.times"
 
 NOTEBOOK = (
@@ -102,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace) -> int:
     stem = args.script.rpartition(".")[2] if args.module else Path(args.script).stem
-    recorder, say = with_torch(RECORDER, "collect"), with_torch(SAY, "collect").tell
+    recorder, messages = with_torch(RECORDER, "collect"), with_torch(MESSAGES, "collect")
+    say = messages.tell
     with as_python():
         ended = recorder.collect(
             args.script,
@@ -129,11 +131,10 @@ def _record(args: argparse.Namespace) -> int:
             raise
     if ended.stopped:
         say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
-    if not reading.quiet():
-        # One rank reports all files.
-        rank, ranks = os.environ.get("RANK", "0"), name.replace(".rank0.", ".rank*.")
-        if rank == "0":
-            say(f"{name}: recorded; next: whatif explain {shlex.quote(ranks)}")
+    # Of ranks that train together one reports all files.
+    if not reading.quiet() and (not ended.together or messages.this_rank() in (None, 0)):
+        files = name.replace(".rank0.", ".rank*.") if ended.together else name
+        say(f"{name}: recorded; next: whatif explain {shlex.quote(files)}")
     return int(ended.status)
 
 

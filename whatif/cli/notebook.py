@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from whatif.cli.collect import SAY, add_recording_options, recording_options
+from whatif.cli.collect import COLLECTOR, MESSAGES, add_recording_options, recording_options
 from whatif.cli.main import Parser, main
 from whatif.cli.options import with_torch
 from whatif.cli.status import UsageError
@@ -39,12 +39,12 @@ def record_cell(shell: Any, words: list[str], cell: str) -> None:
         return
     except SystemExit:  # --help has printed
         return
-    collector = with_torch(SAY, "collect")
+    collector, tell = with_torch(COLLECTOR, "collect"), with_torch(MESSAGES, "collect").tell
     output = Path(args.output or "cell.json.gz")
-    with collector.Collector(output, say=collector.tell, **recording_options(args)) as recorded:
+    with collector.Collector(output, say=tell, **recording_options(args)) as recorded:
         shell.run_cell(cell)
         written = recorded.finish()
     if written is None:
-        collector.tell(f"no recording: {recorded.failure}")
+        tell(f"no recording: {recorded.failure}")
     else:
-        collector.tell(f"{written}: recorded; next: %whatif explain {written}")
+        tell(f"{written}: recorded; next: %whatif explain {written}")
