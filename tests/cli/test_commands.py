@@ -294,15 +294,18 @@ def test_collect_hands_all_that_follows_to_the_script(
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize("launcher", [[], ["torchrun"], ["-m", "torch.distributed.run"], ["accelerate", "launch"]])
 def test_collect_without_torch_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launcher: list[str]
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in ("collect", "collector"):
         monkeypatch.delitem(sys.modules, f"whatif.instrumentation.{name}", raising=False)
     script = tmp_path / "train.py"
     script.touch()
-    assert main(["collect", str(script)]) == 1
+    assert main(["collect", *launcher, str(script)]) == 1
     err = capsys.readouterr().err
     assert 'pip install "whatif-profiler[record]"' in err
     assert err.count("\n") == 1

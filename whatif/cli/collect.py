@@ -94,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.module and not Path(args.script).is_file() and args.script in ("python", "python3"):
         raise WhatifError(f"{args.script}: expected a script, got Python itself; drop `{args.script}`.")
     if args.module or not Path(args.script).is_file():
-        launchers = with_torch(LAUNCHERS, "collect")
+        with_torch("torch", "collect")  # Launchers need it too.
+        launchers = importlib.import_module(LAUNCHERS)
         command = launchers.launched(args.script, args.args, _own_options(args))
         if command is not None:
             os.execv(command[0], command)
