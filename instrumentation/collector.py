@@ -78,6 +78,7 @@ class Collector:
             backend=backend,
             memory=memory,
             lines=lines,
+            say=self._say,
         )
         self._plan = self._new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the options.
         self._steps, self._untraced_steps = steps, untraced_steps

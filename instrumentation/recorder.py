@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -50,7 +51,7 @@ class Recording:
     `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
-    in the trace. docs/recording.md lists what a recording holds.
+    in the trace; `say` is called with each warning. docs/recording.md lists what a recording holds.
 
     Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
     cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
@@ -70,6 +71,7 @@ class Recording:
         backend: str = "kineto",
         memory: bool = False,
         lines: bool = False,
+        say: Callable[[str], None] = tell,
     ) -> None:
         # The gradient order needs one warm-up step.
         for name, value, fewest in (
@@ -91,6 +93,7 @@ class Recording:
         self._backend = backend
         self._memory = memory
         self._lines = lines
+        self._say = say
         self._count = 0  # steps so far
         self._done = False
         self._written = False
@@ -221,7 +224,7 @@ class Recording:
         recorded = min(self._count - self._steps_before, self._recorded_steps)
         self._write(tracer, recorded)
         if recorded < self._recorded_steps:
-            tell(f"warning: the training ended after {recorded} of the {self._recorded_steps} steps to record")
+            self._say(f"warning: the training ended after {recorded} of the {self._recorded_steps} steps to record")
 
     def _note_retries(self) -> None:
         if self._device is not None:
@@ -320,7 +323,7 @@ class Recording:
         write_recording({**trace, "traceEvents": events}, self.path, metadata)
         self._written = True
         for doubt in machine_doubts(recorded_of(metadata)[0]):
-            tell(f"warning: {doubt}")
+            self._say(f"warning: {doubt}")
 
 
 # As a call reads: `with record(model, optimizer, "run.json.gz") as recording`.

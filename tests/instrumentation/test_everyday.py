@@ -150,6 +150,21 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     assert "saved after 15" in found.stdout
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--steps", "300", "lstm.py"], ["--stop", "train.py"], ["--steps", "300", *TORCHRUN, "alone.py"], ["infer.py"]],
+    ids=["ends early", "stop", "ranks", "error"],
+)
+def test_quiet_prints_errors_only(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "whatif", "--quiet", "collect", "--untraced-steps", "2"]
+    found = run(tmp_path / "run", *command, *words)
+    written = bool(list((tmp_path / "run").glob("*.json.gz")))
+    assert (found.returncode, written) == ((1, False) if words == ["infer.py"] else (0, True))
+    assert re.findall(r"whatif.*?: [^:]*: ", found.stderr) == (
+        ["whatif: no recording of infer.py: "] if not written else []
+    )
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 7), (signal.SIGINT, -signal.SIGINT)])
 def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -> None:
     shutil.copytree(SCRIPTS, tmp_path / "run")

@@ -130,7 +130,7 @@ def _record(args: argparse.Namespace) -> int:
         except (KeyboardInterrupt, WhatifError):
             say(f"{name}: recorded, but its operators were not measured.")
             raise
-    if ended.stopped:
+    if ended.stopped and not reading.quiet():
         say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
     # Of ranks that train together one reports all files.
     if not reading.quiet() and (not ended.together or messages.this_rank() in (None, 0)):
@@ -141,9 +141,11 @@ def _record(args: argparse.Namespace) -> int:
 
 def _own_options(args: argparse.Namespace) -> list[str]:
     """Return the options as words, for the processes that a launcher starts."""
-    flags = ("memory", "lines", "inference", "stop", "measure_operators", "quiet", "debug")
+    flags = ("memory", "lines", "inference", "stop", "measure_operators", "debug")
     values = {"--steps": args.steps, "--untraced-steps": args.untraced_steps, "--backend": args.backend}
     if args.output:
         values["--output"] = args.output
     words = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
+    if reading.quiet():  # also where --quiet stands before the command
+        words.append("--quiet")
     return [*words, *(word for name, value in values.items() for word in (name, str(value)))]
