@@ -21,6 +21,11 @@ _SIZE = re.compile(rf"{_NUMBER}{_PREFIX}B\s*")
 _LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 
 
+def counted(number: int, thing: str) -> str:
+    """Return how many there are of a thing: 1 task, 2,000 tasks."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
     """A rate from text: ``Bandwidth("25Gbps").byte_s`` is 3.125e9. Raises WhatifError on anything without its unit."""

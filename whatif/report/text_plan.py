@@ -9,6 +9,7 @@ from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
 from whatif.report.layout import ms_format, plain, report
 from whatif.report.text_memory import size
+from whatif.units import counted
 
 
 def print_plan(found: Planned, top: int) -> None:
@@ -22,8 +23,9 @@ def print_plan(found: Planned, top: int) -> None:
         out.step(found.baseline)
         if not several:
             out.say(
-                f"{asked.gpus:,} GPUs of {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
-                f"{found.counted:,} plans estimated, the best {sum(row.simulated for row in found.rows)} simulated (*)"
+                f"{counted(asked.gpus, 'GPU')} of {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
+                f"{counted(found.counted, 'plan')} estimated, "
+                f"the best {sum(row.simulated for row in found.rows)} simulated (*)"
             )
         if several:
             out.table("The best of each", _headers(found), [_cells(found, row, ms) for row in found.each])

@@ -33,6 +33,7 @@ from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_s
 from whatif.models.parallel.sharded_units import Units, units_of
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import workers_of
+from whatif.units import counted
 
 CHANNEL, ACROSS = "network", "network across nodes"
 Prefetch = Literal["pre", "post", "none"]
@@ -78,8 +79,8 @@ def fully_sharded(
     if across is not None:
         graph = _summed_across(graph, across)
     return slow_kernels_beside(graph).note(
-        f"{name}: {len(units.names)} units of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB of the root; "
-        f"the batch is per worker ({network.workers} workers)"
+        f"{name}: {counted(len(units.names), 'unit')} of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB "
+        f"of the root; the batch is per worker ({counted(network.workers, 'worker')})"
         + (f"; {workers} of a node share the parameters, of which each node has all" if how.hybrid else "")
     )
 

@@ -52,11 +52,6 @@ def prose(sentence: str) -> Html:
     return _apart(_CODE, drawn(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
 
 
-def counted(number: int, thing: str) -> str:
-    """Return how many there are of a thing: 1 task, 2,000 tasks."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
 def _apart(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]], str]) -> Html:
     """Escaped text, in which what matches is marked up."""
     parts, end = [], 0

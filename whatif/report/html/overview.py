@@ -8,11 +8,12 @@ from whatif.prediction.composition import spelled
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge, read_off
-from whatif.report.html.markup import Html, counted, items, name, paragraph, prose, section, tag
+from whatif.report.html.markup import Html, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.html.tiles import tiles, where_it_goes
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, sentence_case
 from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
+from whatif.units import counted
 
 
 def verdict(facts: Facts) -> Html:

@@ -14,12 +14,13 @@ from whatif.report.as_json import finite
 from whatif.report.html import memory, network, overview, ranks, sensitive, step, what_ifs
 from whatif.report.html.charts import Chart
 from whatif.report.html.facts import Facts
-from whatif.report.html.markup import Html, counted, paragraph, section, tag, text
+from whatif.report.html.markup import Html, paragraph, section, tag, text
 from whatif.report.html.timeline import timelines
 from whatif.report.html.words import Words
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text_sensitivity import as_dict
 from whatif.runtime.files import VERSION, replacing
+from whatif.units import counted
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
 # The parts that name what-ifs; the others show names of a trace, which may be spelled like one.
