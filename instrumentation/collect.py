@@ -34,7 +34,8 @@ class Collected:
     recording: Path | None
     failure: str | None
     steps: int
-    stopped: bool = False
+    stopped: bool = False  # before its end, as it was to be
+    caught: bool = False  # the script caught the stop and went on
     together: bool = False  # whether other processes trained with it
     interrupted: bool = False
 
@@ -63,13 +64,14 @@ def collect(
     if say is not None:
         say(_plan(script, collector, stop))
     process = os.getpid()
-    with collector, _quiet_threads():
+    with collector, _quiet_threads() as cut_threads:
         ended = _run(run)
         if os.getpid() != process:
             _end_forked(_status(ended))
         # A signal that was held back while the rest was written ends the script as well.
         ended = _run(collector.finish) or ended
     _free_gpu_memory()
+    cut = stop and collector.written is not None and (_was_cut(ended) or bool(cut_threads))
     failure = collector.failure
     if failure is not None and isinstance(ended, Exception):
         failure = f"expected {collector.steps_needed} steps, got {describe_error(ended)} after {collector.steps_seen}."
@@ -80,7 +82,8 @@ def collect(
         recording=collector.written,
         failure=failure,
         steps=collector.steps_seen,
-        stopped=collector.stopped,
+        stopped=cut,
+        caught=collector.stopped and not cut,
         together=collector.together,
         interrupted=isinstance(ended, KeyboardInterrupt),
     )
@@ -148,6 +151,13 @@ def _run(run: Callable[[], object]) -> BaseException | None:
     return None
 
 
+def _was_cut(ended: BaseException | None) -> bool:
+    """Whether the stop ended the script, or Ctrl-C before it; a script may catch it and end in its own way."""
+    while ended is not None and not isinstance(ended, RecordingWrittenError | KeyboardInterrupt):
+        ended = ended.__context__
+    return ended is not None
+
+
 def _status(ended: BaseException | None) -> int:
     """Return the exit status that Python would end with; print what it would print."""
     if ended is None:
@@ -189,17 +199,23 @@ def _free_gpu_memory() -> None:
 
 
 @contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """Let a thread that trains end without a traceback: Python is quiet about SystemExit, but not its subclasses."""
+def _quiet_threads() -> Iterator[list[threading.Thread | None]]:
+    """Let a thread that trains end without a traceback: Python is quiet about SystemExit, but not its subclasses.
+
+    Returns a list of the threads that a stop ended, which grows.
+    """
     before = threading.excepthook
+    ended: list[threading.Thread | None] = []
 
     def quiet(args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, RecordingWrittenError):
+        if issubclass(args.exc_type, RecordingWrittenError):
+            ended.append(args.thread)
+        else:
             before(args)
 
     threading.excepthook = quiet
     try:
-        yield
+        yield ended
     finally:
         if threading.excepthook is quiet:  # The script may have set its own.
             threading.excepthook = before

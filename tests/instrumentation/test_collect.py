@@ -198,6 +198,26 @@ def test_a_script_that_swallows_everything_is_stopped_at_the_next_step(tmp_path:
     assert len(steps_of(record(tmp_path, guarded + "\nsys.exit(3)"))) == 3
 
 
+EVERY_STEP = ("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException:\n        pass")
+THREAD = "import threading\ndef train():\n{}\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        (LOOP, True),
+        (THREAD.format(textwrap.indent(LOOP, "    ")), True),
+        (f"try:\n{textwrap.indent(LOOP, '    ')}\nexcept BaseException:\n    sys.exit(1)\n", True),
+        (LOOP.replace(*EVERY_STEP) + "\nsys.exit(3)", False),
+        (LOOP.replace(*EVERY_STEP), False),
+    ],
+    ids=["stopped", "in a thread", "in its own way", "caught", "caught, to the last line"],
+)
+def test_only_a_script_that_ends_before_its_end_is_called_stopped(tmp_path: Path, text: str, cut: bool) -> None:
+    ended = collected(script(tmp_path, text), [], tmp_path / "run.json", stop=True, **QUICK)
+    assert (ended.stopped, ended.caught) == (cut, not cut)
+
+
 def test_a_recording_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
     profiled = LOOP.replace(
         "    optimizer.step()", "    if number == 10:\n        profiler.start()\n    optimizer.step()"

@@ -146,7 +146,7 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     assert found.returncode == 0
     said = [line for line in found.stderr.splitlines() if line.startswith("whatif: ")]
     assert "--stop then ends it, before its own end" in said[0]
-    assert "stopped train.py after 16 steps: it did not run to its end" in said[-2] + said[-1]
+    assert "stopped train.py after 16 steps: it did not run to its end" in said[-1]
     assert "saved after 15" in found.stdout
 
 

@@ -130,12 +130,16 @@ def _record(args: argparse.Namespace) -> int:
         except (KeyboardInterrupt, WhatifError):
             say(f"{name}: recorded, but its operators were not measured.")
             raise
-    if ended.stopped and not reading.quiet():
-        say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
+    if reading.quiet():
+        return int(ended.status)
     # Of ranks that train together one reports all files.
-    if not reading.quiet() and (not ended.together or messages.this_rank() in (None, 0)):
+    if not ended.together or messages.this_rank() in (None, 0):
         files = name.replace(".rank0.", ".rank*.") if ended.together else name
         say(f"{name}: recorded; next: whatif explain {shlex.quote(files)}")
+    if ended.stopped:
+        say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
+    if ended.caught:
+        say(f"{args.script} caught the stop after {ended.steps} steps and ended by itself: it may have left out work.")
     return int(ended.status)
 
 
