@@ -99,7 +99,9 @@ def _plan(script: str, collector: Collector, stop: bool) -> str:
 def _script_runner(script: str, args: list[str]) -> Callable[[], object]:
     """Return what runs the file as `python script args` does. Raises WhatifError where there is none."""
     if not Path(script).is_file():
-        raise WhatifError(f"{script}: expected a Python script, got no such file: check the path.")
+        is_module = not script.endswith((".py", ".ipynb")) and all(map(str.isidentifier, script.split(".")))
+        hint = f", or run a module with `whatif collect -m {script}`" if is_module else ""
+        raise WhatifError(f"{script}: expected a Python script, got no such file: check the path{hint}.")
 
     def run() -> None:
         sys.argv[:] = [script, *args]

@@ -290,10 +290,12 @@ def test_accelerate_starts_the_script_under_collect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train.ipynb"], "expected a Python script, got a notebook; in the notebook run `%load_ext whatif`"),
+        (["notes.ipynb"], "expected a Python script, got a notebook; in the notebook run `%load_ext whatif`"),
         (["-m", "no_such_package.train"], "expected a module that Python finds from"),
         (["python", "train.py"], "expected a script, got Python itself; drop `python`"),
-        (["nothing.py"], "expected a Python script, got no such file: check the path"),
+        (["nothing.py"], "expected a Python script, got no such file: check the path."),
+        (["./nothing.ipynb"], "expected a Python script, got no such file: check the path."),
+        (["pkg.train"], "got no such file: check the path, or run a module with `whatif collect -m pkg.train`."),
         (["accelerate", "test"], "expected `accelerate launch SCRIPT.py`"),
     ],
 )

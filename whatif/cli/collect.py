@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script to its end and record it; return its own exit status, or 1 where only the recording failed."""
-    if args.script.endswith(".ipynb"):
+    if args.script.endswith(".ipynb") and Path(args.script).is_file():
         raise WhatifError(f"{args.script}: {NOTEBOOK}")
     if not args.module and not Path(args.script).is_file() and args.script in ("python", "python3"):
         raise WhatifError(f"{args.script}: expected a script, got Python itself; drop `{args.script}`.")
