@@ -115,7 +115,10 @@ def test_a_truncated_rank_is_read_as_far_as_it_goes(tmp_path: Path, own_traces: 
     files = [own_traces / "ranks_cpu" / "even" / f"rank{i}.json.gz" for i in range(2)]
     text = gzip.decompress(files[1].read_bytes())
     cut = tmp_path / "even.rank1.json"
-    cut.write_bytes(text[: int(len(text) * 0.7)])
+    cut.write_bytes(text[: int(len(text) * 0.4)])
+    with pytest.raises(WhatifError, match=r"even.rank1.json: the file ends early at byte .* on every rank, got"):
+        read_ranks([files[0], cut])
+    cut.write_bytes(text[: int(len(text) * 0.9)])
     found = read_ranks([files[0], cut])
     assert found.matched.n_collectives >= 5
     quirks = " ".join([*found.graph.info.quirks, *found.graph.info.ranks[1].quirks])
