@@ -22,6 +22,7 @@ from whatif.runtime.errors import WhatifError
 from .find_model import OutermostModules, choose_model
 from .gpu import GPU
 from .late_signals import signals_wait
+from .layers import HookHere
 from .messages import trains_with_others
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
 from .script_profilers import ScriptProfilers
@@ -347,9 +348,9 @@ class Collector:
             if self._recording is not None and self._recording.tracing != before:
                 # The tracer has put its own hooks on the model: stay behind them, else this would cut its marks in two.
                 handles.pop().remove()
-                handles.append(model.register_forward_hook(after))
+                handles.append(model.register_forward_hook(HookHere(after)))
 
-        handles.append(model.register_forward_hook(after))
+        handles.append(model.register_forward_hook(HookHere(after)))
         self._detach.append(lambda: handles.pop().remove())
 
 

@@ -7,6 +7,7 @@ which lies inside a mark. Full backward hooks would wrap the module's tensors an
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -76,6 +77,13 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+class HookHere(functools.partial[Any]):
+    """A hook of one module: its copies, also in a file, hold one that does nothing and needs no `whatif`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # which takes anything and returns None
+
+
 class Hooks:
     """Hooks on a model, its layers or its parameters that are taken off together."""
 
@@ -96,8 +104,8 @@ def hook_layers(model: nn.Module, enter: Callable[..., None], leave: Callable[..
     for name, module in named_layers(model):
         if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
             continue
-        handles.append(module.register_forward_pre_hook(functools.partial(enter, name), prepend=True))
-        handles.append(module.register_forward_hook(functools.partial(leave, name), always_call=True))
+        handles.append(module.register_forward_pre_hook(HookHere(enter, name), prepend=True))
+        handles.append(module.register_forward_hook(HookHere(leave, name), always_call=True))
     return handles
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .gpu import GPU
-from .layers import Hooks
+from .layers import HookHere, Hooks
 from .tensors import dtype_name, tensors_in
 
 _LIBRARIES = (
@@ -88,7 +88,7 @@ class FirstInput(Hooks):
         self._model = model
         # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
         self._handles = [
-            module.register_forward_pre_hook(self._look, with_kwargs=True)
+            module.register_forward_pre_hook(HookHere(self._look), with_kwargs=True)
             for module in model.modules()
             if not isinstance(module, torch.jit.ScriptModule)
         ]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .layers import HookHere
 from .loaders import LoaderWatch
 
 # A step goes through these, each ended by one of the moments that are noted.
@@ -31,8 +32,8 @@ class StepParts:
         self._thread, self._loaders = threading.get_ident(), loaders
         self._moments: list[tuple[int, int, int]] = []  # the part that ends, ns, ns of fetches until then
         self._hooks = [
-            model.register_forward_pre_hook(self._at("outside"), prepend=True),
-            model.register_forward_hook(self._at("forward")),
+            model.register_forward_pre_hook(HookHere(self._at("outside")), prepend=True),
+            model.register_forward_hook(HookHere(self._at("forward"))),
             optimizer.register_step_pre_hook(self._at("backward")),
             optimizer.register_step_post_hook(self._at("update")),
         ]

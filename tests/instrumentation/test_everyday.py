@@ -150,6 +150,14 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     assert "saved after 15" in found.stdout
 
 
+@pytest.mark.parametrize(("options", "words"), [([], []), (["--inference"], ["uncalled"])], ids=["train", "infer"])
+def test_a_model_that_is_copied_and_saved_at_each_step(tmp_path: Path, options: list[str], words: list[str]) -> None:
+    alone = run(tmp_path / "alone", sys.executable, "copies.py", *words)
+    recorded = run(tmp_path / "recorded", *COLLECT, *options, "copies.py", *words)
+    assert (recorded.returncode, recorded.stdout) == (0, alone.stdout), recorded.stderr
+    assert whatif.read(tmp_path / "recorded" / "copies.json.gz").info.path
+
+
 @pytest.mark.parametrize(
     "words",
     [["--steps", "300", "lstm.py"], ["--stop", "train.py"], ["--steps", "300", *TORCHRUN, "alone.py"], ["infer.py"]],
