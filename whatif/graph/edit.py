@@ -46,10 +46,10 @@ def scale(
     for by in factors:
         if not np.all(np.isfinite(by) & (by >= 0)):
             raise WhatifError(f"scale: expected a factor of 0 or more, got {by}.")
-    index = as_index(graph, tasks)
+    ids = as_ids(graph, tasks)  # numpy gathers five times faster by number than by mask
     columns = (graph.duration_ns, graph.low_ns, graph.high_ns)
-    centre, least, most = (column[index] * by for column, by in zip(columns, factors, strict=True))
-    return with_duration(graph, index, centre, low_ns=least, high_ns=most)
+    centre, least, most = (column[ids] * by for column, by in zip(columns, factors, strict=True))
+    return with_duration(graph, ids, centre, low_ns=least, high_ns=most)
 
 
 def with_duration(
@@ -61,17 +61,16 @@ def with_duration(
     high_ns: npt.ArrayLike | None,
 ) -> TaskGraph:
     """See ``TaskGraph.with_duration``. Raises WhatifError on a negative duration, or on too many or too few."""
-    index = as_index(graph, tasks)
+    ids = as_ids(graph, tasks)
 
     def put(column: Int64, values: npt.ArrayLike) -> Int64:
         new = column.copy()
         times_ns = as_ns(values)
         try:
-            new[index] = times_ns
+            new[ids] = times_ns
         except ValueError:
-            expected, got = new[index].size, times_ns.size
             raise WhatifError(
-                f"with_duration: expected one time, or one for each of the {expected} tasks, got {got}."
+                f"with_duration: expected one time, or one for each of the {len(ids)} tasks, got {times_ns.size}."
             ) from None
         return new
 
@@ -80,7 +79,9 @@ def with_duration(
         raise WhatifError("with_duration: expected durations of 0 ns or more, got a negative one.")
     low = put(graph.low_ns, duration_ns if low_ns is None else low_ns)
     high = put(graph.high_ns, duration_ns if high_ns is None else high_ns)
-    return graph.replace(duration_ns=duration, low_ns=np.minimum(low, duration), high_ns=np.maximum(high, duration))
+    np.minimum(low, duration, out=low)
+    np.maximum(high, duration, out=high)
+    return graph.replace(duration_ns=duration, low_ns=low, high_ns=high)
 
 
 def split(graph: TaskGraph, tasks: Tasks, parts: int) -> TaskGraph:
@@ -183,10 +184,12 @@ def woven_in(
     """
     is_old = np.ones(len(graph) + len(place), dtype=np.bool_)
     is_old[place] = False
-    moved = np.flatnonzero(is_old).astype(np.int32)
-    from_old = np.cumsum(is_old) - 1  # a new row takes what stands before it, and is written over
+    stands = np.flatnonzero(is_old)
+    moved = stands.astype(np.int32)
+    from_old = np.zeros(len(is_old), dtype=np.intp)  # a new row takes the first task's values, and is written over
+    from_old[stands] = np.arange(len(graph)) if order is None else order
     if order is not None:
-        moved[order], from_old = moved.copy(), order.take(from_old, mode="clip")
+        moved[order] = stands
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
         if column.strides == (0,) and bool(np.all(inserted == column[0])):

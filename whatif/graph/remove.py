@@ -61,8 +61,9 @@ def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> TaskGr
 
     Raises WhatifError where no order of the others is left.
     """
-    new_id = np.where(gone, -1, np.cumsum(~gone) - 1).astype(np.int32)
-    kept = np.flatnonzero(~gone)  # numpy gathers twice as fast by number as by mask
+    kept = np.flatnonzero(~gone)  # numpy gathers by number much faster than by mask
+    new_id = np.full(len(graph), -1, dtype=np.int32)
+    new_id[kept] = np.arange(len(kept), dtype=np.int32)
     # A kernel whose call went counts as launched earlier: a wait of another thread may now wait for it.
     return reorder(with_rows(graph, kept, renumbered(dependencies, new_id), new_id))[0]
 
@@ -206,22 +207,24 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     gone = fate != STAYS
     if not gone.any():
         return graph
-    n = len(graph)
-    itself = np.arange(n, dtype=np.int64)
-    heir = np.where(fate >= 0, fate, -1)
+    tasks = np.flatnonzero(gone)
+    heir = fate[tasks]
     # Where tasks of the same thread stand for all that goes, neighbours are not needed.
-    none = np.full(n, -1, dtype=np.int32)
-    alone = gone & ((heir < 0) | (graph.thread != graph.thread[heir]))
-    before, after = _kept_neighbours(graph, gone) if alone.any() else (none, none)
-    as_source = np.where(gone, np.where(heir >= 0, heir, before), itself)
-    as_target = np.where(gone, np.where(heir >= 0, heir, after), itself)
+    alone = (heir < 0) | (graph.thread[tasks] != graph.thread[heir])
+    before = after = none = np.full(len(graph), -1, dtype=np.int32)
+    if alone.any():
+        before, after = _kept_neighbours(graph, gone)
+    as_source, as_target = np.arange(len(graph)), np.arange(len(graph))
+    as_source[tasks] = np.where(heir >= 0, heir, before[tasks])
+    as_target[tasks] = np.where(heir >= 0, heir, after[tasks])
 
     old = graph.dependencies
     launch = old.kind == DependencyKind.LAUNCH
+    source_gone, target_gone = gone[old.source], gone[old.target]
     # A launch starts what it launched and no other: of a kernel that goes nothing is left to start.
-    rows = np.flatnonzero((gone[old.source] | gone[old.target]) & ~(launch & gone[old.target]))
+    rows = np.flatnonzero((source_gone | target_gone) & ~(launch & target_gone))
     source, target = as_source[old.source[rows]], as_target[old.target[rows]]
-    backward = (source >= target) & gone[old.target[rows]]
+    backward = (source >= target) & target_gone[rows]
     if backward.any() and after is none:
         after = _kept_neighbours(graph, gone)[1]
     target = np.where(backward, after[old.target[rows]], target)
@@ -230,17 +233,17 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     # A lag was how long after the one task the other came; where the tasks are others a zero lag is what is known.
     lag_ns = np.where(launch[rows], old.lag_ns[rows], np.minimum(old.lag_ns[rows], 0))
     bridged = Dependencies(source.astype(np.int32), target.astype(np.int32), old.kind[rows], lag_ns, old.anchor[rows])
-    untouched = old.take(~gone[old.source] & ~gone[old.target])
-    joined = Dependencies.concatenate([untouched, bridged, _across_threads(graph, gone, heir, after)])
+    untouched = old.take(~(source_gone | target_gone))
+    across = _across_threads(graph, heir[alone], after[tasks[alone]])
+    return _without(graph, gone, Dependencies.concatenate([untouched, bridged, across]))
 
-    return _without(graph, gone, joined)
 
+def _across_threads(graph: TaskGraph, heir: Int64, after: Int32) -> Dependencies:
+    """What comes ``after`` a task on its thread, shape (n,), follows the task of another thread that is its ``heir``.
 
-def _across_threads(graph: TaskGraph, gone: Bool, heir: Int64, after: Int32) -> Dependencies:
-    """What followed a task on its thread follows the task of another thread that stands for it."""
-    tasks = np.flatnonzero(gone & (heir >= 0))
-    tasks = tasks[graph.thread[tasks] != graph.thread[heir[tasks]]]
-    pairs = heir[tasks] * len(graph) + after[tasks]
-    pairs = each_once(pairs[(after[tasks] > heir[tasks])])
+    Without an heir, or where that comes later, nothing follows.
+    """
+    follows = (heir >= 0) & (after > heir)
+    pairs = each_once(heir[follows] * len(graph) + after[follows])
     source, target = np.divmod(pairs, len(graph))
     return Dependencies.of(source, target, DependencyKind.HANDOFF)

@@ -110,7 +110,7 @@ class Baseline(Struct, frozen=True, dict=True):
         unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
-    @property
+    @cached_property
     def spread(self) -> tuple[float, float]:
         """Shares by which the step of another run may lie below and above: by the untraced steps, else the recorded."""
         if self.calibration is not None and self.calibration.untraced is not None:
