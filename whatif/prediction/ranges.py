@@ -55,7 +55,7 @@ def error_sums(graph: TaskGraph) -> Float64:
     Below and then above: the sum of all bounds, what adds up within each source, what each operator and each family of
     kernels has of its own; last the GPU's work.
     """
-    on_gpu = graph.on_gpu & (graph.step >= 0)
+    counted = graph.on_gpu.ids[graph.step[graph.on_gpu.ids] >= 0]
     sides = [graph.duration_ns - graph.low_ns, graph.high_ns - graph.duration_ns]
     if graph.info.recorded.predicted is not None:
         columns = [
@@ -63,7 +63,7 @@ def error_sums(graph: TaskGraph) -> Float64:
         ]
     else:
         columns = _sums(graph, sides)
-    return np.concatenate([*columns, [float(graph.duration_ns[on_gpu].sum())]])[None, :]
+    return np.concatenate([*columns, [float(graph.duration_ns[counted].sum())]])[None, :]
 
 
 def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
@@ -74,27 +74,28 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
 
 
 def _sums(graph: TaskGraph, sides_ns: list[Int64]) -> list[Float64]:
-    source = sources(graph)
-    # Waits that may vanish have nothing to do with the CPU's work.
-    group = (source + np.int8(len(Source)) * (graph.kind == TaskKind.WAIT)).astype(np.intp)
-    of_model = graph.on_gpu.mask & among(source, _MODELS)
     rows = int(graph.measured.max(initial=-1)) + 1
     columns = []
     for side_ns in sides_ns:
-        wide_ns = side_ns.astype(np.float64)
-        alone = np.flatnonzero((source == Source.MEASURED) & (side_ns > 0))
+        bound = np.flatnonzero(side_ns != 0)  # most durations are exact, and add nothing
+        wide_ns, source = side_ns[bound].astype(np.float64), sources(graph)[bound]
+        # Waits that may vanish have nothing to do with the CPU's work.
+        group = (source + np.int8(len(Source)) * (graph.kind[bound] == TaskKind.WAIT)).astype(np.intp)
+        measured = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
+        alone = bound[measured]
         # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
-        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
+        own_ns = np.maximum(wide_ns[measured] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
         operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
         together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
         together[Source.MEASURED] -= own_ns.sum()
         own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-        modelled = np.flatnonzero(of_model & (side_ns != 0))
+        modelled = np.flatnonzero(graph.on_gpu.mask[bound] & among(source, _MODELS))
         apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
         together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
         # No family is -1.
-        by_family = np.bincount(graph.family[modelled] + 1, weights=apart_ns, minlength=len(KernelFamily) + 1)
-        columns += [np.array([wide_ns.sum()]), together, own, by_family]
+        family = graph.family[bound[modelled]] + 1
+        by_family = np.bincount(family, weights=apart_ns, minlength=len(KernelFamily) + 1)
+        columns += [np.array([float(side_ns.sum())]), together, own, by_family]
     return columns
 
 
