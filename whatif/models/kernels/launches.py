@@ -7,7 +7,6 @@ waits for the GPU can be captured, and inputs are copied into the graph's own bu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -75,7 +74,7 @@ def launching_threads(graph: TaskGraph) -> Bool:
     """Return a mask of the threads that launch GPU work, shape (n_threads,)."""
     launch = graph.launch_of
     mask = np.zeros(len(graph.threads), dtype=np.bool_)
-    mask[graph.thread[launch[launch >= 0]]] = True
+    mask[graph.thread[launch[np.flatnonzero(launch >= 0)]]] = True
     return mask
 
 
@@ -103,14 +102,17 @@ def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
 
     A recording of the first steps holds it. Neither a compiler nor a CUDA graph takes the place of it.
     """
-    long = tasks & (graph.duration_ns > LONG_NS)
-    if not long.any():
-        return np.asarray(long, dtype=np.bool_)
+    found = np.zeros(len(graph), dtype=np.bool_)
+    long = np.flatnonzero(tasks & (graph.duration_ns > LONG_NS))
+    if not len(long):
+        return found
     count = int(graph.step.max(initial=-1)) + 2
     all_ns, long_ns = (
-        np.bincount(graph.step[mask] + 1, weights=graph.duration_ns[mask], minlength=count) for mask in (tasks, long)
+        np.bincount(graph.step[ids] + 1, weights=graph.duration_ns[ids], minlength=count)
+        for ids in (np.flatnonzero(tasks), long)
     )
-    return np.asarray(long & (long_ns > COLD_SHARE * all_ns)[graph.step + 1], dtype=np.bool_)
+    found[long] = (long_ns > COLD_SHARE * all_ns)[graph.step[long] + 1]
+    return found
 
 
 def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
@@ -164,15 +166,14 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     launch = graph.launch_of
     outside = stays_outside(graph)
     in_phase = among(graph.phase, phases)
-    node = (graph.on_gpu & in_phase & (launch >= 0)).mask.copy()
-    node[node] = ~outside[launch[node]]
+    launched = np.flatnonzero((graph.on_gpu & in_phase & (launch >= 0)).mask)
+    nodes = launched[~outside[launch[launched]]]
     goes = _cpu_work(graph, in_phase & ~outside)
     staying = start_up(graph, goes)
     if staying.any():
-        staying = staying & _among_calls(graph, launch[node])
+        staying = staying & _among_calls(graph, launch[nodes])
         outside, goes = outside | staying, goes & ~staying
-        node[node] = ~outside[launch[node]]
-    nodes = np.flatnonzero(node)
+        nodes = nodes[~outside[launch[nodes]]]
     segment, n_segments = stretches(graph, by_phase=apart, breaks=staying)
     is_call = np.zeros(len(graph), dtype=np.bool_)
     is_call[launch[nodes]] = True
@@ -186,7 +187,7 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     key = segment[tasks]
     between = (tasks >= first[key]) & (tasks <= last[key])
     of_model = (graph.layer[tasks] > 0) | graph.in_optimizer[tasks] | (graph.phase[tasks] == Phase.BACKWARD)
-    inside = chosen[key] & (between | of_model)
+    inside = np.flatnonzero(chosen[key] & (between | of_model))
     tasks, key = tasks[inside], key[inside]
     if not len(tasks):
         return graph, Captured(0, 0, 0, 0, False)
@@ -227,9 +228,10 @@ def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -
 
 def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
     """What threads that launch do, the waits of one for another included."""
-    handoff = graph.select(kind=TaskKind.WAIT, name=f"^{re.escape(HANDOFF_NAME)}")
+    named = np.array([name.startswith(HANDOFF_NAME) for name in graph.names], dtype=np.bool_)
+    handoff = (graph.kind == TaskKind.WAIT) & named[graph.name]
     threads = launching_threads(graph) & np.array([t.kind == ThreadKind.CPU for t in graph.threads])
-    work: Bool = allowed & (graph.on_cpu | handoff) & threads[graph.thread]
+    work: Bool = allowed & (graph.on_cpu.mask | handoff) & threads[graph.thread]
     return work
 
 
