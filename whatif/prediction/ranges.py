@@ -75,25 +75,26 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
 
 def _sums(graph: TaskGraph, sides_ns: list[Int64]) -> list[Float64]:
     rows = int(graph.measured.max(initial=-1)) + 1
+    bound = np.flatnonzero((sides_ns[0] != 0) | (sides_ns[1] != 0))  # what is exact adds nothing
+    source = sources(graph)[bound]
+    # Waits that may vanish have nothing to do with the CPU's work.
+    group = (source + np.int8(len(Source)) * (graph.kind[bound] == TaskKind.WAIT)).astype(np.intp)
+    measured = np.flatnonzero(source == Source.MEASURED)
+    modelled = np.flatnonzero(graph.on_gpu.mask[bound] & among(source, _MODELS))
+    family = graph.family[bound[modelled]] + 1  # no family is -1
     columns = []
     for side_ns in sides_ns:
-        bound = np.flatnonzero(side_ns != 0)  # most durations are exact, and add nothing
-        wide_ns, source = side_ns[bound].astype(np.float64), sources(graph)[bound]
-        # Waits that may vanish have nothing to do with the CPU's work.
-        group = (source + np.int8(len(Source)) * (graph.kind[bound] == TaskKind.WAIT)).astype(np.intp)
-        measured = np.flatnonzero((source == Source.MEASURED) & (wide_ns > 0))
-        alone = bound[measured]
+        wide_ns = side_ns[bound].astype(np.float64)
+        alone = measured[wide_ns[measured] > 0]
+        tasks = bound[alone]
         # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
-        own_ns = np.maximum(wide_ns[measured] - CONTEXT_SPREAD * graph.duration_ns[alone], 0)
-        operator = np.where(graph.measured[alone] >= 0, graph.measured[alone], rows + graph.name[alone])
+        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[tasks], 0)
+        operator = np.where(graph.measured[tasks] >= 0, graph.measured[tasks], rows + graph.name[tasks])
         together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
         together[Source.MEASURED] -= own_ns.sum()
         own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-        modelled = np.flatnonzero(graph.on_gpu.mask[bound] & among(source, _MODELS))
         apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
         together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
-        # No family is -1.
-        family = graph.family[bound[modelled]] + 1
         by_family = np.bincount(family, weights=apart_ns, minlength=len(KernelFamily) + 1)
         columns += [np.array([float(side_ns.sum())]), together, own, by_family]
     return columns
