@@ -202,6 +202,13 @@ class Threads:
     @cython.nogil
     @cython.inline
     @cython.exceptval(check=False)
+    def has_event(self, t: cython.Py_ssize_t) -> cython.bint:
+        return self.task_on[t] >= 0 or self.n_late[t] > 0 or self.n_due[t] > 0
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.inline
+    @cython.exceptval(check=False)
     def take(self, t: cython.Py_ssize_t) -> cython.int:
         return self.pop_due(t) if self.n_due[t] > 0 else self.pop_late(t)
 
@@ -546,6 +553,7 @@ def simulate(
     clock_ns: cython.longlong = 0
     runs_on: cython.bint
     joins: cython.bint
+    alone: cython.bint
     at_once: cython.bint = shares
     for t in range(len(thread_lag_ns)):
         at_once = at_once and thread_lag_ns[t] >= 0 and not free_order[t]
@@ -561,7 +569,8 @@ def simulate(
             threads.winner[t] = threads.sooner(threads.winner[2 * t], threads.winner[2 * t + 1])
         while True:
             runs_on = False
-            if threads.n_alone > 0:
+            alone = threads.n_alone > 0
+            if alone:
                 threads.n_alone -= 1
                 task = threads.alone[threads.n_alone]
                 t = thread[task]
@@ -631,5 +640,6 @@ def simulate(
                     threads.meet(targets[row], end_ns + lags_ns[row], t)
                 elif not runs_on:  # else its start has been seen
                     threads.meet(targets[row], start_ns + lags_ns[row], t)
-            threads.climb(t)
+            if not alone or threads.has_event(t):  # a thread that had none, and has none, plays no part
+                threads.climb(t)
     return done

@@ -111,8 +111,8 @@ class _Shared:
         self._free_ns, self._thread = free_ns, graph.thread.tolist()
         self._lag_ns = [max(thread.lag_ns, 0) for thread in graph.threads]
         device, link, role = uses["device"], uses["link"], uses["role"]
-        self.uses_any: list[bool] = (((device > 0) & (role > 0)) | (link > 0)).tolist()
-        self.device: list[int] = np.where(role > 0, device, 0).tolist()
+        self.uses_any: list[bool] = ((device > 0) | (link > 0)).tolist()
+        self.device: list[int] = device.tolist()
         self.link: list[int] = link.tolist()
         self.lead_ns: list[int] = uses["lead_ns"].tolist()
         self._user = list(

@@ -80,7 +80,8 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
 def checked(graph: TaskGraph) -> dict[str, Array]:
     """Return the column's fields by name, of a graph that has it. Raises WhatifError where a row cannot be.
 
-    Those of the last column are kept: a prediction simulates three times what differs in durations alone.
+    Without a role a task uses no device. Those of the last column are kept: a prediction simulates three times what
+    differs in durations alone.
     """
     uses = graph.attached[USES]
     kept = found(graph, "fields of uses", _nothing_kept)
@@ -107,4 +108,5 @@ def _fields(graph: TaskGraph, uses: Uses) -> dict[str, Array]:
         values = fields[name]
         if len(values) and not (float(values.min()) >= 0 and float(values.max()) < 2**50):
             raise WhatifError(f"simulate: expected {name} of 0 or more for what a task uses, got another value.")
+    fields["device"] = fields["device"] * (fields["role"] > 0)
     return fields

@@ -86,13 +86,14 @@ def occupy(
         raise WhatifError(f"contention: expected gamma from 1 to 100, got {gamma}.")
     share = sm_share(graph, sms, sm_count)
     uses = uses_of(graph)
-    new = chosen & (uses["role"] != Role.HOLDS)
-    on_device = _device_of(graph, np.flatnonzero(new))
-    kernels = np.flatnonzero(_kernels(graph, on_device) & ~chosen & (uses["role"] == Role.NONE))
+    role = uses["role"].copy()  # one field by itself is read much faster than among the others
+    new = np.flatnonzero(chosen & (role != Role.HOLDS))
+    on_device = _device_of(graph, new)
+    kernels = np.flatnonzero(_kernels(graph, on_device) & ~chosen & (role == Role.NONE))
     graph = send_less(graph, 0.0)  # the simulation shows what they lose
     uses["device"][new], uses["role"][new], uses["compute"][new] = on_device, Role.HOLDS, share
     uses["memory"][new] = _memory_of_collectives(graph, new)
-    inserted = new & (graph.start_ns < 0)
+    inserted = new[graph.start_ns[new] < 0]
     uses["slowed"][inserted] = gamma
     uses["device"][kernels], uses["role"][kernels] = _devices(graph)[graph.thread[kernels]], Role.YIELDS
     uses["compute"][kernels], uses["memory"][kernels] = _kernel_shares(graph, kernels, share)
@@ -319,7 +320,7 @@ def _kernel_shares(graph: TaskGraph, kernels: Int64, held: float) -> tuple[Array
     return np.where(moves, 0.0, compute), np.where(moves, mover, memory)
 
 
-def _memory_of_collectives(graph: TaskGraph, tasks: Bool) -> Array:
+def _memory_of_collectives(graph: TaskGraph, tasks: Int64) -> Array:
     """The share of the memory bandwidth that collectives use alone; 0 where their size is not known."""
     gpu = device(graph)
     peak = (gpu.memory_gbyte_s if gpu else UNKNOWN_MEMORY_GBYTE_S) * memory_share(gpu).high

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Int64
+from whatif.graph.types import Array, Int64, among
 from whatif.simulation.rate_sharing import User, rates
 from whatif.simulation.sharing import USES, Role, Uses
 
@@ -33,12 +34,12 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
 
 def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
     """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
-    share = np.ones(len(graph))
-    recorded = (graph.start_ns >= 0) & (graph.duration_ns > 0) & (uses["role"] > 0)
-    can_slow = (uses["role"] == Role.HOLDS) | (uses["role"] == Role.SHARES)
-    for thing in np.unique(uses["device"][recorded & can_slow]).tolist():
-        tasks = np.flatnonzero(recorded & (uses["device"] == thing))
-        _of_device(graph, uses, tasks, share)
+    share, role = np.ones(len(graph)), uses["role"].copy()
+    recorded = np.flatnonzero((graph.start_ns >= 0) & (graph.duration_ns > 0) & (role > 0))
+    device = uses["device"][recorded]
+    can_slow = among(role[recorded], (Role.HOLDS, Role.SHARES))
+    for thing in each_once(device[can_slow]).tolist():
+        _of_device(graph, uses, recorded[device == thing], share)
     return share
 
 
