@@ -112,7 +112,7 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the position from which on it counts as launched."""
-    gpu = np.flatnonzero(graph.on_gpu.mask).astype(np.int32)
+    gpu = graph.on_gpu.ids.astype(np.int32)
     gpu = gpu[grouped(len(graph.threads), graph.thread[gpu])[1]]
     thread = graph.thread[gpu]
     bounds = np.flatnonzero(np.diff(thread)) + 1

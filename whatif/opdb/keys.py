@@ -23,11 +23,10 @@ _GAMMA, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1
 
 def mixed(values: UInt64) -> UInt64:
     """Scatter 64-bit numbers over all 64-bit numbers, one to one, shape kept."""
-    with np.errstate(over="ignore"):
-        z = values + _GAMMA
-        z = (z ^ (z >> np.uint64(30))) * _MIX_1
-        z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+    z = values + _GAMMA  # arrays overflow without a warning
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
 
 
 @lru_cache(maxsize=4096)

@@ -182,7 +182,7 @@ def swept(
 
     Dependencies are grouped by target as ``TaskGraph.incoming`` has them; threads have by default no lag.
     """
-    times = np.zeros(2 * len(thread), dtype=np.int64)
+    times = np.empty(2 * len(thread), dtype=np.int64)
     if thread_lag_ns is None:
         thread_lag_ns = np.zeros(int(thread.max(initial=-1)) + 1, dtype=np.int64)
     sweeps.sweep(thread, duration_ns, offsets, points, lags_ns, thread_lag_ns, times)
@@ -196,7 +196,6 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     following, missing = graph.waits_for
     shares = USES in graph.attached
     uses = checked(graph) if shares else {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
-    uses["device"] = np.where(uses["role"] > 0, uses["device"], np.int32(0))
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
     times = np.zeros(2 * n, dtype=np.int64)
     done = _frontier.simulate(

@@ -69,7 +69,8 @@ def span_tasks(graph: TaskGraph) -> Bool:
 
 def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
     """The GPU task that was launched last in each step, by its end."""
-    gpu = np.flatnonzero(graph.on_gpu & graph.of_clock & (graph.step >= 0))
+    gpu = graph.on_gpu.ids
+    gpu = gpu[graph.of_clock.mask[gpu] & (graph.step[gpu] >= 0)]
     if not len(gpu):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)

@@ -80,7 +80,7 @@ _LOOK_UPS = (KernelFamily.INDEXING,)
 def _keeps_a_stream(graph: TaskGraph, gpu: Bool, product: Bool) -> bool:
     first = int(np.flatnonzero(product)[0])
     looks_up = bool((gpu & among(graph.family, _LOOK_UPS))[:first].any())
-    family = graph.family[gpu]
+    family = graph.family[np.flatnonzero(gpu)]
     return looks_up or bool((family == KernelFamily.LAYER_NORM).any() and (family != KernelFamily.NORMALIZATION).all())
 
 

@@ -137,4 +137,6 @@ def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
 def with_dtype(graph: TaskGraph, tasks: Bool, target: Precision) -> TaskGraph:
     """Remember that ``tasks`` (a mask) compute in ``target`` now; what is narrower already stays."""
     changed = tasks & ~is_half(graph.dtype) if target in ("fp16", "bf16") else tasks
-    return graph.replace(dtype=np.where(changed, DTYPES.index(target), graph.dtype).astype(np.int8))
+    dtype = graph.dtype.copy()
+    dtype[changed] = DTYPES.index(target)
+    return graph.replace(dtype=dtype)

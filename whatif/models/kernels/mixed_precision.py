@@ -226,7 +226,8 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
         new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
         return [(new, estimates.source)]
     launched = graph.launch_of[around] >= 0
-    alone = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))[graph.launch_of[around]] == 1
+    calls = graph.launch_of[np.flatnonzero(graph.launch_of >= 0)]
+    alone = np.bincount(calls, minlength=len(graph))[graph.launch_of[around]] == 1
     lots: list[Lot] = []
     for chosen in (launched & alone, launched & ~alone):
         if not chosen.any():
@@ -271,12 +272,14 @@ def update_begins(graph: TaskGraph) -> Int64:
     is_backward = (graph.on_cpu & backward).mask | launches_of(graph, graph.on_gpu & backward)
     main = graph.on_cpu & (graph.thread == 0)
     update = np.flatnonzero(main & (graph.phase == Phase.UPDATE))
-    n_backward = np.cumsum(is_backward, dtype=np.int32)
-    begins = update[np.diff(n_backward[update], prepend=0) > 0]
+    passes = np.flatnonzero(is_backward)
+    n_backward = np.searchsorted(passes, update, side="right")
+    first = np.diff(n_backward, prepend=0) > 0
+    begins, last_backward = update[first], passes[n_backward[first] - 1]
     # Between a backward pass and its update lies no other phase.
-    last_backward = np.flatnonzero(is_backward)[n_backward[begins] - 1]
-    n_forward = np.cumsum(main & (graph.phase == Phase.FORWARD), dtype=np.int32)
-    begins = begins[n_forward[begins] == n_forward[last_backward]]
+    forward = np.flatnonzero(main & (graph.phase == Phase.FORWARD))
+    n_forward = [np.searchsorted(forward, tasks, side="right") for tasks in (begins, last_backward)]
+    begins = begins[n_forward[0] == n_forward[1]]
     # What a CUDA graph has launched with the passes does not begin behind it.
     calls = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.UPDATE)))
     last = np.full(int(graph.step.max(initial=-1)) + 2, -1, dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.edit import as_ids
 from whatif.graph.insert import NewTasks, insert_all
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
@@ -38,7 +39,7 @@ def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
 def launches_of(graph: TaskGraph, tasks: Tasks) -> Bool:
     """Return a mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
     found = np.zeros(len(graph), dtype=np.bool_)
-    launch = graph.launch_of[tasks]
+    launch = graph.launch_of[as_ids(graph, tasks)]
     found[launch[launch >= 0]] = True
     return found
 
@@ -62,10 +63,8 @@ def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
     done = insert_all(graph, [tasks for tasks, _ in lots])
     if not done:
         return graph
-    graph = done[0].graph
-    for inserted, (_, source) in zip(done, lots, strict=True):
-        graph = mark(graph, inserted.ids, source)
-    return graph
+    sources = [np.broadcast_to(source, len(new.ids)) for new, (_, source) in zip(done, lots, strict=True)]
+    return mark(done[0].graph, np.concatenate([new.ids for new in done]), np.concatenate(sources))
 
 
 def operator_cost_ns(graph: TaskGraph) -> int:
@@ -73,8 +72,8 @@ def operator_cost_ns(graph: TaskGraph) -> int:
 
     Half of the gaps hold the Python of a layer, which a cast inside autocast does not run.
     """
-    launches = launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD))
-    if not launches.any():
+    launches = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD)))
+    if not len(launches):
         return 10_000
     behind = graph.neighbours[1][launches]
     behind = behind[behind >= 0]
