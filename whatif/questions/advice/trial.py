@@ -254,7 +254,7 @@ class Trier:
             before, parts = self._applied(transforms[:-1])
             changed = transforms[-1](before)
             found = changed, (*parts, Applied.between(before, changed, transforms[-1]))
-        while self._kept and (len(self._kept) + 1) * len(found[0]) > KEPT_TASKS:
+        while self._kept and sum(len(graph) for graph, _ in self._kept.values()) + len(found[0]) > KEPT_TASKS:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = found  # the last of the dictionary is the one used last
         return found
