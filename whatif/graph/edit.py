@@ -168,7 +168,7 @@ def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id:
     distinct = {id(column): column for column in columns_of(graph).values()}
     gathered = {key: taken(column, rows) for key, column in distinct.items()}
     columns = {name: gathered[id(column)] for name, column in columns_of(graph).items()}
-    attached = {name: column[rows] for name, column in graph.attached.items()}
+    attached = {name: column.take(rows) for name, column in graph.attached.items()}
     task = new_id[graph.waits.task]
     waits = Waits(task[task >= 0], graph.waits.scope[task >= 0], graph.waits.lag_ns[task >= 0])
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached)
@@ -245,7 +245,8 @@ def as_ids(graph: TaskGraph, tasks: npt.ArrayLike | Selection) -> Int64:
 
 
 def renumbered(dependencies: Dependencies, new_id: Int32) -> Dependencies:
-    return replace(dependencies, source=new_id[dependencies.source], target=new_id[dependencies.target])
+    # Numpy gathers by codes of 32 bits three times faster with ``take`` than with brackets.
+    return replace(dependencies, source=new_id.take(dependencies.source), target=new_id.take(dependencies.target))
 
 
 def columns_of(graph: TaskGraph) -> Columns:

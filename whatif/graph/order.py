@@ -47,6 +47,16 @@ def order_by(first: Array, then: Array) -> Int64:
     return order
 
 
+def before_on_thread(graph: TaskGraph, tasks: Array) -> Int64:
+    """Return the task before each of a few ``tasks`` (ids) on its thread, shape (n,); -1 where there is none."""
+    found, thread = np.full(len(tasks), -1, dtype=np.int64), graph.thread[tasks]
+    for code in each_once(thread).tolist():
+        mine, on_it = thread == code, np.flatnonzero(graph.thread == code)
+        place = np.searchsorted(on_it, tasks[mine])
+        found[mine] = np.where(place > 0, on_it[place - 1], -1)
+    return found
+
+
 def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
     """Group dependencies by source: the row offsets, shape (n_tasks + 1,), and the rows in source order."""
     return grouped(n_tasks, dependencies.source)
@@ -102,7 +112,7 @@ def derived_dependencies(graph: TaskGraph) -> Dependencies:
 
 def thread_dependencies(graph: TaskGraph) -> Dependencies:
     """Return the order of each ordered thread as dependencies between neighbours, with the thread's lag."""
-    order = graph.by_thread.astype(np.int32)
+    order = graph.by_thread
     thread = graph.thread[order]
     ordered = np.array([t.ordered for t in graph.threads], dtype=np.bool_)
     lag_ns = np.array([t.lag_ns for t in graph.threads], dtype=np.int64)

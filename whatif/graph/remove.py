@@ -37,13 +37,13 @@ def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
         return graph
     gone = _with_gaps(graph, _with_launches(graph, gone))
     try:
-        return _without(graph, gone, _bridged(graph, gone))
+        return _without(graph, gone, _bridged(graph, gone))[0]
     except WhatifError:
         # What loses its launch counts as launched earlier, and can then be waited for by what it waits for itself.
         graph = _with_all_launches(graph)
         calls = gone & _launches_any(graph, ~gone)
         graph, gone = graph.with_duration(calls, 0), gone & ~calls
-        return _without(graph, gone, _bridged(graph, gone))
+        return _without(graph, gone, _bridged(graph, gone))[0]
 
 
 def _with_all_launches(graph: TaskGraph) -> TaskGraph:
@@ -56,16 +56,18 @@ def _with_all_launches(graph: TaskGraph) -> TaskGraph:
     return graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new]))
 
 
-def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> TaskGraph:
-    """Return the graph without the tasks that are ``gone``, with ``dependencies`` between the others (by old ids).
+def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> tuple[TaskGraph, Int32]:
+    """Return the graph without the tasks that are ``gone``, and each task's new id, shape (n_tasks,); -1 if it is gone.
 
-    Raises WhatifError where no order of the others is left.
+    ``dependencies`` (by old ids) are those between the others. Raises WhatifError where no order of these is left.
     """
     kept = np.flatnonzero(~gone)  # numpy gathers by number much faster than by mask
     new_id = np.full(len(graph), -1, dtype=np.int32)
     new_id[kept] = np.arange(len(kept), dtype=np.int32)
     # A kernel whose call went counts as launched earlier: a wait of another thread may now wait for it.
-    return reorder(with_rows(graph, kept, renumbered(dependencies, new_id), new_id))[0]
+    left, place = reorder(with_rows(graph, kept, renumbered(dependencies, new_id), new_id))
+    new_id[kept] = place
+    return left, new_id
 
 
 def _launches_any(graph: TaskGraph, tasks: Bool) -> Bool:
@@ -204,9 +206,14 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     neither a wait for the GPU nor a full launch queue lies between a launch that goes and the earlier task that
     launches in its place, no cycle can come about; else a task may come to wait for itself, and WhatifError is raised.
     """
+    return contracted(graph, fate)[0]
+
+
+def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
+    """Return what ``contract`` does, and each task's new id, shape (n_tasks,); -1 if it is gone."""
     gone = fate != STAYS
     if not gone.any():
-        return graph
+        return graph, np.arange(len(graph), dtype=np.int32)
     tasks = np.flatnonzero(gone)
     heir = fate[tasks]
     # Where tasks of the same thread stand for all that goes, neighbours are not needed.
@@ -214,16 +221,13 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     before = after = none = np.full(len(graph), -1, dtype=np.int32)
     if alone.any():
         before, after = _kept_neighbours(graph, gone)
-    as_source, as_target = np.arange(len(graph)), np.arange(len(graph))
-    as_source[tasks] = np.where(heir >= 0, heir, before[tasks])
-    as_target[tasks] = np.where(heir >= 0, heir, after[tasks])
 
     old = graph.dependencies
     launch = old.kind == DependencyKind.LAUNCH
-    source_gone, target_gone = gone[old.source], gone[old.target]
+    source_gone, target_gone = gone.take(old.source), gone.take(old.target)
     # A launch starts what it launched and no other: of a kernel that goes nothing is left to start.
     rows = np.flatnonzero((source_gone | target_gone) & ~(launch & target_gone))
-    source, target = as_source[old.source[rows]], as_target[old.target[rows]]
+    source, target = _standing(old.source[rows], fate, before), _standing(old.target[rows], fate, after)
     backward = (source >= target) & target_gone[rows]
     if backward.any() and after is none:
         after = _kept_neighbours(graph, gone)[1]
@@ -236,6 +240,12 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     untouched = old.take(~(source_gone | target_gone))
     across = _across_threads(graph, heir[alone], after[tasks[alone]])
     return _without(graph, gone, Dependencies.concatenate([untouched, bridged, across]))
+
+
+def _standing(tasks: Int32, fate: Int64, neighbour: Int32) -> Int64:
+    """What stands for each of ``tasks`` (ids): itself, the one that its fate names, or else its ``neighbour``."""
+    of = fate.take(tasks)
+    return np.where(of >= 0, of, np.where(of == STAYS, tasks, neighbour.take(tasks)))
 
 
 def _across_threads(graph: TaskGraph, heir: Int64, after: Int32) -> Dependencies:

@@ -228,9 +228,9 @@ class TaskGraph:
         if kind is not None:
             mask &= among(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
         if name is not None:
-            mask &= matching(self.names, name)[self.name]
+            mask &= matching(self.names, name).take(self.name)
         if layer is not None:
-            mask &= matching(self.layers, layer)[self.layer]
+            mask &= matching(self.layers, layer).take(self.layer)
         if phase is not None:
             mask &= self.phase == phase
         if thread is not None:
@@ -262,11 +262,11 @@ class TaskGraph:
     @shared_property
     def neighbours(self) -> tuple[Int32, Int32]:
         """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 where there is none."""
-        order = self.by_thread.astype(np.int32)
-        same = self.thread[order][1:] == self.thread[order][:-1]
+        order, thread = self.by_thread, self.thread[self.by_thread]
+        ends = thread[1:] != thread[:-1]
         previous, following = (np.full(len(self), -1, dtype=np.int32) for _ in range(2))
-        previous[order[1:][same]] = order[:-1][same]
-        following[order[:-1][same]] = order[1:][same]
+        previous[order[1:]], following[order[:-1]] = order[:-1], order[1:]
+        previous[order[1:][ends]] = following[order[:-1][ends]] = -1
         return previous, following
 
     # -- dependencies ------------------------------------------------------------------------------------------

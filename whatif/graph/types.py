@@ -183,7 +183,8 @@ class Dependencies:
 
     def take(self, index: Array) -> Dependencies:
         """The dependencies at ``index`` (a mask or positions)."""
-        return Dependencies(*(getattr(self, name)[index] for name in Dependencies.__slots__))
+        rows = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        return Dependencies(*(getattr(self, name)[rows] for name in Dependencies.__slots__))
 
 
 # What a wait task waits for when it is not one stream: all streams of the machine.

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from whatif.graph.order import each_once
-from whatif.graph.remove import STAYS, contract
+from whatif.graph.edit import as_mask
+from whatif.graph.order import before_on_thread, each_once
+from whatif.graph.remove import STAYS, contracted
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import (
     HANDOFF_NAME,
@@ -85,7 +86,7 @@ def stays_outside(graph: TaskGraph) -> Bool:
     """
     mask = np.zeros(len(graph), dtype=np.bool_)
     waiting = waiting_tasks(graph)
-    calls = graph.neighbours[0][waiting]
+    calls = before_on_thread(graph, waiting)
     mask[waiting] = True
     mask[calls[calls >= 0]] = True
     kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
@@ -197,16 +198,21 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     fate[tasks] = head[key]
     heads = each_once(head[chosen & (head < len(graph))])
     fate[heads] = STAYS
-    graph = with_doubt_in_start_up(_as_graph_launches(graph, heads, n_nodes[segment[heads]]), staying)
-    graph = _with_gaps(graph, nodes[chosen[segment[launch[nodes]]]])
     steps = each_once(graph.step[heads])
     told = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
         start_up_ns=counted_ns(graph, staying), uneven=_uneven(graph, nodes),
     )  # fmt: skip
+    inside = nodes[chosen[segment[launch[nodes]]]]
+    kind = graph.kind.copy()
+    kind[heads] = TaskKind.RUNTIME
+    graph, place = contracted(_with_graph_lags(graph.replace(kind=kind), inside), fate)
+    # What is left is a fraction of the recording, and quicker to write into.
+    graph = _as_graph_launches(graph, place[heads], n_nodes[segment[heads]])
+    graph = with_doubt_in_start_up(graph, as_mask(graph, place[staying]))
+    graph = _with_gaps(graph, place[inside])
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
-    graph = contract(graph, fate)
     return with_capturable_update(graph) if Phase.UPDATE in phases else graph, told
 
 
@@ -229,31 +235,34 @@ def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -
 def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
     """What threads that launch do, the waits of one for another included."""
     named = np.array([name.startswith(HANDOFF_NAME) for name in graph.names], dtype=np.bool_)
-    handoff = (graph.kind == TaskKind.WAIT) & named[graph.name]
+    handoff = (graph.kind == TaskKind.WAIT) & named.take(graph.name)
     threads = launching_threads(graph) & np.array([t.kind == ThreadKind.CPU for t in graph.threads])
-    work: Bool = allowed & (graph.on_cpu.mask | handoff) & threads[graph.thread]
+    work: Bool = allowed & (graph.on_cpu.mask | handoff) & threads.take(graph.thread)
     return work
 
 
 def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
     """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
-    graph = with_values(
-        named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, kind=TaskKind.RUNTIME, profiler_events=0, profiler_ns=0
-    )
+    graph = with_values(named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, profiler_events=0, profiler_ns=0)
     return put(graph, heads, graph_launches(n_nodes))
 
 
-def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
-    """Let streams wait between tasks as a graph does where most are its nodes, and ranges hold what gaps may be."""
-    centre, least, most = graph_gap_ns(device(graph))
+def _with_graph_lags(graph: TaskGraph, nodes: Int64) -> TaskGraph:
+    """Let streams wait between tasks as a graph does where most are its nodes."""
+    centre, _, _ = graph_gap_ns(device(graph))
     count = np.bincount(graph.thread, minlength=len(graph.threads))
     mostly = 2 * np.bincount(graph.thread[nodes], minlength=len(graph.threads)) > count
-    graph = graph.replace(
+    return graph.replace(
         threads=tuple(
             replace(thread, lag_ns=min(thread.lag_ns, int(centre))) if captured else thread
             for thread, captured in zip(graph.threads, mostly.tolist(), strict=True)
         )
     )
+
+
+def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
+    """Let ranges hold what the gaps between a graph's nodes may be."""
+    _, least, most = graph_gap_ns(device(graph))
     gap_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[nodes]]
     return graph.with_duration(
         nodes, graph.duration_ns[nodes],
