@@ -208,9 +208,9 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     kind[heads] = TaskKind.RUNTIME
     graph, place = contracted(_with_graph_lags(graph.replace(kind=kind), inside), fate)
     # What is left is a fraction of the recording, and quicker to write into.
-    graph = _as_graph_launches(graph, place[heads], n_nodes[segment[heads]])
+    graph = _as_graph_launches(graph, place[heads].astype(np.int64), n_nodes[segment[heads]])
     graph = with_doubt_in_start_up(graph, as_mask(graph, place[staying]))
-    graph = _with_gaps(graph, place[inside])
+    graph = _with_gaps(graph, place[inside].astype(np.int64))
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
     return with_capturable_update(graph) if Phase.UPDATE in phases else graph, told
