@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import LOOP_FILES, REBUILD, both_forms, module_of_loops
-from whatif.graph.order import order_by
+from whatif.graph.order import numbered, order_by
 from whatif.runtime.loops import Loops
 
 MODULES = [module_of_loops(path) for path in LOOP_FILES]
@@ -64,6 +64,14 @@ def test_neighbours_that_stay_are_found_on_each_thread(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_a_walk_back_ends_at_a_first_task_or_where_it_has_been(loops: Loops) -> None:
+    for before, last, expected in (([-1, 0, 0, 1], 3, [3, 1, 0]), ([1, 2, 1], 0, [0, 1, 2]), ([-1], 0, [0])):
+        path = np.empty(len(before), np.int64)
+        done = loops.walk_back(np.array(before), last, np.zeros(len(before), np.uint8), path)
+        assert path[:done].tolist() == expected
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
 @pytest.mark.parametrize("right", [False, True])
 def test_places_are_those_of_a_search(loops: Loops, right: bool) -> None:
     """In order, nearly so and at random; with equal values, and values beyond both ends."""
@@ -81,6 +89,14 @@ def test_rows_are_put_in_order_by_two_columns() -> None:
     for n in (0, 1, 2, 50, 400):
         first, then = rng.integers(0, n // 4 + 1, n), rng.integers(0, 3, n)
         assert order_by(first, then).tolist() == np.lexsort((then, first)).tolist()
+
+
+def test_equal_rows_have_one_number() -> None:
+    rng = np.random.default_rng(3)
+    for n in (0, 1, 2, 60):
+        columns = rng.integers(-1, 3, n), rng.integers(-1, 2, n).astype(np.int32)
+        number, rows = numbered(*columns).tolist(), list(zip(*(c.tolist() for c in columns), strict=True))
+        assert [number.index(a) for a in number] == [rows.index(a) for a in rows]
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops")[1:])

@@ -164,6 +164,27 @@ def smallest_first(
     return done
 
 
+def walk_back(
+    before: cython.const[cython.longlong][::1],
+    last: cython.Py_ssize_t,
+    seen: cython.uchar[::1],
+    path: cython.longlong[::1],
+) -> int:
+    """Fill ``path`` with ``last``, the task before it, and so on to one without any; return how many there are.
+
+    ``before`` is -1 where there is none. ``seen``, zero at first, ends the walk where it comes back to a task.
+    """
+    task: cython.Py_ssize_t = last
+    done: cython.Py_ssize_t = 0
+    with cython.nogil:
+        while task >= 0 and not seen[task]:
+            path[done] = task
+            done += 1
+            seen[task] = 1
+            task = before[task]
+    return done
+
+
 def places(
     ordered: cython.const[cython.longlong][::1],
     wanted: cython.const[cython.longlong][::1],

@@ -47,6 +47,16 @@ def order_by(first: Array, then: Array) -> Int64:
     return order
 
 
+def numbered(*columns: Array) -> Int64:
+    """Return a number for each row, shape (n,): the same one where all of its columns, integers, are the same."""
+    order = np.lexsort(columns)
+    number = np.zeros(len(order), dtype=np.int64)
+    for column in columns:
+        number[1:] |= column[order[1:]] != column[order[:-1]]
+    number[order] = np.cumsum(number)
+    return number
+
+
 def before_on_thread(graph: TaskGraph, tasks: Array) -> Int64:
     """Return the task before each of a few ``tasks`` (ids) on its thread, shape (n,); -1 where there is none."""
     found, thread = np.full(len(tasks), -1, dtype=np.int64), graph.thread[tasks]

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from whatif.graph.notebook_view import notebook_view, plot
+from whatif.graph.order import loops
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Anchor,
@@ -80,13 +81,9 @@ class Timeline:
         reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
         binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
         previous = _binding_predecessor(n, binding, graph)
-        before: list[int] = previous.tolist()  # read one by one
-        path, task, seen = [], int(self.end_ns.argmax()), bytearray(n)
-        while task >= 0 and not seen[task]:
-            path.append(task)
-            seen[task] = True
-            task = before[task]
-        return np.array(path[::-1], dtype=np.int64)
+        path, seen = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.uint8)
+        count = loops.walk_back(previous, int(self.end_ns.argmax()), seen, path)
+        return path[:count][::-1].copy()
 
     def __repr__(self) -> str:
         return f"Timeline({self.makespan_ns:,} ns of {self.graph!r})"

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from whatif.graph.kernels import collective_of
+from whatif.graph.order import each_once, numbered
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, TaskKind
 from whatif.hardware.cluster.cluster_file import usual_cluster
@@ -170,9 +171,7 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
     if graph.info.ranks or not len(tasks):
         return waits
     spent_ns, size = graph.duration_ns[tasks], graph.size_bytes[tasks]
-    alike = np.stack([graph.name[tasks].astype(np.int64), size, graph.group[tasks].astype(np.int64)])
-    _, equal = np.unique(alike, axis=1, return_inverse=True)
-    equal = np.asarray(equal).reshape(-1)
+    equal = numbered(graph.name[tasks], size, graph.group[tasks])
     shortest_ns = np.full(int(equal.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest_ns, equal, spent_ns)
     # Unknown sizes are not equal.
@@ -204,8 +203,8 @@ def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:
     gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
     if gpu is None:
         return expected_ns
-    names = [collective_of(graph.names[code], "") for code in graph.name[tasks].tolist()]
-    operations = np.array([_OPERATIONS.get(name, name) for name in names])
+    told = {code: collective_of(graph.names[code], "") for code in each_once(graph.name[tasks]).tolist()}
+    operations = np.array([_OPERATIONS.get(told[code], told[code]) for code in graph.name[tasks].tolist()])
     workers = workers_of_groups(graph, tasks)
     for count in np.unique(workers[workers > 1]).tolist():
         network = _usual_network(gpu, count)
