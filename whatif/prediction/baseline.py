@@ -57,7 +57,7 @@ class Baseline(Struct, frozen=True, dict=True):
             found.graph, found.timeline, chosen, found if found.untraced or found.estimate or found.reason else None
         )
 
-    @property
+    @cached_property
     def step_ns(self) -> float:
         """The simulated step, ns."""
         return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)

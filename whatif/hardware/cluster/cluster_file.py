@@ -9,7 +9,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def load_cluster(name: str) -> Cluster:
     Raises WhatifError with the place in the file where something is unknown, missing or impossible.
     """
     if name in _preset_texts():
-        return parse_cluster(_preset_texts()[name], f"{name}.toml")
+        return _preset(name)
     path = Path(name)
     if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
         close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
@@ -74,6 +74,11 @@ def load_cluster(name: str) -> Cluster:
         return parse_cluster(content.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
         raise WhatifError(f"{name}: expected a cluster file (TOML), got one that is no text.") from error
+
+
+@cache
+def _preset(name: str) -> Cluster:
+    return parse_cluster(_preset_texts()[name], f"{name}.toml")
 
 
 def usual_cluster(gpu: Gpu) -> Cluster:
