@@ -46,6 +46,7 @@ _FORWARD = re.compile(r"^_?forward(_impl|_features)?$")
 SEPARATOR = " › "
 # What a trace with stacks holds somewhere: the category of Python functions, the argument of operators.
 _HINTS = (b"python_function", b"Call stack")
+_LONGEST_HINT = max(map(len, _HINTS))
 
 
 class _Args(msgspec.Struct, gc=False, frozen=True):
@@ -108,10 +109,10 @@ def may_have_stacks(path: Path) -> bool:
     """Say whether a file can hold stacks, by its bytes alone: far cheaper than reading it for nothing."""
     before = b""
     for piece in FileBytes(path, None):
-        joined = before + piece
-        if any(hint in joined for hint in _HINTS):
+        seam = before + piece[:_LONGEST_HINT]
+        if any(hint in part for part in (seam, piece) for hint in _HINTS):
             return True
-        before = piece[-max(map(len, _HINTS)) :]
+        before = piece[-_LONGEST_HINT:]
     return False
 
 
