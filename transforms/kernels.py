@@ -25,7 +25,7 @@ def transform(graph: TaskGraph, *, file: Path | None = None) -> TaskGraph:
     duration_ns = np.full(len(graph.names), -1.0)
     for name in measured_us.keys() - unknown:
         duration_ns[codes[name]] = measured_us[name] * 1e3
-    chosen = graph.on_gpu & (duration_ns[graph.name] >= 0)
+    chosen = graph.on_gpu & (duration_ns.take(graph.name) >= 0)
     if not chosen.any():
         raise WhatifError(f"kernels: none of the {len(measured_us)} kernels in {file} is in the recording.")
     graph = graph.with_duration(chosen, duration_ns[graph.name[chosen]])

@@ -39,7 +39,7 @@ def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: 
     if layers in ("conv", "all"):
         chosen = keeps_input(graph, calls) & ((calls.role == CallRole.CONVOLUTION) | (layers == "all"))
     else:
-        chosen = ~calls.backward & matching(graph.layers, rf"^(?:{layers})$")[calls.layer] & (calls.layer > 0)
+        chosen = ~calls.backward & matching(graph.layers, rf"^(?:{layers})$").take(calls.layer) & (calls.layer > 0)
     if not chosen.any():
         raise WhatifError(
             f"vdnn: expected forward work of layers {layers!r}, got none of that kind in {len(graph.layers) - 1} named "

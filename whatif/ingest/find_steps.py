@@ -84,14 +84,14 @@ def find_steps(
         return _by_mark(events, rule.mark)
     if rule.count is not None:
         return _by_count(events, main, launched, rule.count)
-    profiler = _marks(events, marks.step[events.name] & (events.track == main))
+    profiler = _marks(events, marks.step.take(events.name) & (events.track == main))
     if len(profiler[0]):
         start_ns, end_ns = _without_stub(*profiler)
         return Steps(np.append(start_ns, end_ns[-1]), "profiler marks")
     served = _by_serving(events)
     if served is not None:
         return served
-    optimizer = _marks(events, marks.optimizer[events.name] & (events.category == EventCategory.ANNOTATION))
+    optimizer = _marks(events, marks.optimizer.take(events.name) & (events.category == EventCategory.ANNOTATION))
     if len(optimizer[0]) >= 2:
         # A step ends with the optimizer; the first one began before the recording, or with it.
         first_ns = int(events.start_ns[events.track == main].min(initial=optimizer[0][0]))
@@ -127,7 +127,7 @@ def without_cut_step(steps: Steps, work_ns: Int64) -> Steps:
 def _by_mark(events: Events, pattern: str) -> Steps:
     named = matching(tuple(events.names), pattern)
     own = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
-    rows = np.flatnonzero(named[events.name] & own)
+    rows = np.flatnonzero(named.take(events.name) & own)
     if len(rows) < 2:
         found = "none" if not len(rows) else "one"
         raise WhatifError(f"--step-mark {pattern!r}: expected annotations or operators of that name, found {found}.")
@@ -140,7 +140,7 @@ def _by_serving(events: Events) -> Steps | None:
     sequences = {code: n for code, name in enumerate(events.names) if (n := sequences_served(name)) is not None}
     served = np.zeros(len(events.names), dtype=np.bool_)
     served[list(sequences)] = True
-    rows = np.flatnonzero(served[events.name] & (events.category == EventCategory.ANNOTATION))
+    rows = np.flatnonzero(served.take(events.name) & (events.category == EventCategory.ANNOTATION))
     if len(rows) < 2:
         return None
     start_ns, end_ns = _outermost(events, rows)
@@ -245,7 +245,7 @@ def _holds_all(kernel: Int64, n_steps: int) -> bool:
 
 def _of_one_step_each(events: Events, marks: NameMarks, start_ns: Int64, end_ns: Int64) -> Int64:
     """The ends of the optimizer marks that end a step: two without a backward pass between them are one update."""
-    backward = marks.autograd[events.name] & (events.category == EventCategory.CPU_OP)
+    backward = marks.autograd.take(events.name) & (events.category == EventCategory.CPU_OP)
     begins_ns = np.sort(events.start_ns[backward])
     if not len(begins_ns):
         return end_ns

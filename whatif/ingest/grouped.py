@@ -48,7 +48,7 @@ def by_track(events: Events, rows: Int64) -> Grouped:
 
 def rows_marked(events: Events, marked: Bool) -> Int64:
     """Return the rows of the events whose name is marked, shape (n_names,); most traces lack most marks."""
-    return np.flatnonzero(marked[events.name]) if marked.any() else np.empty(0, dtype=np.int64)
+    return np.flatnonzero(marked.take(events.name)) if marked.any() else np.empty(0, dtype=np.int64)
 
 
 def rows_named(events: Events, category: EventCategory, marked: Bool) -> Int64:

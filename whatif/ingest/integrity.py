@@ -128,7 +128,7 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
     launches = among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY])
     # Functions on the host have no GPU event, and many profilers leave out that of a memset.
     silent = np.array(["HostFunc" in name or "Memset" in name for name in names], dtype=np.bool_)
-    launches &= ~silent[calls.name] & ~_while_capturing(parts)
+    launches &= ~silent.take(calls.name) & ~_while_capturing(parts)
     launches[gpu.correlated[gpu.correlated >= 0]] = False
     count = int(np.count_nonzero(launches))
     of = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
@@ -140,7 +140,7 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
 def _while_capturing(parts: Parts) -> Bool:
     """Calls of a thread between the begin and the end of a graph's capture: they launch nothing."""
     calls, names = parts.calls, parts.events.names
-    change = np.array([("BeginCapture" in n) - ("EndCapture" in n) for n in names], dtype=np.int64)[calls.name]
+    change = np.array([("BeginCapture" in n) - ("EndCapture" in n) for n in names], dtype=np.int64).take(calls.name)
     if not change.any():
         return np.zeros(len(calls.event), dtype=np.bool_)
     depth = np.cumsum(change)  # sorted by (track, start): what a thread leaves open counts for the next one
@@ -449,7 +449,7 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
         ],
         dtype=np.bool_,
     )
-    rows = np.flatnonzero(cold[calls.name] & within)
+    rows = np.flatnonzero(cold.take(calls.name) & within)
     time_ns = int((calls.end_ns - calls.start_ns)[rows].sum())
     where = "the steady steps" if steady else "the recording"
     remedy = "record later: skip the first steps, which load code, grow the allocator's pool and search for kernels"
@@ -462,7 +462,7 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     if not tuning.any():
         return
     host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    rows = np.flatnonzero(tuning[events.name] & host & (events.start_ns >= begin_ns) & (events.start_ns < end_ns))
+    rows = np.flatnonzero(tuning.take(events.name) & host & (events.start_ns >= begin_ns) & (events.start_ns < end_ns))
     if len(rows):
         told = f"libraries search for their fastest kernels {len(rows):,} times in {where}: the recording is cold"
         yield Severity.DOUBT, len(rows), told, remedy
@@ -486,7 +486,7 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
     waited = duration_ns[order] > WAITED * fastest
     excess_ns = float((duration_ns[order] - fastest)[waited].sum())
     streams = [t.kind == ThreadKind.STREAM for t in graph.threads]
-    on_gpu = np.array(streams, dtype=np.bool_)[graph.thread]
+    on_gpu = np.array(streams, dtype=np.bool_).take(graph.thread)
     span_ns = int((graph.start_ns + graph.duration_ns)[on_gpu].max() - graph.start_ns[on_gpu].min())
     share = excess_ns / max(span_ns, 1)
     if waited.any() and share > DOUBT_SHARE:

@@ -61,7 +61,7 @@ class Labeller:
         self._layer_rows = by_track(events, np.sort(np.concatenate([modules, annotations])))
         self._region_rows = by_track(events, rows_marked(events, self._region_of_name > 0))
         self.is_backward = self._operator & (
-            marks.autograd[events.name] | ((events.forward_thread >= 0) & (events.sequence >= 0))
+            marks.autograd.take(events.name) | ((events.forward_thread >= 0) & (events.sequence >= 0))
         )
         self.is_building = self._operators_that_build()
         self._layer_of_sequence = self._sequence_layers()

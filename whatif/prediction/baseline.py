@@ -107,7 +107,7 @@ class Baseline(Struct, frozen=True, dict=True):
         graph = self.graph
         lead_in = np.array([name in (BEFORE_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
         # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
-        unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in[graph.name] | (graph.thread == 0))
+        unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in.take(graph.name) | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
     @cached_property

@@ -82,7 +82,7 @@ def _parts(graph: TaskGraph) -> Int64 | None:
     """The part of each task, a place in ``PARTS``, shape (n_tasks,); None without layers or marks of the optimizer."""
     order = graph.by_thread
     known = np.full(len(graph), -1)
-    in_layer = np.array([bool(name) for name in graph.layers])[graph.layer]
+    in_layer = np.array([bool(name) for name in graph.layers]).take(graph.layer)
     known[in_layer & (graph.phase == Phase.FORWARD)] = _FORWARD
     known[graph.in_optimizer] = _UPDATE
     known = known[order]

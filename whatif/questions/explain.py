@@ -152,7 +152,7 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     parts = _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms)
     # A thread belongs to one rank and shows its own work; those of other ranks appear if the path goes through them.
     on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
-    threads = np.where(graph.of_clock | on_path[graph.thread], graph.thread, -1)
+    threads = np.where(graph.of_clock | on_path.take(graph.thread), graph.thread, -1)
     of_threads = _Parts(graph, begins, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
 
     by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))

@@ -129,9 +129,9 @@ def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
 def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
     """By what it is of: the recorded time of each step, ms, shape (n_steps,), of the first rank."""
     main = (graph.thread == 0) & graph.of_clock.mask
-    garbage = matching(graph.names, GARBAGE)[graph.name]
+    garbage = matching(graph.names, GARBAGE).take(graph.name)
     calls = graph.kind == TaskKind.RUNTIME
-    allocating = calls & matching(graph.names, ALLOCATION)[graph.name]
+    allocating = calls & matching(graph.names, ALLOCATION).take(graph.name)
     waiting_ms = _blocked_ns(graph) / 1e6
     on_gpu = among(graph.kind, GPU_KINDS) & graph.of_clock.mask
     transfer = graph.kind == TaskKind.COMMUNICATION

@@ -60,7 +60,7 @@ class Timeline:
         """The order in which the threads that may choose ran their tasks."""
         graph = self.graph
         free = np.array([not thread.ordered for thread in graph.threads], dtype=np.bool_)
-        tasks = np.flatnonzero(free[graph.thread])
+        tasks = np.flatnonzero(free.take(graph.thread))
         tasks = tasks[np.lexsort((tasks, self.end_ns[tasks], self.start_ns[tasks], graph.thread[tasks]))]
         same = graph.thread[tasks][1:] == graph.thread[tasks][:-1]
         lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)

@@ -122,7 +122,7 @@ def _called(graph: TaskGraph, events: Events, task: Int32) -> tuple[list[str], I
     """The operation and bytes by the annotation around each task's launch; "" and -1 where there is none."""
     names = ["", *(match.group(2) if (match := CALLED.match(name)) else "" for name in events.names)]
     marks = np.array([bool(name) for name in names[1:]], dtype=np.bool_)
-    rows = np.flatnonzero(marks[events.name]) if len(events) else np.empty(0, dtype=np.int64)
+    rows = np.flatnonzero(marks.take(events.name)) if len(events) else np.empty(0, dtype=np.int64)
     if not len(rows) or not len(task):
         return [""] * len(task), _none(task)
     launch = graph.launch_of[task]

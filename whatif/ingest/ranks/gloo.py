@@ -41,7 +41,9 @@ def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]
     # A mark on a thread that computes is the user's own.
     computing = {thread.name for thread in graph.threads}
     beside = np.array([f"CPU thread {thread}" not in computing for _, thread in events.tracks], dtype=np.bool_)
-    rows = np.flatnonzero(marked[events.name] & beside[events.track] & (events.category == EventCategory.ANNOTATION))
+    rows = np.flatnonzero(
+        marked.take(events.name) & beside.take(events.track) & (events.category == EventCategory.ANNOTATION)
+    )
     main = np.flatnonzero(graph.thread == 0)
     start_ns = events.start_ns[rows] - origin_ns(graph, events)
     # What the main thread did not ask for within the recording has nothing to depend on.
@@ -99,7 +101,7 @@ def _asked_ns(events: Events, rows: Array) -> Int64:
     for code in each_once(name).tolist():
         wanted = ASKS + events.names[code].removeprefix(PREFIX).replace("_", "")
         asking = np.array([n.replace("_", "").rstrip("_") == wanted for n in events.names], dtype=np.bool_)
-        calls = np.flatnonzero(operators & asking[events.name])
+        calls = np.flatnonzero(operators & asking.take(events.name))
         mine = np.flatnonzero(name == code)
         if len(calls) == len(mine):
             asked_ns[mine] = events.start_ns[calls]

@@ -276,12 +276,12 @@ def _never_back(key: Int64, bounds: Sequence[int]) -> None:
 
 def ranks_of(graph: TaskGraph) -> Int32:
     """Return the rank of each task, shape (n_tasks,); ``NOBODY`` for the hubs."""
-    return np.array([thread.rank for thread in graph.threads], dtype=np.int32)[graph.thread]
+    return np.array([thread.rank for thread in graph.threads], dtype=np.int32).take(graph.thread)
 
 
 def begins_of(graph: TaskGraph) -> list[int]:
     """Return when each rank's recording begins, ns, in the order of ``graph.info.ranks``."""
-    begin = np.array([name == BEGIN_NAME for name in graph.names], dtype=np.bool_)[graph.name]
+    begin = np.array([name == BEGIN_NAME for name in graph.names], dtype=np.bool_).take(graph.name)
     held = dict(zip(ranks_of(graph)[begin].tolist(), graph.duration_ns[begin].tolist(), strict=True))
     return [held.get(rank, 0) for rank in rank_numbers(graph)]
 
@@ -294,7 +294,7 @@ def rank_numbers(graph: TaskGraph) -> list[int]:
 def take_apart(graph: TaskGraph) -> list[TaskGraph]:
     """Return the graph of each rank of a merged one, without arrivals and hubs, in the order of ``info.ranks``."""
     helps = np.array([name in (ARRIVAL_NAME, HUB_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
-    kept = ~helps[graph.name]
+    kept = ~helps.take(graph.name)
     rank = np.where(kept, ranks_of(graph), NOBODY)
     ends = graph.dependencies
     inside = np.where(kept[ends.source] & kept[ends.target], rank[ends.target], NOBODY)

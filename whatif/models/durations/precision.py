@@ -103,7 +103,7 @@ def matrix_dtype(graph: TaskGraph) -> Int8:
     table = np.zeros(len(graph.names), dtype=np.bool_)
     for code in each_once(graph.name[doubtful]).tolist():
         table[code] = classify_kernel(graph.names[code])[1] != "fp32"
-    return np.where(doubtful & table[graph.name], _TF32, graph.dtype).astype(np.int8)
+    return np.where(doubtful & table.take(graph.name), _TF32, graph.dtype).astype(np.int8)
 
 
 def switches(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:

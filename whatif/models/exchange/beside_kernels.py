@@ -70,5 +70,5 @@ def _traffic_bytes(whole: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLik
 
 def send_less(graph: TaskGraph, share: float) -> TaskGraph:
     """Return the graph whose kernels lose ``share`` of that time: what is sent beside them is compressed."""
-    named = np.array([name == BESIDE for name in graph.names], dtype=np.bool_)[graph.name]
+    named = np.array([name == BESIDE for name in graph.names], dtype=np.bool_).take(graph.name)
     return graph.scale(named, share) if named.any() else graph

@@ -60,7 +60,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         owners = (gradient.layer for gradient in graph.info.recorded.gradients)
         layer = np.array([code.get(owner, -1) if owner else -1 for owner in owners], dtype=np.int64)
         return _certain(found.step, found.row, found.task, found.size_bytes, layer[found.row])
-    if bool((work & (gradient_bytes(graph) > 0)[graph.layer]).any()):
+    if bool((work & (gradient_bytes(graph) > 0).take(graph.layer)).any()):
         return _by_layer(graph, work)
     traced = found_gradients(graph)
     if traced is not None:
@@ -121,7 +121,7 @@ def step_of(graph: TaskGraph) -> Int64:
 def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
     """One gradient a layer, ready with its last backward work."""
     sizes = gradient_bytes(graph)
-    tasks = np.flatnonzero(work & (sizes[graph.layer] > 0))
+    tasks = np.flatnonzero(work & (sizes.take(graph.layer) > 0))
     steps = step_of(graph)
     key = steps[tasks] * len(graph.layers) + graph.layer[tasks]
     _, place = np.unique(key[::-1], return_index=True)

@@ -98,4 +98,4 @@ def _told_workers(graph: TaskGraph) -> int | None:
 def all_reduces(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the all-reduces: recorded kernels, and those that ``distributed`` put in."""
     named = np.array([collective_of(name, "") == "all_reduce" for name in graph.names], dtype=np.bool_)
-    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & named[graph.name], dtype=np.bool_)
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & named.take(graph.name), dtype=np.bool_)

@@ -160,7 +160,7 @@ def on_gpus(graph: TaskGraph) -> Bool:
     """
     named = np.array([collective_of(name, "") != "" for name in graph.names], dtype=np.bool_)
     on_streams = _of_threads(graph, ThreadKind.STREAM)
-    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & (on_streams | named[graph.name]), dtype=np.bool_)
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & (on_streams | named.take(graph.name)), dtype=np.bool_)
 
 
 def on_channels(graph: TaskGraph) -> Bool:
@@ -170,7 +170,7 @@ def on_channels(graph: TaskGraph) -> Bool:
 
 
 def _of_threads(graph: TaskGraph, kind: ThreadKind) -> Bool:
-    return np.array([thread.kind == kind for thread in graph.threads], dtype=np.bool_)[graph.thread]
+    return np.array([thread.kind == kind for thread in graph.threads], dtype=np.bool_).take(graph.thread)
 
 
 def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float, *, gamma: float = 1.0) -> TaskGraph:
@@ -190,7 +190,7 @@ def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float, *, gamma
     for code, thread in enumerate(graph.threads):
         if thread.kind == ThreadKind.CPU:
             first.setdefault(thread.rank, 1 + code)
-    core = np.array([first.get(thread.rank, 0) for thread in graph.threads], dtype=np.int64)[graph.thread]
+    core = np.array([first.get(thread.rank, 0) for thread in graph.threads], dtype=np.int64).take(graph.thread)
     chosen = chosen & (core > 0)
     if not chosen.any():
         return graph
@@ -288,7 +288,9 @@ def _kernels(graph: TaskGraph, devices: Int64 | None) -> Bool:
     """The kernels on streams of some devices; of all where None. Copies run on engines of their own."""
     of_thread = _devices(graph)
     concerned = of_thread > 0 if devices is None else (of_thread > 0) & np.isin(of_thread, devices)
-    return np.asarray(among(graph.kind, [TaskKind.KERNEL, TaskKind.MEMSET]) & concerned[graph.thread], dtype=np.bool_)
+    return np.asarray(
+        among(graph.kind, [TaskKind.KERNEL, TaskKind.MEMSET]) & concerned.take(graph.thread), dtype=np.bool_
+    )
 
 
 def _filled(graph: TaskGraph, kernels: Int64) -> Array:

@@ -95,7 +95,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     launch = graph.launch_of.astype(np.int64)
     of_cpu = launch if on_gpu else np.arange(len(graph), dtype=np.int64)
     threads = launching_threads(graph) if on_gpu else np.ones(len(graph.threads), dtype=np.bool_)
-    host = compiled & graph.on_cpu & threads[graph.thread] & ~stays_outside(graph) & ~work
+    host = compiled & graph.on_cpu & threads.take(graph.thread) & ~stays_outside(graph) & ~work
     staying = start_up(graph, host)
     chain = _chains(graph, order, of_cpu, number, compiled & ~staying[of_cpu])
     fate = np.full(len(graph), STAYS, dtype=np.int64)

@@ -34,7 +34,7 @@ def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
     worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
     if not graph.on_gpu.any():
         worker = graph.select(kind=TaskKind.CPU_OP)
-    return np.asarray(worker & passes & layers[graph.layer], dtype=np.bool_)
+    return np.asarray(worker & passes & layers.take(graph.layer), dtype=np.bool_)
 
 
 def scale_layers(graph: TaskGraph, layers: Bool, factor: float) -> TaskGraph:
@@ -104,7 +104,7 @@ def _with_calls(graph: TaskGraph, layers: Bool) -> Bool:
     """The work of layers, and what the CPU does in them, but for waits and for launches of what stays."""
     work = layer_work(graph, layers)
     passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
-    calls = (graph.on_cpu & passes & layers[graph.layer]).mask & ~launches_of(graph, graph.on_gpu & ~work)
+    calls = (graph.on_cpu & passes & layers.take(graph.layer)).mask & ~launches_of(graph, graph.on_gpu & ~work)
     before_wait = graph.neighbours[0][graph.kind == TaskKind.WAIT]
     calls[before_wait[before_wait >= 0]] = False
     # Work without a call of its layer (launched before the recording) goes all the same.

@@ -82,7 +82,7 @@ def _from_traffic(graph: TaskGraph, calls: Calls) -> Int64:
     known = np.flatnonzero((calls.call >= 0) & counted)
     np.maximum.at(moved, calls.call[known], graph.size_bytes[known])
     half = np.where(same & (moved > 0), moved // 2, -1)
-    weights = gradient_bytes(graph)[calls.layer]
+    weights = gradient_bytes(graph).take(calls.layer)
     written_before, read_behind = half[calls.before], half[calls.behind]
     left = np.where((moved[:-1] > 0) & (read_behind > 0), moved[:-1] - read_behind - weights, -1)
     found = np.full(len(calls), -1, dtype=np.int64)

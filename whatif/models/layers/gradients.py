@@ -85,7 +85,7 @@ def backward_ends(graph: TaskGraph) -> Int64:
 def additions(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of what ``add_gradients`` put in, the launches included."""
     named = np.array([name == ADD_NAME for name in graph.names], dtype=np.bool_)
-    added = named[graph.name] & (graph.start_ns < 0)
+    added = named.take(graph.name) & (graph.start_ns < 0)
     return np.asarray(added | launches_of(graph, added & graph.on_gpu), dtype=np.bool_)
 
 

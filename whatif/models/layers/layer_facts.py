@@ -41,7 +41,7 @@ def in_layers(graph: TaskGraph, types: str) -> Bool:
     """
     expression = re.compile(types)
     table = np.array([bool(expression.fullmatch(found)) for found in layer_types(graph)], dtype=np.bool_)
-    return np.asarray(table[graph.layer], dtype=np.bool_)
+    return np.asarray(table.take(graph.layer), dtype=np.bool_)
 
 
 def gradient_bytes(graph: TaskGraph) -> Int64:

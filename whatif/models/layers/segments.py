@@ -88,7 +88,7 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     segment (``tensor_parallel``) comes again behind it, in one transfer that the backward work waits for. Segments that
     are recomputed already, or have no backward work, stay; where all do, the very ``graph`` is given.
     """
-    segment = places_within(graph.layers, chosen)[graph.layer]
+    segment = places_within(graph.layers, chosen).take(graph.layer)
     recomputed = graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
     inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[recomputed])
     forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))

@@ -125,7 +125,7 @@ def _exchanging(graph: TaskGraph) -> Bool:
 def _of_all(graph: TaskGraph, exchanging: Bool, count: int) -> Bool:
     """Return a mask, shape (n_tasks,), of the collectives of known kinds among all ``count`` of the workers."""
     known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
-    everybody = exchanging & known[graph.name]
+    everybody = exchanging & known.take(graph.name)
     # What an earlier what-if has left as recorded stays so.
     everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
     tasks = np.flatnonzero(everybody)

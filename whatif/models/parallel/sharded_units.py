@@ -63,7 +63,7 @@ def units_of(
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     names = tuple(text for text, has in zip(names, kept.tolist(), strict=True) if has)
     table = number[table]
-    return Units(names, sizes[kept], int(size.sum() - sizes.sum()), uses(graph, found, table[graph.layer]), table)
+    return Units(names, sizes[kept], int(size.sum() - sizes.sum()), uses(graph, found, table.take(graph.layer)), table)
 
 
 def _by_size(graph: TaskGraph, own: Int64, found: Passes, unit_bytes: int) -> tuple[Int64, tuple[str, ...]]:

@@ -99,7 +99,7 @@ def nodes_of(network: Network, name: str) -> tuple[Network, Network | None]:
 
 def _summed_across(graph: TaskGraph, network: Network) -> TaskGraph:
     """Sum what each reduce-scatter left, among the workers of all nodes with the same part (Zhao et al., §3.2.2)."""
-    scattered = np.array([row == REDUCE_SCATTER for row in graph.names], dtype=np.bool_)[graph.name]
+    scattered = np.array([row == REDUCE_SCATTER for row in graph.names], dtype=np.bool_).take(graph.name)
     tasks = np.flatnonzero(scattered & (workers_of(graph) > 0))
     edges = graph.dependencies
     of = np.isin(edges.source, tasks) & graph.on_gpu[edges.target]

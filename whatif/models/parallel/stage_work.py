@@ -147,7 +147,7 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
     piece[in_pass] = part[in_pass] + np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
     piece[additions(graph)] = 2 * n_parts + 2
     counted = steps[step] >= 0
-    cpu = (graph.on_cpu & working_threads(graph, model)[graph.thread] & counted).mask
+    cpu = (graph.on_cpu & working_threads(graph, model).take(graph.thread) & counted).mask
     gpu = (graph.on_gpu & counted).mask
     sums = np.flatnonzero(of_activations(graph) & counted)
     every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, sums, len(steps) * n_pieces)

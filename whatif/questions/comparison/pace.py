@@ -58,8 +58,8 @@ class CallCodes(Struct, frozen=True):
         in_pieces = (graph.kind == TaskKind.CPU_OP) & (graph.family == KernelFamily.ATTENTION)
         flops = np.where(in_pieces, -1, graph.flops)
         columns = (
-            self._numbers(graph.names)[graph.name],
-            self._numbers([without_wrappers(layer) for layer in graph.layers])[graph.layer],
+            self._numbers(graph.names).take(graph.name),
+            self._numbers([without_wrappers(layer) for layer in graph.layers]).take(graph.layer),
             graph.phase, graph.dtype, graph.size_bytes, flops,
         )  # fmt: skip
         mixed = np.zeros(int(counted.sum()), dtype=np.uint64)
