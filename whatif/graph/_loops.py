@@ -30,26 +30,31 @@ def group_by_target(
     offsets: cython.int[::1],
     points: cython.int[::1],
     lags: cython.longlong[::1],
-) -> None:
-    """Fill ``offsets``, shape (n_tasks + 1,), and by target the indices into (starts, ends) and the lags: counted."""
+) -> bool:
+    """Fill ``offsets``, shape (n_tasks + 1,), and by target the indices into (starts, ends) and the lags: counted.
+
+    Return whether every source comes before its target.
+    """
     row: cython.Py_ssize_t
     task: cython.Py_ssize_t
     at: cython.int
+    forward: cython.bint = True
     n_rows: cython.Py_ssize_t = len(target)
     with cython.nogil:
+        # Counted two places on, so that offsets[task + 1] is where the task's rows begin and, below, runs to their end.
         for row in range(n_rows):
-            offsets[target[row] + 1] += 1
-        for task in range(n_tasks):
-            offsets[task + 1] += offsets[task]
-        # offsets[task] runs to the end of the task's rows, which is where the next one's begin: shifted back below.
+            if source[row] >= target[row]:
+                forward = False
+            if target[row] + 2 <= n_tasks:
+                offsets[target[row] + 2] += 1
+        for task in range(2, n_tasks + 1):
+            offsets[task] += offsets[task - 1]
         for row in range(n_rows):
-            at = offsets[target[row]]
-            offsets[target[row]] = at + 1
+            at = offsets[target[row] + 1]
+            offsets[target[row] + 1] = at + 1
             points[at] = source[row] + (n_tasks if anchors[row] == 0 else 0)
             lags[at] = lags_ns[row]
-        for task in range(n_tasks, 0, -1):
-            offsets[task] = offsets[task - 1]
-        offsets[0] = 0
+    return forward
 
 
 def group_rows(ends: cython.const[cython.int][::1], offsets: cython.longlong[::1], rows: cython.longlong[::1]) -> None:

@@ -201,7 +201,7 @@ class TaskGraph:
         """
         streams = np.array([thread.kind != ThreadKind.CHANNEL for thread in self.threads], dtype=np.bool_)
         on_gpu = among(self.kind, GPU_KINDS)
-        return Selection(on_gpu if streams.all() else on_gpu & streams[self.thread], self.order)
+        return Selection(on_gpu if streams.all() else on_gpu & streams.take(self.thread), self.order)
 
     @shared_property
     def on_cpu(self) -> Selection:
@@ -244,7 +244,7 @@ class TaskGraph:
         """The tasks of the first rank, whose steps are the ones that are reported."""
         first = self.threads[0].rank if self.threads else 0
         mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
-        return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine[self.thread], self.order)
+        return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine.take(self.thread), self.order)
 
     @shared_property
     def launch_of(self) -> Int32:
@@ -281,15 +281,14 @@ class TaskGraph:
         """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
         derived = self.derived
         dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
-        if np.any(dependencies.source >= dependencies.target):
-            raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
         offsets = np.zeros(len(self) + 1, dtype=np.int32)
         points = np.empty(len(dependencies), dtype=np.int32)
         lags_ns = np.empty(len(dependencies), dtype=np.int64)
-        loops.group_by_target(
+        if not loops.group_by_target(
             len(self), dependencies.source, dependencies.target, dependencies.lag_ns,
-            np.ascontiguousarray(dependencies.anchor), offsets,             points, lags_ns,
-        )  # fmt: skip
+            np.ascontiguousarray(dependencies.anchor), offsets, points, lags_ns,
+        ):  # fmt: skip
+            raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
         return offsets, points, lags_ns
 
     @shared_property
@@ -302,7 +301,7 @@ class TaskGraph:
     @shared_property
     def waits_for(self) -> tuple[Int32, Int32]:
         """The next task on each one's thread, -1 where its order is free, and how many tasks each one waits for."""
-        ordered = np.array([thread.ordered for thread in self.threads], dtype=np.bool_)[self.thread]
+        ordered = np.array([thread.ordered for thread in self.threads], dtype=np.bool_).take(self.thread)
         previous, following = self.neighbours
         n_before = np.bincount(self.outgoing[1].target, minlength=len(self)) + (ordered & (previous >= 0))
         return np.where(ordered, following, np.int32(-1)), n_before.astype(np.int32)
