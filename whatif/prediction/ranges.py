@@ -56,13 +56,16 @@ def error_sums(graph: TaskGraph) -> Float64:
     kernels has of its own; last the GPU's work.
     """
     counted = graph.on_gpu.ids[graph.step[graph.on_gpu.ids] >= 0]
-    sides = [graph.duration_ns - graph.low_ns, graph.high_ns - graph.duration_ns]
+    # Below, then above.
+    ends = [(graph.low_ns, graph.duration_ns), (graph.duration_ns, graph.high_ns)]
     if graph.info.recorded.predicted is not None:
         columns = [
-            c for side, share in zip(sides, PREDICTED_SHARE, strict=True) for c in _by_family(graph, side, share)
+            column
+            for (least, most), share in zip(ends, PREDICTED_SHARE, strict=True)
+            for column in _by_family(graph, most - least, share)
         ]
     else:
-        columns = _sums(graph, sides)
+        columns = _sums(graph, ends)
     return np.concatenate([*columns, [float(graph.duration_ns[counted].sum())]])[None, :]
 
 
@@ -73,30 +76,34 @@ def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
     return [np.array([wide_ns.sum()], dtype=np.float64), np.asarray(share * together, dtype=np.float64)]
 
 
-def _sums(graph: TaskGraph, sides_ns: list[Int64]) -> list[Float64]:
-    rows = int(graph.measured.max(initial=-1)) + 1
-    bound = np.flatnonzero((sides_ns[0] != 0) | (sides_ns[1] != 0))  # what is exact adds nothing
-    source = sources(graph)[bound]
+def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]:
+    """Most durations are as recorded: what these add up to is what the others leave of the sum of all."""
+    rows, source = int(graph.measured.max(initial=-1)) + 1, sources(graph)
+    waits = graph.kind == TaskKind.WAIT
+    others = np.flatnonzero((source != Source.RECORDED) | waits)
+    source = source[others]
     # Waits that may vanish have nothing to do with the CPU's work.
-    group = (source + np.int8(len(Source)) * (graph.kind[bound] == TaskKind.WAIT)).astype(np.intp)
+    group = (source + np.int8(len(Source)) * waits[others]).astype(np.intp)
     measured = np.flatnonzero(source == Source.MEASURED)
-    modelled = np.flatnonzero(graph.on_gpu.mask[bound] & among(source, _MODELS))
-    family = graph.family[bound[modelled]] + 1  # no family is -1
+    modelled = np.flatnonzero(graph.on_gpu.mask[others] & among(source, _MODELS))
+    family = graph.family[others[modelled]] + 1  # no family is -1
     columns = []
-    for side_ns in sides_ns:
-        wide_ns = side_ns[bound].astype(np.float64)
+    for least_ns, most_ns in ends_ns:
+        of_others_ns, all_ns = most_ns[others] - least_ns[others], int(most_ns.sum()) - int(least_ns.sum())
+        wide_ns = of_others_ns.astype(np.float64)
         alone = measured[wide_ns[measured] > 0]
-        tasks = bound[alone]
+        tasks = others[alone]
         # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
         own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[tasks], 0)
         operator = np.where(graph.measured[tasks] >= 0, graph.measured[tasks], rows + graph.name[tasks])
         together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
+        together[Source.RECORDED] = all_ns - int(of_others_ns.sum())
         together[Source.MEASURED] -= own_ns.sum()
         own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
         apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
         together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
         by_family = np.bincount(family, weights=apart_ns, minlength=len(KernelFamily) + 1)
-        columns += [np.array([float(side_ns.sum())]), together, own, by_family]
+        columns += [np.array([float(all_ns)]), together, own, by_family]
     return columns
 
 
