@@ -72,36 +72,37 @@ def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> tuple[
 
 def _launches_any(graph: TaskGraph, tasks: Bool) -> Bool:
     """Return a mask of the calls that launch any of ``tasks``."""
-    launch = graph.launch_of
-    calls = np.zeros(len(graph), dtype=np.bool_)
-    calls[launch[(launch >= 0) & tasks]] = True
+    launch, calls = graph.launch_of, np.zeros(len(graph), dtype=np.bool_)
+    calls[launch[np.flatnonzero(tasks & (launch >= 0))]] = True
     return calls
 
 
 def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the CPU calls that launch nothing any more."""
-    removed, still_needed = _launches_any(graph, gone), _launches_any(graph, ~gone)
+    removed = _launches_any(graph, gone)
+    if not removed.any():
+        return gone
     # A blocking copy's call goes with its copy, but never one that other waits hang on.
+    still_needed = _launches_any(graph, ~gone)
     return np.asarray(gone | (removed & ~still_needed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)
 
 
 def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the gap that follows each removed CPU task on its thread."""
-    order = graph.by_thread
-    thread, kind = graph.thread[order], graph.kind[order]
-    removed = gone[order]
     # A call that was inserted has no gap of its own: the one behind it belongs to what stood there before.
-    recorded = graph.start_ns[order] >= 0
-    calls = removed & recorded & among(kind, [TaskKind.RUNTIME, TaskKind.CPU_OP])
-    # The wait that belongs to a removed call stands between the call and its gap.
-    waits = np.zeros_like(removed)
-    waits[1:] = calls[:-1] & (kind[1:] == TaskKind.WAIT) & (thread[1:] == thread[:-1])
-    before_gap = calls | waits
-    gaps = np.zeros_like(removed)
-    gaps[1:] = before_gap[:-1] & (kind[1:] == TaskKind.GAP) & (thread[1:] == thread[:-1])
+    calls = np.flatnonzero(gone & (graph.start_ns >= 0) & among(graph.kind, [TaskKind.RUNTIME, TaskKind.CPU_OP]))
     result = gone.copy()
-    result[order[gaps | waits]] = True
+    # The wait that belongs to a removed call stands between the call and its gap.
+    waits = _behind(graph, calls, TaskKind.WAIT)
+    result[waits] = result[_behind(graph, np.concatenate([calls, waits]), TaskKind.GAP)] = True
     return result
+
+
+def _behind(graph: TaskGraph, tasks: Int64, kind: TaskKind) -> Int64:
+    """The tasks of a kind that come right behind one of ``tasks`` (ids) on its thread."""
+    behind = graph.neighbours[1][tasks]
+    behind = behind[behind >= 0]
+    return np.asarray(behind[graph.kind[behind] == kind], dtype=np.int64)
 
 
 def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
