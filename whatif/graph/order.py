@@ -169,13 +169,14 @@ def _back_pressure(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> 
     if not depth:
         return Dependencies.concatenate([])
     parts = []
+    earliest = np.empty(len(graph) + 1, dtype=np.int32)  # of the tasks that a call launches; the last is of no call
     for _, tasks, _ in queues:
         if len(tasks) <= depth:
             continue
-        launch = graph.launch_of[tasks]
+        launch, place = graph.launch_of[tasks], np.arange(len(tasks), dtype=np.int32)
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
-        first = launch < 0
-        first[np.unique(launch, return_index=True)[1]] = True
+        earliest[launch[::-1]] = place[::-1]  # the last one written is the first
+        first = np.flatnonzero((launch < 0) | (earliest[launch] == place))
         tasks, launch = tasks[first], launch[first]
         if len(tasks) <= depth:
             continue

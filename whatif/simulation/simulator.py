@@ -84,7 +84,10 @@ class ByPriority:
                 f"priority: expected a number for each of the {len(graph)} tasks, got {column.dtype} of shape "
                 f"{column.shape}{', some not a number' if column.dtype.kind == 'f' else ''}."
             )
-        return -np.asarray(np.unique(column, return_inverse=True)[1], dtype=np.int64)
+        order = np.argsort(column, kind="stable")
+        ordered, behind = column[order], np.zeros(len(graph), dtype=np.int64)
+        behind[order[1:]] = -np.cumsum(ordered[1:] != ordered[:-1], dtype=np.int32)
+        return behind
 
 
 Schedule = Callable[[Frontier], int] | ByPriority

@@ -51,9 +51,11 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     rest = np.flatnonzero(matrix & ~known)
     parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target, sheet=sheet)))
     if half:
-        left = _left(graph, ids)
-        moves = np.flatnonzero(changes & ~matrix & ~known & (left != 1).any(axis=0))
-        parts.append((moves, forms.in_traffic(graph, ids[moves], left[:, moves])))
+        moves = np.flatnonzero(changes & ~matrix & ~known)
+        left = _left(graph, ids[moves])
+        told_less = np.flatnonzero((left != 1).any(axis=0))
+        moves = moves[told_less]
+        parts.append((moves, forms.in_traffic(graph, ids[moves], left[:, told_less])))
     return forms.estimates(graph, ids, parts)
 
 
