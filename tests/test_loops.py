@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import LOOP_FILES, REBUILD, both_forms, module_of_loops
-from whatif.graph.order import numbered, order_by
+from whatif.graph.order import numbered, order_by, spread
 from whatif.runtime.loops import Loops
 
 MODULES = [module_of_loops(path) for path in LOOP_FILES]
@@ -61,6 +61,19 @@ def test_neighbours_that_stay_are_found_on_each_thread(loops: Loops) -> None:
     loops.kept_neighbours(thread, gone, np.full(3, -1, np.int32), previous, following)
     assert previous.tolist() == [-1, 1, 2, 1, 2, -1]
     assert following.tolist() == [2, 1, 2, -1, -1, -1]
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int32, np.int64])
+def test_values_are_spread_around_the_places_that_are_skipped(loops: Loops, dtype: type) -> None:
+    column = np.array([1, 0, 1, 1], dtype)
+    for places in ([], [0], [4], [0, 1, 4], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7]):
+        skipped = np.array(places, np.int64)
+        result = np.zeros(4 + len(skipped), dtype)
+        loops.spread(column.view(np.uint8), skipped, column.itemsize, result.view(np.uint8))
+        assert np.delete(result, skipped).tolist() == column.tolist()
+        assert not result[skipped].any()
+        assert np.delete(spread(column, skipped, len(result)), skipped).tolist() == column.tolist()
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))

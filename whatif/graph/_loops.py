@@ -190,6 +190,28 @@ def walk_back(
     return done
 
 
+def spread(
+    column: cython.const[cython.uchar][::1],
+    skipped: cython.const[cython.longlong][::1],
+    size: cython.Py_ssize_t,
+    result: cython.uchar[::1],
+) -> None:
+    """Copy values of ``size`` bytes in their order to the places of ``result`` that are not ``skipped`` (ascending)."""
+    row: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    at: cython.Py_ssize_t = 0
+    done: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t = len(skipped)
+    with cython.nogil:
+        for row in range(n + 1):
+            end = size * skipped[row] if row < n else len(result)
+            while at < end:
+                result[at] = column[done]
+                at += 1
+                done += 1
+            at += size
+
+
 def places(
     ordered: cython.const[cython.longlong][::1],
     wanted: cython.const[cython.longlong][::1],

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, taken
-from whatif.graph.order import topological_order
+from whatif.graph.order import spread, topological_order
 from whatif.graph.selection import Selection, Tasks, mask_of
 from whatif.graph.types import (
     Anchor,
@@ -186,15 +186,14 @@ def woven_in(
     is_old[place] = False
     stands = np.flatnonzero(is_old)
     moved = stands.astype(np.int32)
-    from_old = np.zeros(len(is_old), dtype=np.intp)  # a new row takes the first task's values, and is written over
-    from_old[stands] = np.arange(len(graph)) if order is None else order
     if order is not None:
         moved[order] = stands
+    skipped = np.sort(np.asarray(place, dtype=np.int64))
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
         if column.strides == (0,) and bool(np.all(inserted == column[0])):
-            return np.broadcast_to(column[:1], from_old.shape)
-        result = column.take(from_old)
+            return np.broadcast_to(column[:1], is_old.shape)
+        result = spread(column if order is None else column.take(order), skipped, len(is_old))
         result[place] = inserted
         return result
 

@@ -28,6 +28,22 @@ def places(ordered: Array, wanted: Array, side: Literal["left", "right"] = "left
     return found
 
 
+def spread(column: Array, skipped: Int64, n: int) -> Array:
+    """Return the column's values in their order at those of ``n`` places that are not ``skipped`` (ascending).
+
+    What stands at the skipped ones is for the caller to write.
+    """
+    result = np.empty(n, dtype=column.dtype)
+    if loops.compiled and column.dtype.kind in "biuf":
+        whole = np.ascontiguousarray(column)
+        loops.spread(whole.view(np.uint8), skipped, column.itemsize, result.view(np.uint8))
+    else:
+        kept = np.ones(n, dtype=np.bool_)
+        kept[skipped] = False
+        result[np.flatnonzero(kept)] = column
+    return result
+
+
 def each_once(values: Array) -> Array:
     """Return what ``np.unique`` does of integers, without its table of hashes and the module that it loads."""
     ordered = np.sort(values, kind="stable")  # quick where they are in order, or nearly so
