@@ -267,3 +267,16 @@ def test_a_host_bound_step_shrinks_to_about_its_gpu_time(shared_traces: Path, tr
 def test_a_step_that_the_gpu_bounds_gains_its_gaps(shared_traces: Path) -> None:
     prediction = whatif.apply(whatif.read(shared_traces / "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"), "cuda_graph")
     assert 0.998 * prediction.baseline_ms < prediction.predicted_ms < prediction.baseline_ms
+
+
+@pytest.mark.parametrize("trace", ["current", "hook"])
+def test_marks_of_the_cpu_do_not_run_away_from_a_gpu_that_bounds_the_step(shared_traces: Path, trace: str) -> None:
+    """By its marks a step would take the time of one launch; run on, a full queue holds the CPU up."""
+    baseline = whatif.apply(shared_traces / "modded-nanogpt-8xh100" / f"{trace}.rank0.json.gz")
+    assert baseline.baseline.clock == "mark"
+    for what_if in ("cuda_graph", "cuda_graph:capture=passes", "compile:mode=reduce-overhead", "cpu:speedup=100"):
+        found = whatif.apply(baseline.baseline, what_if)
+        assert 0.97 * baseline.breakdown.gpu_busy_ms < found.predicted_ms <= baseline.predicted_ms
+        assert found.breakdown.gpu_busy_ms == pytest.approx(baseline.breakdown.gpu_busy_ms, rel=0.03)
+    twice = whatif.apply(baseline.baseline, "cuda_graph", "scale:factor=2")
+    assert twice.predicted_ms == pytest.approx(2 * baseline.predicted_ms, rel=0.03)

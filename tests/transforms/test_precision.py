@@ -373,7 +373,8 @@ def test_a_larger_batch_is_never_shorter_and_the_same_one_is_the_same(
     try:
         same, some, larger = (changed(graph, f"batch_size:factor={by}") for by in (1, factor, factor * more))
     except WhatifError as error:  # forward passes alone, with a product of unknown size
-        assert "expected the shapes of the products of a forward pass" in str(error)
+        if "expected the shapes of the products of a forward pass" not in str(error):
+            raise
         return
     assert np.array_equal(same.duration_ns, graph.duration_ns)
     assert (some.duration_ns <= larger.duration_ns).all()

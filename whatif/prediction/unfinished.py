@@ -44,8 +44,8 @@ def _ends(timeline: Timeline, clock: str) -> tuple[Array, Int64]:
     graph = timeline.graph
     if clock == "span":
         return np.zeros(1, dtype=np.int64), np.array([timeline.end_ns[span_tasks(graph)].max()])
-    edges, by_start = edge_tasks(graph, clock)
-    times_ns = edge_times_ns(timeline.start_ns[edges], timeline.end_ns[edges], by_start, clock)
+    edges = edge_tasks(graph, clock)[0]
+    times_ns = edge_times_ns(graph, timeline.start_ns[edges], timeline.end_ns[edges], clock)
     # By the GPU's clock a step ends with its own edge; by the marks' with the next one, and the last edge ends a step.
     ends_ns = times_ns[:-1] if clock == "gpu" else times_ns[1:-1]
     return graph.step[edges][: len(ends_ns)], ends_ns

@@ -175,9 +175,9 @@ def _steps_ns(graph: TaskGraph, clock: str, groups: Int32, n_groups: int, factor
         counted = span_tasks(graph)
         seen = simulate_groups(graph, groups, n_groups, factors, observed=none, counted=counted)
         return np.asarray(seen.until_ns - seen.begin_ns)
-    tasks, by_start = edge_tasks(graph, clock)
+    tasks = edge_tasks(graph, clock)[0]
     seen = simulate_groups(graph, groups, n_groups, factors, observed=tasks, counted=nobody)
-    times_ns = np.diff(edge_times_ns(seen.start_ns, seen.end_ns, by_start, clock), axis=0)
+    times_ns = np.diff(edge_times_ns(graph, seen.start_ns, seen.end_ns, clock), axis=0)
     return np.array(
         [
             [step_ns(tuple(times_ns[:, group, f].tolist()), graph, clock) for f in range(len(factors))]

@@ -2,7 +2,8 @@
 
 ``gpu``: the ends of the last GPU task launched in consecutive steps. Where the CPU runs ahead its marks shrink and
 stretch while this stays the time in which the machine really finishes a step.
-``mark``: from the start of a step's first task on the main thread to the start of the next one's.
+``mark``: from the start of a step's first task on the main thread to the start of the next one's. Under a what-if the
+CPU gets no further ahead of the GPU than it did when the steps were recorded: run on, the GPU would hold it up.
 ``span``: from the start of the first GPU task to the end of the last one (CPU tasks where there is no GPU).
 In a graph of several ranks the steps are those of the first one: training together, all take the same time.
 """
@@ -42,21 +43,43 @@ def step_times_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) 
 def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int64:
     """The times between which a clock's steps lie, ns, ascending."""
     if clock != "span":
-        tasks, by_start = edge_tasks(graph, clock)
-        return edge_times_ns(start_ns[tasks], end_ns[tasks], by_start, clock)
+        tasks = edge_tasks(graph, clock)[0]
+        return edge_times_ns(graph, start_ns[tasks], end_ns[tasks], clock)
     counted = span_tasks(graph)
     return np.array([start_ns[counted].min(), end_ns[counted].max()])
 
 
 def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
-    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts."""
-    return found(graph, f"edges {clock}", _last_gpu_tasks if clock == "gpu" else _marks)
+    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts.
+
+    Behind the marks come the GPU tasks at the edges of the GPU's clock.
+    """
+    return found(graph, f"edges {clock}", _last_gpu_tasks if clock == "gpu" else _marks_and_last_gpu_tasks)
 
 
-def edge_times_ns(start_ns: Array, end_ns: Array, by_start: Bool, clock: str) -> Array:
+def edge_times_ns(graph: TaskGraph, start_ns: Array, end_ns: Array, clock: str) -> Array:
     """Return the edges from the starts and ends of the edge tasks, whose axis comes first; others are scenarios."""
+    by_start = edge_tasks(graph, clock)[1]
     edges = np.where(by_start.reshape(-1, *[1] * (start_ns.ndim - 1)), start_ns, end_ns)
-    return np.maximum.accumulate(edges) if clock == "gpu" else edges
+    if clock == "gpu":
+        return np.maximum.accumulate(edges)
+    n_marks = int(by_start.sum()) + by_start.any()
+    return _held_up(graph, edges[:n_marks], np.maximum.accumulate(edges[n_marks:]))
+
+
+def _held_up(graph: TaskGraph, marks_ns: Array, ends_ns: Array) -> Array:
+    """The marks, none so early that its step lasts a smaller share of the recorded one than the GPU's step ahead of it.
+
+    Counted from the second mark, and only where as many steps are known by both clocks as were recorded.
+    """
+    told = graph.info.measured_step_ns
+    by_mark, by_gpu = (np.array(told.get(clock, ()), dtype=np.int64) for clock in ("mark", "gpu"))
+    if len(by_gpu) < 1 or not len(by_mark) == len(marks_ns) - 1 == len(ends_ns) == len(by_gpu) + 1:
+        return marks_ns
+    shape = (-1, *[1] * (marks_ns.ndim - 1))
+    share = np.diff(ends_ns, axis=0) / np.maximum(by_gpu, 1).reshape(shape)
+    held_ns = marks_ns[1] + np.rint(np.cumsum(by_mark[1:].reshape(shape) * share, axis=0)).astype(marks_ns.dtype)
+    return np.concatenate([marks_ns[:2], np.maximum(marks_ns[2:], held_ns)])
 
 
 def span_tasks(graph: TaskGraph) -> Bool:
@@ -78,6 +101,11 @@ def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
     steps = graph.step[gpu][order]
     last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
     return np.asarray(gpu[order[last]], dtype=np.int64), np.zeros(len(last), dtype=np.bool_)
+
+
+def _marks_and_last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
+    marks, ends = _marks(graph), _last_gpu_tasks(graph)
+    return np.concatenate([marks[0], ends[0]]), np.concatenate([marks[1], ends[1]])
 
 
 def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:

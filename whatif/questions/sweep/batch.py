@@ -144,6 +144,6 @@ def _observed(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
 def _steps(graph: TaskGraph, clock: str, start_ns: Array, end_ns: Array, by_start: Bool) -> Array:
     if clock == "span":
         return np.asarray(end_ns[~by_start].max(axis=0) - start_ns[by_start].min(axis=0))
-    times_ns = np.diff(edge_times_ns(start_ns, end_ns, by_start, clock), axis=0)
+    times_ns = np.diff(edge_times_ns(graph, start_ns, end_ns, clock), axis=0)
     chosen = steady(tuple(range(len(times_ns))), graph, clock)
     return np.asarray(np.median(times_ns[list(chosen)], axis=0) if chosen else np.zeros(end_ns.shape[1]))
