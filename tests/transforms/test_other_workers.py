@@ -78,6 +78,19 @@ def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
     assert lengths(apply(graph, "distributed:workers=4")) == lengths(graph)
 
 
+def test_one_worker_meets_nobody_whatever_a_collective_without_a_name_does() -> None:
+    graph = recorded(4)
+    first = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)[0]
+    name = np.where(graph.name == graph.name[first], len(graph.names), graph.name).astype(graph.name.dtype)
+    name[first + 1 :] = graph.name[first + 1 :]
+    graph = graph.replace(names=(*graph.names, "ncclDevKernel_Generic(ncclDevKernelArgs)"), name=name)
+    found = apply(graph, "distributed:workers=1")
+    assert not (found.kind == TaskKind.COMMUNICATION).any()
+    assert not any("as recorded" in note for note in found.notes)
+    other = apply(graph, "distributed:workers=2")
+    assert any("ncclDevKernel_Generic stays as recorded on 4 workers" in note for note in other.notes)
+
+
 def test_another_network_is_its_own_model() -> None:
     found = apply(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
     assert lengths(found) == 3 * [1_500_000, 13_500_000]

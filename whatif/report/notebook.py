@@ -22,7 +22,7 @@ from whatif.report.printable import printable
 from whatif.report.text import compared, headline
 from whatif.report.text_sweep import headline as sweep_headline
 from whatif.report.text_sweep import times_cell, times_header
-from whatif.simulation.steps import default_clock, step_ns
+from whatif.simulation.steps import CLOCK_NOUNS, default_clock, step_ns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def sweep_html(found: Sweep) -> str:
         for point in found.points
     ]  # fmt: skip
 
-    columns = (*found.options, "step (ms)", "nominal 90 % range", times_header(found))
+    columns = (*found.options, f"{CLOCK_NOUNS[found.baseline.clock]} (ms)", "nominal 90 % range", times_header(found))
     return _shown(sweep_headline(found), columns, rows, found.notes, lambda: sweep_figure(found))
 
 

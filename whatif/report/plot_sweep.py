@@ -11,6 +11,7 @@ from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.plots import COLORS, DASHES, MARKERS, NAME_LENGTH, legend, new_figure, title, unboxed
 from whatif.report.printable import drawn
 from whatif.report.text_sweep import exposed
+from whatif.simulation.steps import CLOCK_NOUNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def sweep_figure(found: Sweep) -> Figure:
     axes.minorticks_off()
     names = drawn(" ".join(transform.name for transform in found.transforms), NAME_LENGTH)
     axes.set_xlabel(f"{last.option} of {names}").set_parse_math(False)
-    axes.set_ylabel("step, ms")
+    axes.set_ylabel(f"{CLOCK_NOUNS[found.baseline.clock]}, ms")
     axes.set_ylim(bottom=0)
     _finish(figure, axes, found.baseline.graph.info.path)
     return figure
@@ -99,12 +100,12 @@ def scaling_figure(found: Scaling) -> Figure:
     step, low, high, exposed_ms = (
         [getattr(row, name) or 0 for row in rows] for name in ("step_ms", "low_ms", "high_ms", "communication_ms")
     )
-    right.plot(counts, step, **look, label="step")
+    right.plot(counts, step, **look, label=CLOCK_NOUNS[found.baseline.clock])
     right.fill_between(counts, low, high, color=COLORS[0], alpha=0.15, linewidth=0, label=RANGE_LABEL)
     exposed_look = look | {"color": COLORS[1], "linestyle": "--", "marker": "s"}
     right.plot(counts, exposed_ms, **exposed_look, label="exposed communication")
     left.set_ylabel("throughput (times one worker)")
-    right.set_ylabel("step, ms")
+    right.set_ylabel(f"{CLOCK_NOUNS[found.baseline.clock]}, ms")
     right.set_ylim(bottom=0)
     labelled = counts[:: -(-len(counts) // MOST_LABELS)]  # more would overlap
     for axes in (left, right):

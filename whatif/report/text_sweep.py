@@ -10,6 +10,7 @@ from whatif.prediction.composition import spelled
 from whatif.questions.sweep.scaling import Scaling, Workers
 from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.layout import ms_format, pct, plain, report
+from whatif.simulation.steps import CLOCK_NOUNS
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
 MOST_ROWS = 40
@@ -40,7 +41,13 @@ def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
                     *(cell(point) for _, cell in beside),
                 ]
             )  # fmt: skip
-        headers = [*found.options, "step (ms)", "nominal 90 % range", times_header(found), "samples/s"]
+        headers = [
+            *found.options,
+            f"{CLOCK_NOUNS[found.baseline.clock]} (ms)",
+            "nominal 90 % range",
+            times_header(found),
+            "samples/s",
+        ]
         headers += [header for header, _ in beside]
         out.table("", headers, rows, text_columns=0, keys=len(found.options))
         reasons = list(dict.fromkeys(f"  {point.reason}" for point in found.points if point.reason))
@@ -116,7 +123,8 @@ def print_scaling(found: Scaling) -> None:
                 ]
             )  # fmt: skip
         headers = [
-            "workers", "step (ms)", "nominal 90 % range", "exposed (ms)", "throughput", "samples/s", "efficiency (%)",
+            "workers", f"{CLOCK_NOUNS[found.baseline.clock]} (ms)", "nominal 90 % range", "exposed (ms)", "throughput",
+            "samples/s", "efficiency (%)",
         ]  # fmt: skip
         out.table("", headers, rows, text_columns=0)
         out.say()

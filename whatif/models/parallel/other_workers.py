@@ -9,6 +9,7 @@ recorded collectives, or of the network that is asked for. What a collective wai
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -72,7 +73,8 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
     exchanging = _exchanging(graph)
-    everybody = _of_all(graph, exchanging, recorded)
+    # One worker has nobody to meet, whatever a collective without a name does.
+    everybody = _of_all(graph, exchanging, recorded, (*KNOWN, "") if workers == 1 else KNOWN)
     found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanging & ~everybody
     staying = np.flatnonzero(stays)
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
@@ -122,9 +124,9 @@ def _exchanging(graph: TaskGraph) -> Bool:
     return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
 
 
-def _of_all(graph: TaskGraph, exchanging: Bool, count: int) -> Bool:
-    """Return a mask, shape (n_tasks,), of the collectives of known kinds among all ``count`` of the workers."""
-    known = np.array([collective_of(name, "") in KNOWN for name in graph.names], dtype=np.bool_)
+def _of_all(graph: TaskGraph, exchanging: Bool, count: int, kinds: Collection[str]) -> Bool:
+    """Return a mask, shape (n_tasks,), of the collectives of some ``kinds`` among all ``count`` of the workers."""
+    known = np.array([collective_of(name, "") in kinds for name in graph.names], dtype=np.bool_)
     everybody = exchanging & known.take(graph.name)
     # What an earlier what-if has left as recorded stays so.
     everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
