@@ -22,6 +22,7 @@ from whatif.report.printable import printable
 from whatif.report.text import compared, headline
 from whatif.report.text_sweep import headline as sweep_headline
 from whatif.report.text_sweep import times_cell, times_header
+from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import CLOCK_NOUNS, default_clock, step_ns
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ def _shown(
     if picture is not None:
         try:
             parts.append(figure_svg(picture()))
-        except ImportError:
-            parts.append("<p>a picture needs matplotlib: <code>pip install 'whatif-profiler[plot]'</code></p>")
+        except WhatifError as error:
+            parts.append(f"<p>{html.escape(str(error), quote=False)}</p>")
     return "\n".join([*parts, "</div>"])
 
 
