@@ -225,6 +225,15 @@ def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
     assert "train.py(12): step › item waits for the GPU 1 times a step" in found.headline
 
 
+def test_the_headline_is_of_all_layers_whatever_is_shown(own_traces: Path) -> None:
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    all_of_them, one = line_parts(baseline, "layer", 100), line_parts(baseline, "layer", 1)
+    assert one.headline == all_of_them.headline
+    assert one.headline.startswith("head holds more of the critical path than any other layer: ")
+    assert " ms belong to no layer that is known)" in one.headline
+    assert [line["layer"] for line in one.to_dict()["lines"]] == ["(no layer known)"]
+
+
 def test_removed_waits_let_the_cpu_run_ahead() -> None:
     """
     ::

@@ -165,6 +165,7 @@ def test_the_measuring_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--input", "2,3"], "got --input without --measure"),
         (["cluster.toml", "--measure", "net.py:Net", "--input", "2,3"], "got 'cluster.toml' as well"),
         (["--measure", "net.py:Net", "--input", "2,x"], "dts: expected --input [NAME=]SIZES[:TYPE]"),
+        (["--measure", "net.py:Net", "--input", "0,8"], "dts: expected --input with sizes of 1 or more"),
         (["--measure", "net.py:Net", "--input", "2,3", "--kwargs", "7"], "dts: expected --kwargs as a JSON object"),
     ],
 )

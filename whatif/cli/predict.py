@@ -227,7 +227,10 @@ def input_of(text: str, dtype: str | None, command: str = "predict") -> _Shape:
     kinds = ("fp32", "fp64", "fp16", "bf16", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
     if kind and kind not in kinds:
         raise UsageError(f"{command}: expected a type of inputs among {', '.join(kinds)}, got {kind!r}.")
-    return found[1] or "", tuple(int(size) for size in found[2].split(",")), kind
+    sizes = tuple(int(size) for size in found[2].split(","))
+    if 0 in sizes:
+        raise UsageError(f"{command}: expected --input with sizes of 1 or more, got {text!r}.")
+    return found[1] or "", sizes, kind
 
 
 def keywords_of(text: str | None, command: str = "predict") -> dict[str, Any]:

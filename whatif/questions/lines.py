@@ -21,7 +21,6 @@ from whatif.simulation.timeline import Timeline
 MOST_GAINS = 12
 # Lines that wait for the GPU are named in advice; our choice.
 MOST_WAITING = 3
-NO_LINE = "(no line known)"
 
 
 class LinePart(Struct, frozen=True):
@@ -45,25 +44,34 @@ class LinePart(Struct, frozen=True):
 
 
 class LineParts(Struct, frozen=True):
-    """The lines, files or layers of a step, by their time on the critical path."""
+    """The lines, files or layers of a step, by their time on the critical path; the first ``top`` are to be shown."""
 
     baseline: Baseline
     by: By
     parts: tuple[LinePart, ...]
-    n_parts: int
+    top: int
+
+    @property
+    def shown(self) -> tuple[LinePart, ...]:
+        """The parts to be shown."""
+        return self.parts[: self.top]
 
     @property
     def headline(self) -> str:
         """Name what gains most, and the line that waits longest for the GPU."""
         what, step_ms = CLOCK_NOUNS[self.baseline.clock], mean_step_ms(self.baseline, self.baseline.timeline)
-        known = [line for line in self.parts if line.part.name != NO_LINE]
+        nowhere = _nowhere(self.by)
+        known = [line for line in self.parts if line.part.name != nowhere]
         if not known:
             return f"no {self.by} of the {what} is known."
         most = max(known, key=lambda line: line.part.critical_ms)
         told = (
-            f"{most.part.name} holds most of the critical path: {most.part.critical_ms:,.2f} of "
-            f"{self.baseline.step_ns / 1e6:,.2f} ms"
+            f"{most.part.name} holds more of the critical path than any other {self.by}: {most.part.critical_ms:,.2f} "
+            f"of {self.baseline.step_ns / 1e6:,.2f} ms"
         )
+        unknown_ms = sum(line.part.critical_ms for line in self.parts if line.part.name == nowhere)
+        if unknown_ms > most.part.critical_ms:
+            told += f" ({unknown_ms:,.2f} ms belong to no {self.by} that is known)"
         waiting = max(known, key=lambda line: line.blocked_ms)
         if waiting.blocked_ms > 0:
             told += (
@@ -87,12 +95,17 @@ class LineParts(Struct, frozen=True):
             "mean_ms": mean_step_ms(self.baseline, self.baseline.timeline),
             "by": self.by,
             "headline": self.headline,
-            "lines": [line.to_dict(self.by) for line in self.parts],
+            "lines": [line.to_dict(self.by) for line in self.shown],
         }
 
 
+def _nowhere(by: By) -> str:
+    """How what belongs to none is called."""
+    return f"(no {by} known)"
+
+
 def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
-    """Return the ``top`` lines (files, layers) of a baseline's step, read from its trace.
+    """Return the lines (files, layers) of a baseline's step, read from its trace; ``top`` of them are to be shown.
 
     Layers are those of the recording where it has any. Raises WhatifError where the trace holds no stacks.
     """
@@ -105,7 +118,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
         raise WhatifError(f"{graph.info.path}: expected the tasks of the trace, got a graph that was edited.")
     nowhere = len(lines.names)
     codes = np.where(lines.code >= 0, lines.code, nowhere)
-    names = [*lines.names, NO_LINE]
+    names = [*lines.names, _nowhere(by)]
     blocked_ns = blocked(baseline)
     counted, n_steps = _steps(baseline)
 
@@ -121,17 +134,16 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     seen = {part.name for part in parts}
     parts += [Part(names[code], 0.0, 0.0, 0.0, 0.0) for code in np.flatnonzero(mean_ms) if names[code] not in seen]
     parts.sort(key=lambda part: -max(part.critical_ms, blocked_ms[place[part.name]], mean_ms[place[part.name]]))
-    shown = parts[:top]
     before_ms = mean_step_ms(baseline, baseline.timeline)
     found = []
-    for rank, part in enumerate(shown):
+    for rank, part in enumerate(parts):
         code = place[part.name]
         gain_ms = None
         if rank < MOST_GAINS and code != nowhere and by != "file":
             without = simulate(_without(graph, codes == code))
             gain_ms = before_ms - mean_step_ms(baseline, without)
         found.append(LinePart(part, float(mean_ms[code]), float(waits[code]), float(blocked_ms[code]), gain_ms))
-    return LineParts(baseline, by, tuple(found), len(parts))
+    return LineParts(baseline, by, tuple(found), top)
 
 
 class WaitingLine(Struct, frozen=True):

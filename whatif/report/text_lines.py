@@ -44,7 +44,7 @@ def print_lines(found: LineParts) -> None:
         headers += ["waits", "blocked ms"] if has_gpu else []
         headers += ["gain without it"] if found.by != "file" else []
         rows = []
-        for line in found.parts:
+        for line in found.shown:
             part = line.part
             row = [
                 part.name,
@@ -56,8 +56,8 @@ def print_lines(found: LineParts) -> None:
             row += [count(line.waits), ms(line.blocked_ms)] if has_gpu else []
             row += [ms(line.gain_ms)] if found.by != "file" else []
             rows.append(row)
-        shown = len(found.parts)
-        of = f" ({shown} of {found.n_parts})" if shown < found.n_parts else ""
+        shown, every = len(found.shown), len(found.parts)
+        of = f" ({shown} of {every})" if shown < every else ""
         out.table(f"By {found.by}{of}, ms a step", headers, rows, wraps=True)
         out.say()
         out.say("mean CPU: the main thread's mean work per step, including work of only some steps", "dim")
