@@ -241,7 +241,9 @@ def test_real_recordings_come_back(whole: str, request: pytest.FixtureRequest, t
     assert (second.replay_error_pct, second.calibration) == (0, None)
     assert second.step_ns / 1e6 == pytest.approx(prediction.predicted_ms)
     halved = apply(prediction.graph, "scale:factor=0.5", clock=baseline.clock, calibrated=False)
-    assert apply(second, "scale:factor=0.5").predicted_ms == halved.predicted_ms
+    # How far marks may run ahead of a GPU is counted from the written step in one, from the recorded one in the other.
+    missed = {"own": 0, "shared": 0.001}[whole]
+    assert apply(second, "scale:factor=0.5").predicted_ms == pytest.approx(halved.predicted_ms, rel=missed, abs=0)
 
 
 def test_several_ranks_are_processes_and_arrows_join_their_collectives(own_traces: Path, tmp_path: Path) -> None:
