@@ -1,6 +1,5 @@
 """What the callbacks of Lightning and Hugging Face share: a recording that never disturbs the trainer around it."""
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from torch import nn
 
 from whatif.runtime.errors import WhatifError
 
-from .messages import tell
+from .messages import recorded, tell
 from .recorder import Recording, describe_error, record
 
 RECORDING = "whatif.json.gz"
@@ -73,4 +72,4 @@ class RecordingInTrainer:
             if self._recording is not None and self._recording.written:
                 self.written = self._recording.path
                 self._recording = None  # It holds the model.
-                tell(f"{self.written}: recorded; next: whatif explain {shlex.quote(str(self.written))}")
+                tell(recorded(self.written))

@@ -1,6 +1,7 @@
 """Messages to people, named for whatif and for the rank of this process."""
 
 import os
+import shlex
 import sys
 
 import torch.distributed as dist
@@ -20,6 +21,12 @@ def this_rank() -> int | None:
         return dist.get_rank()
     rank, ranks = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return int(rank) if rank.isdecimal() and ranks.isdecimal() and int(ranks) > 1 else None
+
+
+def recorded(written: object, files: str = "", command: str = "whatif") -> str:
+    """Return what is said once a recording is `written`, and how to look at it, or at several `files` by a `*`."""
+    words = "*".join(shlex.quote(part) for part in (files or str(written)).split("*"))
+    return f"{written}: recorded; next: {command} explain {words}"
 
 
 def tell(sentence: str) -> None:

@@ -368,3 +368,11 @@ def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
     finally:
         torch.distributed.destroy_process_group()
     assert [file.name for file in tmp_path.iterdir()] == ["run.rank3.json.gz"]
+
+
+def test_the_command_for_the_files_of_all_ranks_is_one_that_a_shell_expands() -> None:
+    from whatif.instrumentation.messages import recorded
+
+    assert recorded("run.rank0.json", "run.rank*.json").endswith("next: whatif explain run.rank*.json")
+    assert recorded("my run.rank0.json", "my run.rank*.json").endswith("whatif explain 'my run.rank'*.json")
+    assert recorded("my run.json", command="%whatif") == "my run.json: recorded; next: %whatif explain 'my run.json'"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def _record(args: argparse.Namespace) -> int:
     # Of ranks that train together one reports all files.
     if not ended.together or messages.this_rank() in (None, 0):
         files = name.replace(".rank0.", ".rank*.") if ended.together else name
-        say(f"{name}: recorded; next: whatif explain {shlex.quote(files)}")
+        say(messages.recorded(name, files))
     if ended.stopped:
         say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
     if ended.caught:

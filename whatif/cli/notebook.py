@@ -39,12 +39,12 @@ def record_cell(shell: Any, words: list[str], cell: str) -> None:
         return
     except SystemExit:  # --help has printed
         return
-    collector, tell = with_torch(COLLECTOR, "collect"), with_torch(MESSAGES, "collect").tell
+    collector, messages = with_torch(COLLECTOR, "collect"), with_torch(MESSAGES, "collect")
     output = Path(args.output or "cell.json.gz")
-    with collector.Collector(output, say=tell, **recording_options(args)) as recorded:
+    with collector.Collector(output, say=messages.tell, **recording_options(args)) as recorded:
         shell.run_cell(cell)
         written = recorded.finish()
     if written is None:
-        tell(f"no recording: {recorded.failure}")
+        messages.tell(f"no recording: {recorded.failure}")
     else:
-        tell(f"{written}: recorded; next: %whatif explain {written}")
+        messages.tell(messages.recorded(written, command="%whatif"))

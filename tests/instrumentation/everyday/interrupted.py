@@ -1,4 +1,4 @@
-"""Gets the signal that it is told, as often as it is told, while its recording is written; says what it made of it.
+"""Gets the signal that is asked for, as often as is asked for, while its recording is written; says what it made of it.
 
 python interrupted.py SIGNAL TIMES [thread]
 """

@@ -224,8 +224,9 @@ def _doubts(
     if total - lost < FEWEST_MATCHED * total:
         every = zip(paths, graphs, strict=True)
         cut = [f"{path}: {f.sentence}; " for path, graph in every for f in graph.info.findings if f.check == CUT]
+        first = [*cut, f"{paths[0]}: "][0]
         raise WhatifError(
-            f"{cut[0] if cut else f'{paths[0]}: '}expected the same collectives on every rank, got "
+            f"{first}expected the same collectives on every rank, got "
             f"{total - lost} of {total} in common "
             f"({why}); are the recordings of one run, with the same steps?"
         )
