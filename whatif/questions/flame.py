@@ -13,6 +13,7 @@ from whatif.graph.types import Int64, Phase, TaskKind
 from whatif.ingest.lines import SEPARATOR, Lines, lines_if_any
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import LAG, step_critical_ms
+from whatif.questions.lines import nowhere
 from whatif.simulation.steps import CLOCK_NOUNS
 
 # A narrower frame would be less than a pixel wide: it counts in the frame that holds it.
@@ -22,7 +23,7 @@ TOLD_SHARE = 0.01
 # So many frames can be read; of more the widest are shown.
 MOST_FRAMES = 400
 # Work of no frame of the user's: libraries' own threads.
-NOWHERE = "(no line known)"
+NOWHERE = nowhere("line")
 WAITING = "waiting"
 
 

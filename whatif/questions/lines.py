@@ -60,8 +60,8 @@ class LineParts(Struct, frozen=True):
     def headline(self) -> str:
         """Name what gains most, and the line that waits longest for the GPU."""
         what, step_ms = CLOCK_NOUNS[self.baseline.clock], mean_step_ms(self.baseline, self.baseline.timeline)
-        nowhere = _nowhere(self.by)
-        known = [line for line in self.parts if line.part.name != nowhere]
+        none = nowhere(self.by)
+        known = [line for line in self.parts if line.part.name != none]
         if not known:
             return f"no {self.by} of the {what} is known."
         most = max(known, key=lambda line: line.part.critical_ms)
@@ -69,7 +69,7 @@ class LineParts(Struct, frozen=True):
             f"{most.part.name} holds more of the critical path than any other {self.by}: {most.part.critical_ms:,.2f} "
             f"of {self.baseline.step_ns / 1e6:,.2f} ms"
         )
-        unknown_ms = sum(line.part.critical_ms for line in self.parts if line.part.name == nowhere)
+        unknown_ms = sum(line.part.critical_ms for line in self.parts if line.part.name == none)
         if unknown_ms > most.part.critical_ms:
             told += f" ({unknown_ms:,.2f} ms belong to no {self.by} that is known)"
         waiting = max(known, key=lambda line: line.blocked_ms)
@@ -99,8 +99,8 @@ class LineParts(Struct, frozen=True):
         }
 
 
-def _nowhere(by: By) -> str:
-    """How what belongs to none is called."""
+def nowhere(by: By) -> str:
+    """Return what the lines, files or layers of work that belongs to none are called."""
     return f"(no {by} known)"
 
 
@@ -116,9 +116,9 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
         lines = read_lines(graph, by)
     if len(lines.code) != len(graph):
         raise WhatifError(f"{graph.info.path}: expected the tasks of the trace, got a graph that was edited.")
-    nowhere = len(lines.names)
-    codes = np.where(lines.code >= 0, lines.code, nowhere)
-    names = [*lines.names, _nowhere(by)]
+    unknown = len(lines.names)
+    codes = np.where(lines.code >= 0, lines.code, unknown)
+    names = [*lines.names, nowhere(by)]
     blocked_ns = blocked(baseline)
     counted, n_steps = _steps(baseline)
 
@@ -139,7 +139,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     for rank, part in enumerate(parts):
         code = place[part.name]
         gain_ms = None
-        if rank < MOST_GAINS and code != nowhere and by != "file":
+        if rank < MOST_GAINS and code != unknown and by != "file":
             without = simulate(_without(graph, codes == code))
             gain_ms = before_ms - mean_step_ms(baseline, without)
         found.append(LinePart(part, float(mean_ms[code]), float(waits[code]), float(blocked_ms[code]), gain_ms))
