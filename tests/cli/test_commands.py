@@ -282,8 +282,7 @@ def test_collect_hands_all_that_follows_to_the_script(
 
     monkeypatch.setitem(sys.modules, "whatif.instrumentation.collect", types.SimpleNamespace(collect=collect))
     said: list[str] = []
-    teller = types.SimpleNamespace(tell=said.append, this_rank=lambda: None)
-    monkeypatch.setitem(sys.modules, "whatif.instrumentation.messages", teller)
+    monkeypatch.setattr("whatif.instrumentation.messages.tell", said.append)
     script = tmp_path / "train.py"
     script.touch()
     assert main(["collect", "--steps", "7", str(script), "--steps", "9", "--json", "-o", "x", "--debug", "-h"]) == 0
