@@ -8,6 +8,7 @@ import pytest
 from tests.opdb.builders import products
 from whatif.graph.described import FAMILIES, Described
 from whatif.hardware.gpu import load_gpu
+from whatif.hardware.roofline import memory_share
 from whatif.ingest.op_cost import op_cost
 from whatif.ingest.operator_calls import describe
 from whatif.opdb.data_sheet import LAUNCH_FLOOR_S, UNDER_LOAD_S, analytic_s, bound_s, floor_s, under_load_s
@@ -81,8 +82,9 @@ def test_the_analytic_law_by_hand() -> None:
     # there are 16,384 pieces of 128x128, 205 waves.
     executed = 205 * 80 / 16384
     assert executed < 1040 / 1024 < 560 / 512
+    moving_s = 3 * 4096**2 * 4 / 900e9 / memory_share(gpu).centre
     t, low, high = analytic_s(gpu, ops, launch=False)
-    assert t[0] == pytest.approx(useful_s * executed / 0.8 + 2e-6)
+    assert t[0] == pytest.approx(np.hypot(useful_s * executed / 0.8, moving_s) + 2e-6)
     assert low[0] < t[0] < high[0]
     with_launch, _, _ = analytic_s(gpu, ops, launch=True)
     assert with_launch[0] - t[0] == pytest.approx(LAUNCH_FLOOR_S - floor_s(gpu))
@@ -93,8 +95,10 @@ def test_a_sustained_rate_takes_the_place_of_a_share_of_the_peak() -> None:
     gpu = load_gpu("T4")
     ops = operators("matmul", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}, name="mm", dtype=["fp32", "fp16"])
     flops, executed = 2 * 4096**3, 205 * 40 / 8192  # 512 tiles in 16 parts
+    moving_s = 3 * 4096**2 * np.array([4, 2]) / 320e9 / memory_share(gpu).centre
     t, _, _ = analytic_s(gpu, ops, launch=False)
-    assert t == pytest.approx([flops * executed / 4.1e12 + 2e-6, flops * executed / 65e12 / 0.8 + 2e-6])
+    computing_s = [flops * executed / 4.1e12, flops * executed / 65e12 / 0.8]
+    assert t == pytest.approx(np.hypot(computing_s, moving_s) + 2e-6)
     # Nothing is faster than the peak, but a cold card is faster than a warm one.
     assert bound_s(gpu, ops, cold=False) == pytest.approx([flops / 8.1e12, flops / 65e12])
 
