@@ -50,6 +50,16 @@ def test_weights_are_the_inverse_squares_of_the_errors(monkeypatch: pytest.Monke
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
 
 
+def test_a_launch_adds_to_the_range_of_short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected errors are those of longer times: 10 us beside 20 are half of them, beside a second nothing."""
+    table(monkeypatch, analytic=0.2)
+    for t_s, error in ((20e-6, np.hypot(0.2, 0.5)), (1.0, 0.2)):
+        answers = unanswered(2, ())
+        sheet = Candidate(AnswerSource.ANALYTIC, said(AnswerSource.ANALYTIC, t_s))
+        blend(products([64, 80]), answers, [sheet], np.array([True, False]))
+        assert np.log(answers.high_s / answers.t_s) == pytest.approx([1.645 * error, 1.645 * 0.2])
+
+
 def test_far_from_its_data_a_model_counts_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     table(monkeypatch, learned_across=0.1, analytic=0.2)
     answers = blended(

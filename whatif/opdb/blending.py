@@ -27,6 +27,9 @@ from whatif.opdb.stand_ins import STAND_INS
 # What a doubling beyond the devices that a model saw adds to the standard deviation of its error, log. Our estimate: an
 # H100's SM does 1.5 doublings more than any that NeuSight's models saw, and its products were missed by a quarter.
 _GROWTH_A_DOUBLING = 0.2
+# The standard deviation of what the launch around one kernel takes: the expected errors are those of longer times. On
+# NeuSight's five GPUs the shortest times are 24 to 46 us.
+_LAUNCH_ERROR_S = 10e-6
 # Nine of ten errors lie within so many standard deviations (normal errors).
 _NINETY_PCT = 1.645
 
@@ -43,10 +46,11 @@ class Candidate(Struct, frozen=True):
     extra: Float64 | None = None
 
 
-def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate]) -> None:
+def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate], launched: Bool | None = None) -> None:
     """Fill in the operators that have no answer yet, from candidates in the order of preference.
 
-    A source whose errors are not known answers alone, unless one that comes before it does.
+    A source whose errors are not known answers alone, unless one that comes before it does. Times under the mask
+    ``launched`` (n,) hold a launch; None: none does.
     """
     open_ = answers.answered_by == AnswerSource.NONE
     if not open_.any() or not candidates:
@@ -77,7 +81,10 @@ def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate]) -
     logs = np.log(np.where(counted, times, 1.0))
     t = np.exp((share * logs).sum(axis=0))
     # Sources err together more often than not: no narrower than their mean error.
-    half = _NINETY_PCT * np.sqrt((share * np.where(counted, sigma[:, rows], 0.0) ** 2).sum(axis=0))
+    error = np.sqrt((share * np.where(counted, sigma[:, rows], 0.0) ** 2).sum(axis=0))
+    if launched is not None:
+        error = np.hypot(error, launched[rows] * _LAUNCH_ERROR_S / t)
+    half = _NINETY_PCT * error
     answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, t * np.exp(-half), t * np.exp(half)
 
 

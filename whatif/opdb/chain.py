@@ -154,12 +154,13 @@ class Estimator:
             took_over = anchored & (answers.answered_by == AnswerSource.INTERPOLATED)
             answers.put(np.flatnonzero(took_over), across)
             found.append(Candidate(AnswerSource.LEARNED_ACROSS, across, anchored, sigma))
+        launched = self._launches(found, len(asked))
         if AnswerSource.ANALYTIC in self.sources:
             sheet = answers.copy()
-            self._analytic(asked, sheet, self._launches(found, len(asked)))
+            self._analytic(asked, sheet, launched)
             found.append(Candidate(AnswerSource.ANALYTIC, sheet))
         open_ = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
-        blend(asked, answers, found)
+        blend(asked, answers, found, launched)
         if self.gpu is not None:
             factor = _over_other_devices(self.gpu, asked)[open_]
             for column in (answers.t_s, answers.low_s, answers.high_s):
