@@ -28,7 +28,7 @@ fitting = need("whatif.instrumentation.estimators.fitting")
 models = need("whatif.instrumentation.estimators.models")
 boosting = need("whatif.instrumentation.estimators.boosting")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 __all__ = ["own_cache"]
 

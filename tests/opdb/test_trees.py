@@ -136,7 +136,8 @@ def test_whatever_is_accepted_ends(seed: int, name: str, place: int, value: int)
     assert np.isfinite(forest.predict(np.random.default_rng(seed).normal(size=(20, 3)))).all()
 
 
-def test_scikit_learns_own_predictions(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_scikit_learns_own_predictions() -> None:
     ensemble = need("sklearn.ensemble")
     boosting = need("whatif.instrumentation.estimators.boosting")
     random = np.random.default_rng(1)

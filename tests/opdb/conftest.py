@@ -1,0 +1,17 @@
+"""Fixtures for tests of the op database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import need
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other in thousands of short loops take minutes where other tests run beside them."""
+    need("sklearn.ensemble")  # only what is loaded can be limited
+    with need("threadpoolctl").threadpool_limits(1, "openmp"):
+        yield
