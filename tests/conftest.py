@@ -28,7 +28,7 @@ os.environ["WHATIF_CACHE"] = ""
 # Tests work in folders of their own.
 if os.environ.get(EXTRA_DATA):
     os.environ[EXTRA_DATA] = str(Path(os.environ[EXTRA_DATA]).resolve())
-# Threads of torch that wait for each other spin, and take the cores from tests that run beside them: a step of BERT took
+# Threads of torch that wait for each other spin, and take the cores from tests that run beside them: BERT's steps took
 # five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests that run side by side see a width of 80; reports are as wide as they choose.
