@@ -95,6 +95,23 @@ def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.Capture
     assert "from the device's data sheet alone" in sheet
 
 
+def test_a_query_says_whether_its_time_holds_a_launch(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NeuSight's models learned times with launches, and a data sheet that is weighted with them holds one, too."""
+    asked = {
+        ("add:elements=1000,tensors=2", ""): (True, "pytorch, event pair, with launch"),
+        ("bmm:batch=16,m=64,n=64,k=64,dtype=fp16", ""): (False, "computed, without launch"),
+        ("bmm:batch=16,m=64,n=64,k=64,dtype=fp16", "--launch"): (True, "computed, with launch"),
+    }
+    for (operator, option), (launch, words) in asked.items():
+        command = ("query", operator, *filter(None, [option]), "--device", "H100-SXM-80", "--db", db)
+        found = report(capsys, *command)
+        assert (found["answered_by"], found["includes_launch"]) == ("analytic", launch)
+        assert (found["t_s"] > 15e-6) == launch
+        said = text(capsys, *command)
+        assert f"times {words}" in said
+        assert ("mostly from the device's data sheet" in said) == (found["method"] is not None)
+
+
 def test_export_merge_and_diff(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(capsys, "export", tmp_path / "part", "--device", "T4", "--db", db)["rows_added"] == 29
     other = database(tmp_path / "other", (some_rows(3), origin())).folder

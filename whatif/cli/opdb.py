@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     query.add_argument("--method", metavar="NAME", help="use only times measured by this method")
     query.add_argument("--framework", metavar="NAME", help="use only times measured in this framework")
     query.add_argument(
-        "--launch", action="store_true", help="add the launch time to an answer computed from data sheets"
+        "--launch", action="store_true", help="add the launch time to an answer computed from a data sheet alone"
     )
 
     listing = command("list", _list, "list the measurements by device and family")

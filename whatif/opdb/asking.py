@@ -28,6 +28,7 @@ from whatif.opdb.work import work
 from whatif.runtime.errors import WhatifError
 
 _TEXTS = ("dtype", "phase", "layout")
+_LAUNCHES = {"with launch": True, "without launch": False, "unknown": None}
 _REASONS = {
     Aside.SOUND: "",
     Aside.IMPOSSIBLE: "faster than the device can be",
@@ -91,7 +92,11 @@ class Measurement(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """What the database says of one operator on one device: an estimate with its range, who made it, and from what."""
+    """What the database says of one operator on one device: an estimate with its range, who made it, and from what.
+
+    ``basis`` is how the measurements were taken that it rests on, if only in part; without any, ``includes_launch``
+    is as it was asked for. ``includes_launch`` is None where that is not known.
+    """
 
     operator: dict[str, str | int]
     device: str
@@ -100,6 +105,7 @@ class Reply(Struct, frozen=True):
     low_s: float | None
     high_s: float | None
     basis: Basis | None
+    includes_launch: bool | None
     evidence: int
     outside_doublings: float
     measurements: tuple[Measurement, ...]
@@ -110,7 +116,7 @@ class Reply(Struct, frozen=True):
         return {
             "operator": self.operator, "device": self.device, "answered_by": self.answered_by, "t_s": self.t_s,
             "low_s": self.low_s, "high_s": self.high_s,
-            "method": self.basis._asdict() if self.basis else None,
+            "method": self.basis._asdict() if self.basis else None, "includes_launch": self.includes_launch,
             "evidence_rows": self.evidence, "outside_doublings": self.outside_doublings,
             "measurements": [
                 {
@@ -135,11 +141,16 @@ def ask(
     """Ask for one operator on a device (a name of the database)."""
     estimator = Estimator(index, device, method=method, framework=framework, launch=launch, models=models)
     answers = estimator.estimate(ops)
-    answered_by, basis = AnswerSource(int(answers.answered_by[0])), int(answers.basis[0])
+    answered_by, place = AnswerSource(int(answers.answered_by[0])), int(answers.basis[0])
+    if answered_by == AnswerSource.ANALYTIC:
+        # A data sheet is weighted with these where they answer, and holds a launch where they do.
+        beside = (AnswerSource.SAME_SHAPE, AnswerSource.LEARNED_ACROSS)
+        place = int(estimator.restricted(beside).estimate(ops).basis[0])
+    basis = estimator.bases[place] if place >= 0 else None
     t, low, high = (None if np.isnan(c[0]) else float(c[0]) for c in (answers.t_s, answers.low_s, answers.high_s))
     return Reply(
         operator=ops.described(0), device=device, answered_by=answered_by.name.lower(), t_s=t, low_s=low, high_s=high,
-        basis=estimator.bases[basis] if basis >= 0 else None, evidence=int(answers.evidence[0]),
+        basis=basis, includes_launch=_LAUNCHES[basis.launch] if basis else launch, evidence=int(answers.evidence[0]),
         outside_doublings=float(answers.outside[0]), measurements=tuple(_measurements(index, ops, device)),
         known_devices=tuple(index.devices()),
     )  # fmt: skip

@@ -46,8 +46,9 @@ def print_reply(reply: Reply) -> None:
             ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
             ("source", _who(reply)),
         ]
-        if reply.basis:
-            rows.append(("times", f"{_method(reply.basis)}"))
+        if reply.basis or reply.operator["family"] != "collective":
+            computed = f"computed, {'with' if reply.includes_launch else 'without'} launch"
+            rows.append(("times", _method(reply.basis) if reply.basis else computed))
         out.table(None, ["", " "], rows, gives_way=1)
         measured = [
             (str(m.contribution["contribution"]), time(m.t_s), _where(m.contribution), m.aside)
@@ -172,6 +173,8 @@ def _score(score: Score) -> tuple[str, ...]:
 
 def _who(reply: Reply) -> str:
     said = _WHO[reply.answered_by]
+    if reply.answered_by == "analytic" and reply.basis:
+        said = "mostly from the device's data sheet, and what was measured on other devices"
     if reply.evidence:
         what = "device" if reply.answered_by == "same_shape" else "row"
         said += f" ({reply.evidence:,} {what}{'' if reply.evidence == 1 else 's'})"
