@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import whatif
+from tests.compared import AFTER, BEFORE, MS, run
 from tests.helpers import replace
-from tests.test_compare import AFTER, BEFORE, MS, run
 from whatif.cli.main import main
 from whatif.questions.comparison.causes import Cause, cause_of
 from whatif.questions.comparison.compare import compare

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.transforms.test_pipeline import equal_layers
+from tests.transforms.pipelines import equal_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 from whatif.models.exchange import more_passes
 from whatif.models.exchange.beside_kernels import BESIDE

@@ -1,15 +1,6 @@
-"""Pipelines: steps drawn by hand with exact nanoseconds, the papers' bubbles, schedules and cuts, real recordings.
-
-A layer of ``equal_layers`` takes 2,000 ns and 2,000,000 more for the whole batch forward, twice the latter backward, so
-with m micro-batches 2,000 + 2,000,000 / m. Its launches take 1,000, a call to send or receive 55,000.
-"""
+"""Pipelines: steps drawn by hand with exact nanoseconds, the papers' bubbles, what they keep and refuse."""
 
 from __future__ import annotations
-
-from functools import cache
-from itertools import combinations, pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, replace
+from tests.helpers import replace
 from tests.transforms.layer_graphs import Call, network
-from whatif import TaskGraph, TaskKind, WhatifError, load_transform, simulate
+from tests.transforms.pipelines import FREE, LINK, changed, equal_layers, tasks_of
+from whatif import TaskGraph, WhatifError, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak
 from whatif.models.exchange import gloo
 from whatif.models.layers.memory_effects import with_batch
@@ -32,33 +24,6 @@ from whatif.models.parallel.pipeline_schedule import (
     needed,
     order,
 )
-from whatif.models.parallel.stage_work import at_micro_batch, work_of
-from whatif.models.parallel.stages import balanced, model_of
-from whatif.prediction.predict import Baseline
-from whatif.simulation.transfers import latency_of, of_activations, workers_of
-
-# A byte a nanosecond and no latency; activations of 200,000 bytes a batch.
-LINK = "bandwidth=1GB/s,latency_us=1,activation_mb=0.2"
-# Nothing to send.
-FREE = "latency_us=0,activation_mb=0"
-
-
-def equal_layers(count: int, *, launch_ns: int = 1_000, steps: int = 1, on_cpu: bool = False, work_ns: int = 2_000_000,
-                 **info: Any) -> TaskGraph:  # fmt: skip
-    calls = [Call(f"Linear_{i}", 2_000 + work_ns, 2_000 + 2 * work_ns, 1_000) for i in range(count)]
-    return network(calls, launch_ns=launch_ns, steps=steps, on_cpu=on_cpu, **info)
-
-
-def changed(graph: TaskGraph, spec: str) -> TaskGraph:
-    return load_transform(f"pipeline:{spec}")(graph).check()
-
-
-def tasks_of(graph: TaskGraph, thread: str) -> list[tuple[str, int, int]]:
-    """Name, start and end of each task of a thread, in order."""
-    timeline = simulate(graph)
-    (code,) = [number for number, found in enumerate(graph.threads) if found.name == thread]
-    ids = np.flatnonzero(graph.thread == code).tolist()
-    return [(graph.names[graph.name[i]], int(timeline.start_ns[i]), int(timeline.end_ns[i])) for i in ids]
 
 
 def test_two_stages_in_turn_by_hand() -> None:
@@ -277,160 +242,6 @@ def test_every_step_takes_as_long_by_every_clock() -> None:
     assert len(set(simulate(on_cpu).step_times_ns("mark")[:-1])) == 1
 
 
-# -- schedules and cuts ---------------------------------------------------------------------------------------------
-
-counts = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 4), st.integers(1, 3))
-
-
-@given(counts)
-@settings(max_examples=60, deadline=None)
-def test_every_schedule_runs_every_pass_once(drawn: tuple[str, int, int, int]) -> None:
-    schedule, stages, groups, chunks = drawn
-    micro, parts = groups * stages, stages * (chunks if schedule == "interleaved" else 1)
-    orders = order(schedule, stages, micro, chunks)
-    expected = {Pass(way, part, number) for way in (False, True) for part in range(parts) for number in range(micro)}
-    assert len(orders) == stages
-    for stage, passes in enumerate(orders):
-        assert {one.part % stages for one in passes} == {stage}
-    found = in_possible_order(orders)
-    assert set(found) == expected
-    assert len(found) == len(expected)
-    place = {one: number for number, one in enumerate(found)}
-    for one in found:
-        before = needed(one, parts - 1)
-        assert before is None or place[before] < place[one]
-
-
-@given(st.integers(1, 8), st.integers(1, 20))
-def test_1f1b_keeps_as_many_micro_batches_as_stages_are_behind(stages: int, micro: int) -> None:
-    """GPipe keeps all of them (Narayanan et al., SC 2021, §2.2.1)."""
-    for stage, passes in enumerate(order("1f1b", stages, micro, 1)):
-        assert most_in_flight(passes) == {stage: min(stages - stage, micro)}
-    for stage, passes in enumerate(order("gpipe", stages, micro, 1)):
-        assert most_in_flight(passes) == {stage: micro}
-
-
-@given(st.lists(st.integers(1, 50), min_size=2, max_size=8), st.integers(1, 5), st.integers(0, 60), st.data())
-@settings(max_examples=100, deadline=None)
-def test_cuts_are_the_best_there_are(times: list[int], stages: int, message: int, data: st.DataObject) -> None:
-    """Against all cuts: the slowest stage or message, then the sum of squares."""
-    stages = min(stages, len(times))
-    other = data.draw(st.lists(st.integers(1, 50), min_size=len(times), max_size=len(times)))
-    messages = [data.draw(st.integers(0, message)) for _ in times]
-
-    def cost(cuts: tuple[int, ...]) -> tuple[int, int]:
-        ends = [0, *cuts, len(times)]
-        each = [max(sum(times[a:b]), sum(other[a:b]), messages[a] if a else 0) for a, b in pairwise(ends)]
-        return max(each), sum(one * one for one in each)
-
-    arrays = [np.array(column, dtype=np.float64) for column in (times, other, messages)]
-    found = balanced(arrays[:2], np.arange(len(times)), stages, arrays[2])
-    best = min(cost(cuts) for cuts in combinations(range(1, len(times)), stages - 1))
-    assert cost(tuple(found.tolist())) == best
-
-
-def test_a_block_is_not_divided() -> None:
-    calls = [Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)]
-    graph = network(calls)
-    names = ("", *(f"blocks.{i // 2}.{'ab'[i % 2]}" for i in range(6)))
-    graph = graph.replace(layers=names)
-    model = model_of(graph)
-    assert model.part.tolist() == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(WhatifError, match=r"^pipeline: expected at most 3 stages .* got 4\.$"):
-        changed(graph, "stages=4,micro_batches=1")
-
-
-def test_even_stages_have_as_many_blocks_each() -> None:
-    """Where the first of four blocks takes as long as the others together, times put one block ahead of the cut."""
-    calls = [Call(f"Linear_{i}", 10_000, 60_000 if i < 2 else 20_000, 1_000) for i in range(8)]
-    graph = network(calls)
-    graph = graph.replace(layers=("", *(f"blocks.{i // 2}.{'ab'[i % 2]}" for i in range(8))))
-    for spec, first in (("", "blocks.1.a"), (",even=true", "blocks.2.a")):
-        notes = changed(graph, f"stages=2,micro_batches=1{spec}").notes
-        assert any(f"cut before {first};" in note for note in notes), notes
-    with pytest.raises(WhatifError, match=r"^pipeline: expected a number of stages .* divides the 4 .* got 3;"):
-        changed(graph, "stages=3,micro_batches=1,even=true")
-
-
-def test_a_container_is_divided_and_its_blocks_are_not() -> None:
-    names = ["stages.0.0.a", "stages.0.0.b", "stages.0.1.a", "stages.0.1.b", "stages.1.0.a", "stages.1.0.b"]
-    rows = [{"name": name, "type": "Linear"} for name in names]
-    rows += [{"name": f"stages.{i}", "type": "Sequential"} for i in range(2)]
-    rows += [{"name": name, "type": "Block"} for name in ("stages.0.0", "stages.0.1", "stages.1.0")]
-    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], told={"layers": rows})
-    graph = graph.replace(layers=("", *names))
-    assert model_of(graph).part.tolist() == [0, 0, 1, 1, 2, 2]
-
-
-# -- properties -----------------------------------------------------------------------------------------------------
-
-layers = st.lists(st.tuples(st.integers(2, 400), st.integers(2, 800)), min_size=4, max_size=10)
-
-
-@given(layers, st.sampled_from(SCHEDULES), st.integers(1, 3), st.integers(1, 300), st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_any_network_becomes_a_pipeline(
-    drawn: list[tuple[int, int]], schedule: str, groups: int, launch_us: int, on_cpu: bool
-) -> None:
-    calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
-    graph = network(calls, launch_ns=1_000 * launch_us, steps=2, on_cpu=on_cpu)
-    micro = 2 * groups
-    slow, fast = (
-        changed(graph, f"stages=2,micro_batches={micro},schedule={schedule},activation_mb=1,bandwidth={rate}")
-        for rate in ("1Gbps", "10Gbps")
-    )
-    parts = 4 if schedule == "interleaved" else 2
-    assert int((slow.kind == TaskKind.COMMUNICATION).sum()) == 2 * 2 * (parts - 1) * micro
-    assert simulate(fast).makespan_ns <= simulate(slow).makespan_ns
-    # What all passes of a stage take is no less than its part of the work.
-    work = slow.kind == (TaskKind.CPU_OP if on_cpu else TaskKind.KERNEL)
-    total_ns = int(slow.duration_ns[work & ~slow.select(name="update")].sum())
-    assert total_ns >= 2 * 1_000 * sum(f + b for f, b in drawn) - len(slow)
-    assert simulate(slow).makespan_ns >= int(slow.duration_ns[work & (slow.thread == slow.thread[work][0])].sum())
-
-
-def test_one_micro_batch_is_the_recorded_work() -> None:
-    graph = equal_layers(4, steps=3)
-    found = changed(graph, f"stages=4,micro_batches=1,{FREE}")
-    assert graph.duration_ns[graph.on_gpu].sum() == found.duration_ns[found.on_gpu].sum()
-
-
-def test_a_later_what_if_knows_the_messages() -> None:
-    graph = changed(equal_layers(2), f"stages=2,micro_batches=2,{LINK}")
-    faster = load_transform("bandwidth:factor=2")(graph)
-    assert set(faster.duration_ns[faster.kind == TaskKind.COMMUNICATION].tolist()) == {51_000}
-
-
-@given(st.lists(st.tuples(st.integers(2, 40), st.integers(2, 80)), min_size=2, max_size=8), st.integers(1, 60),
-       st.integers(0, 9))  # fmt: skip
-@settings(max_examples=40, deadline=None)
-def test_a_pass_takes_what_its_kernels_take(drawn: list[tuple[int, int]], launch_us: int, lag_us: int) -> None:
-    """Host-bound, GPU-bound or in between: the sums of a pass end when the kernels of the recorded step do."""
-    calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
-    graph = network(calls, launch_ns=1_000 * launch_us)
-    graph = graph.replace(threads=(CPU, replace(STREAM, lag_ns=1_000 * lag_us)))
-    timeline, model = simulate(graph), model_of(graph)
-    part = np.where(model.position >= 0, 0, -1)
-    work = work_of(graph, model, part, 1, at_micro_batch(graph, model, 1))
-    for pieces, phase in (
-        (work.forward, whatif.Phase.FORWARD), (work.forward.then(work.backward), whatif.Phase.BACKWARD)
-    ):  # fmt: skip
-        ended_ns = int(timeline.end_ns[graph.on_gpu & (graph.phase == phase)].max())
-        assert pieces.start_lag_ns[0, 0] + pieces.gpu_ns[0, 0] == ended_ns + 1_000 * lag_us
-        assert pieces.cpu_ns[0, 0] == timeline.end_ns[graph.on_cpu & (graph.phase == phase)].max()
-
-
-def test_a_faster_link_never_gives_a_longer_step(shared_traces: Path) -> None:
-    path = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
-    baseline = Baseline.of(whatif.read(path), calibrated=False)
-    for spec in ("stages=4,micro_batches=8", "stages=2,micro_batches=4,schedule=gpipe"):
-        steps_ms = [
-            whatif.apply(baseline, f"pipeline:{spec},bandwidth={rate}Gbps").predicted_ms
-            for rate in (1, 2, 5, 10, 25, 50, 100, 200, 400)
-        ]
-        assert steps_ms == sorted(steps_ms, reverse=True)
-
-
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -533,110 +344,3 @@ def test_one_stage_stays_and_stages_are_refused() -> None:
     assert "nothing changes" in alone.notes[-1]
     with pytest.raises(WhatifError, match="a pipeline's stages"):
         changed(changed(graph, "stages=2,micro_batches=2"), "stages=2,micro_batches=2")
-
-
-# -- real recordings --------------------------------------------------------------------------------------------------
-
-
-@cache
-def baseline_of(path: Path) -> Baseline:
-    return Baseline.of(whatif.read(path))
-
-
-CPU_RECORDINGS = [
-    ("resnet18_cifar_cpu.json.gz", 8, 4_194_304),
-    ("campaign_cpu_3/gpt2-small--baseline.trace.json.gz", 3, None),
-    ("campaign_cpu_2/bert-large--baseline.trace.json.gz", 4, None),
-]
-
-
-@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
-def test_blocks_and_maps_of_real_models(own_traces: Path, name: str, blocks: int, first_map: int | None) -> None:
-    graph = baseline_of(own_traces / name).graph
-    model = model_of(graph)
-    named = [graph.layers[code] for code in model.layer.tolist()]
-    inside = {n.split(".")[0] + n.split(".")[1] for n in named if n.split(".")[0] in ("blocks", "layers") and "." in n}
-    assert len(inside) == blocks
-    for block in inside:  # each is one part
-        assert len({int(p) for p, n in zip(model.part, named, strict=True) if "".join(n.split(".")[:2]) == block}) == 1
-    if first_map:  # 32 images, 32 channels, 32 x 32, float32
-        row = named.index("blocks.0.conv1")
-        assert model.input_bytes[row] == first_map
-
-
-def test_workers_that_share_blocks_send_a_part_each_and_gather_it(own_traces: Path) -> None:
-    """Narayanan et al., SC 2021, section 4.1; with sequence parallelism they work on parts, and gather nothing."""
-    graph = baseline_of(own_traces / "campaign_cpu/gpt2-small--baseline.trace.json.gz").graph
-    pipeline = "pipeline:stages=3,micro_batches=6,bandwidth=1Gbps,latency_us=0"
-    cut = "tensor_parallel:workers=2,bandwidth=1Gbps,latency_us=0"
-    sizes, times_ms = [], []
-    for specs in ((pipeline,), (cut, pipeline), (f"{cut},sequence_parallel=true", pipeline)):
-        found = whatif.apply(graph, *specs).graph
-        sent = np.flatnonzero((workers_of(found) == 2) & found.select(name="send"))
-        sizes.append(set(found.size_bytes[sent].tolist()))
-        times_ms.append(found.duration_ns[sent].mean() / 1e6)
-    whole = 64 * 128 * 4
-    assert sizes == [{whole}, {whole // 2}, {whole // 2}]
-    # An all-gather is half of a sum, which is of six samples here.
-    before = whatif.apply(graph, cut).graph
-    one = np.flatnonzero(of_activations(before))[0]
-    latency_ms, sum_ms = latency_of(before)[one] / 1e6, before.duration_ns[one] / 1e6
-    gathered_ms = (latency_ms + (sum_ms - latency_ms) / 6) / 2
-    assert times_ms == pytest.approx([2 * times_ms[2], times_ms[2] + gathered_ms, whole / 2 * 8 / 0.95e6], rel=1e-3)
-
-
-@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
-def test_the_parts_of_a_real_step_add_up_to_it(own_traces: Path, name: str, blocks: int, first_map: int | None) -> None:
-    """Two stages, one micro-batch, nothing sent: what is saved is the part of the update that runs beside the other."""
-    baseline = baseline_of(own_traces / name)
-    graph = baseline.graph
-    found = whatif.apply(baseline, "pipeline:stages=2,micro_batches=1,activation_mb=0,latency_us=0")
-    update = graph.on_cpu & (graph.phase == whatif.Phase.UPDATE) & (graph.step == graph.info.steady[0])
-    n_spans = graph.info.n_steps if baseline.clock == "span" else 1
-    saved_ms = n_spans * float(graph.duration_ns[update].sum()) / 1e6
-    calls_ms = n_spans * 4 * 0.055
-    assert baseline.step_ns / 1e6 - saved_ms - 0.02 * baseline.step_ns / 1e6 <= found.predicted_ms
-    assert found.predicted_ms <= baseline.step_ns / 1e6 * 1.02 + calls_ms
-
-
-@pytest.mark.parametrize(("name", "blocks", "first_map"), CPU_RECORDINGS)
-def test_faster_links_and_more_stages_help_real_models(
-    own_traces: Path, name: str, blocks: int, first_map: int | None
-) -> None:
-    baseline = baseline_of(own_traces / name)
-    times = [
-        whatif.apply(baseline, f"pipeline:stages=2,micro_batches=2,bandwidth={rate}").predicted_ms
-        for rate in ("100Mbps", "1Gbps", "25Gbps")
-    ]
-    assert times == sorted(times, reverse=True)
-    four = whatif.apply(baseline, "pipeline:stages=4,micro_batches=4")
-    assert four.predicted_ms < baseline.step_ns / 1e6
-    assert four.low_ms <= four.predicted_ms <= four.high_ms
-
-
-def test_a_real_gpu_recording(shared_traces: Path) -> None:
-    """ResNet-50 on a V100, which names no layers: four stages take the 98 ms of kernels together."""
-    path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
-    baseline = Baseline.of(whatif.read(path), calibrated=False)  # the host bounds it: no step runs ahead
-    found = whatif.apply(baseline, "pipeline:stages=4,micro_batches=1,bandwidth=600GB/s")
-    graph = found.graph
-    kernels = graph.on_gpu & np.isin(graph.phase, [whatif.Phase.FORWARD, whatif.Phase.BACKWARD])
-    busy_ns = [
-        int(graph.duration_ns[kernels & (graph.thread == code)].sum())
-        for code, thread in enumerate(graph.threads)
-        if thread.name.endswith("GPU")
-    ]
-    recorded = baseline.graph.on_gpu & np.isin(baseline.graph.phase, [whatif.Phase.FORWARD, whatif.Phase.BACKWARD])
-    lag_ns = max(thread.lag_ns for thread in baseline.graph.threads)
-    assert sum(busy_ns) == pytest.approx(
-        baseline.graph.duration_ns[recorded].sum() + lag_ns * int(recorded.sum()), rel=0.001
-    )
-    # A pipeline of one micro-batch does what one GPU did, one stage after the other.
-    assert found.predicted_ms == pytest.approx(baseline.step_ns / 1e6, rel=0.06)
-
-
-def test_a_cluster_file_tells_the_links(shared_traces: Path) -> None:
-    """In a DGX-1 four stages talk over NVLink, which is faster than the Ethernet between machines."""
-    path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
-    inside = whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4,cluster=dgx-1").predicted_ms
-    assert inside < whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4").predicted_ms
