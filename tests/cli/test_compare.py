@@ -107,6 +107,26 @@ def test_a_prediction_with_the_profiler_in_it_is_compared_as_recorded(
     assert any("compared as recorded" in text for text in found["warnings"])
 
 
+def test_a_prediction_from_a_stock_trace_is_held_against_the_step_without_the_profiler(
+    shared_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are without the profiler's estimated cost: a change of nothing does not look like the profiler's."""
+    recording = str(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")
+    exported = str(tmp_path / "same.json")
+    assert main(["export", recording, "scale:kind=cpu,factor=1.001", "-o", exported, "--quiet"]) == 0
+    for pair, side in (((recording, exported), "a"), ((exported, recording), "b")):
+        capsys.readouterr()
+        assert main(["compare", *pair, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found[side]["measured_by"] == "estimate"
+        assert found[side]["step_ms"] == pytest.approx(found[side]["baseline_ms"])
+        assert abs(found["change_pct"]) < 0.1
+        assert not any("clock" in text or "as recorded" in text for text in found["warnings"])
+    assert main(["compare", recording, exported, "--json", "--as-recorded"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert any("their difference contains it" in text for text in found["warnings"])
+
+
 def test_other_devices_are_compared_and_said_to_be_others(
     shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

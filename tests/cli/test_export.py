@@ -64,8 +64,15 @@ def test_export_round_trip(name: str, trace: str, tmp_path: Path, capsys: pytest
     # A file of simulated events is no recording: what is read is the graph, and it says so.
     assert main(["info", "--json", str(out)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["replay_error_pct"] == 0
+    assert told["replay_error_pct"] is told["measured_ms"] is None
     assert any("no recording: the prediction of scale" in quirk for quirk in told["warnings"])
+    assert main(["info", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "the step is simulated, not recorded" in said.splitlines()[0]
+    assert "recorded  " not in said
+    assert "replay error" not in said
+    assert main(["check", str(out), "--baseline", trace]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("; B is simulated, not recorded")
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz"])

@@ -115,8 +115,15 @@ class GraphInfo:
 
     @property
     def made(self) -> str:
-        """How the step came about, in a word: recorded or predicted."""
-        return "predicted" if self.is_predicted else "recorded"
+        """How the step came about, in a word: recorded, predicted by `whatif predict` or simulated by `export`."""
+        if self.is_predicted:
+            return "predicted"
+        return "recorded" if self.recorded.simulated is None else "simulated"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the steps' times were measured."""
+        return self.made == "recorded"
 
     @property
     def devices(self) -> int:

@@ -54,7 +54,7 @@ class Baseline(Struct, frozen=True, dict=True):
             return Baseline(graph, simulate(graph), chosen)
         found = calibrate(graph, chosen)
         return Baseline(
-            found.graph, found.timeline, chosen, found if found.untraced or found.estimate or found.reason else None
+            found.graph, found.timeline, chosen, found if found.is_without_profiler or found.reason else None
         )
 
     @cached_property
@@ -84,7 +84,7 @@ class Baseline(Struct, frozen=True, dict=True):
     @property
     def measured_ms(self) -> float | None:
         """The measured step, ms; None where nothing was measured."""
-        return None if self.graph.info.is_predicted else self.measured_ns / 1e6 or None
+        return self.measured_ns / 1e6 or None if self.graph.info.is_recorded else None
 
     @property
     def replayed_ns(self) -> float:
@@ -99,7 +99,7 @@ class Baseline(Struct, frozen=True, dict=True):
     @property
     def known_error_pct(self) -> float | None:
         """The replay error; None where nothing was measured that a replay could meet."""
-        return None if self.graph.info.is_predicted else self.replay_error_pct
+        return self.replay_error_pct if self.graph.info.is_recorded else None
 
     @cached_property
     def unexplained_wait_pct(self) -> float:

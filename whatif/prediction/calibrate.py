@@ -61,6 +61,11 @@ class Calibration(Struct, frozen=True):
     reason: str = ""  # why nothing was corrected, or why the untraced step is not met; "" where it is
 
     @property
+    def is_without_profiler(self) -> bool:
+        """Whether the profiler's cost was taken out, as measured or as estimated."""
+        return self.untraced is not None or self.estimate is not None
+
+    @property
     def own_pace(self) -> float:
         """``pace`` without what other programs on the machine took while it was recorded."""
         return self.pace / self.untraced.running if self.untraced else 1.0

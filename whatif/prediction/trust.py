@@ -126,8 +126,8 @@ def trust_of(baseline: Baseline) -> Trust:
         )  # fmt: skip
     found += _profiler(baseline)
     meets = f"the replay matches the recorded {noun} within {max(abs(error_pct), 0.01):.2f} %"
-    if info.is_predicted:
-        meets = "the step is predicted, not recorded"
+    if not info.is_recorded:
+        meets = f"the step is {info.made}, not recorded"
     return Trust(tuple(found), (*info.checks, REPLAY, WAIT, PROFILER), meets)
 
 

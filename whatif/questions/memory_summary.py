@@ -72,7 +72,7 @@ class MemorySummary(Struct, frozen=True):
     @property
     def high_bytes(self) -> int:
         """The upper end of the peak's range, bytes; the lower end is the peak itself."""
-        recorded = self.memory.source == "allocations" and not self.baseline.graph.info.is_predicted
+        recorded = self.memory.source == "allocations" and self.baseline.graph.info.is_recorded
         return self.peak.total if recorded else peak_range_bytes(self.peak.total)[1]
 
     @property

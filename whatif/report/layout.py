@@ -49,7 +49,8 @@ class Report:
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
         clock = CLOCK_LABELS[baseline.clock]
-        how = f"{clock}; predicted, not recorded" if baseline.graph.info.is_predicted else clock
+        info = baseline.graph.info
+        how = clock if info.is_recorded else f"{clock}; {info.made}, not recorded"
         self.say(f"{name}{on}: {takes} ({how}){behind}", "dim")
         self.without_profiler(baseline)
 

@@ -73,7 +73,8 @@ def write_perfetto(
 
 
 def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]:
-    before = "baseline (predicted, not recorded)" if baseline.graph.info.is_predicted else "baseline"
+    info = baseline.graph.info
+    before = "baseline" if info.is_recorded else f"baseline ({info.made}, not recorded)"
     if predicted is None:
         yield from _group_events(0, before, baseline, [SAME] * len(baseline.graph))
         return

@@ -122,8 +122,9 @@ def add_up(shared_ms: float, ms: Callable[[float | None], str]) -> str:
 def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> str:
     baseline = prediction.baseline
     untraced_ns = baseline.graph.info.untraced_step_ns
-    if baseline.graph.info.is_predicted:
-        return f"  the baseline of {ms(baseline.measured_ns / 1e6)} ms is predicted, not recorded"
+    made = baseline.graph.info.made
+    if not baseline.graph.info.is_recorded:
+        return f"  the baseline of {ms(baseline.measured_ns / 1e6)} ms is {made}, not recorded"
     parts = [f"without the profiler {ms(untraced_ns / 1e6)} ms"] if untraced_ns else []
     parts += [
         f"recorded {ms(baseline.measured_ns / 1e6)} ms",

@@ -47,7 +47,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         steps = []
         for name, file, side, measured in sides:
             out.say(f"{name}: {file}", "dim")
-            how = "simulated" if side.graph.info.recorded.simulated is not None else _timed(measured)
+            how = _timed(measured) if side.graph.info.is_recorded else side.graph.info.made
             steps.append((name, ms(measured.ms), _spread(measured, ms), how))
         out.table(
             f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms",
@@ -170,6 +170,8 @@ def _spread(measured: MeasuredStep, ms: Callable[[float | None], str]) -> str:
 def _timed(measured: MeasuredStep) -> str:
     if measured.clock in UNTRACED_LABELS:
         return "untraced, CPU time" if measured.clock == "cpu" else "untraced"
+    if measured.clock == "estimate":
+        return "untraced, estimated"
     return CLOCK_LABELS[measured.clock]
 
 

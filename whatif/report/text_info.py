@@ -78,7 +78,7 @@ def _print_steps(out: Report, summary: Summary) -> None:
         (info.made, f"{ms(baseline.measured_ns / 1e6)} ms", how),
         ("replayed", f"{ms(baseline.replayed_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
         ("unexplained wait", f"{baseline.unexplained_wait_pct:.1f} % ", "of the whole recording"),
-    ][: 1 if info.is_predicted else 3]
+    ][: 3 if info.is_recorded else 1]
     if info.untraced_step_ns:
         rows.insert(
             0, ("without the profiler", f"{ms(info.untraced_step_ns / 1e6)} ms", "wall clock, before the recording")

@@ -19,8 +19,9 @@ QUARTILE_STEPS = 8
 class MeasuredStep(Struct, frozen=True):
     """The median of a recording's steps, ms, and the quartiles around it: of few steps the extremes.
 
-    ``clock`` is ``wall`` or ``cpu`` for steps without the profiler, else the step clock of the recorded ones. A spread
-    of zero that no second step confirms is not known: ``low_ms`` and ``high_ms`` are None.
+    ``clock`` is ``wall`` or ``cpu`` for steps without the profiler, ``estimate`` where that is estimated (with its
+    range), else the step clock of the recorded ones. A spread of zero that no second step confirms is not known:
+    ``low_ms`` and ``high_ms`` are None.
     """
 
     ms: float
@@ -30,7 +31,7 @@ class MeasuredStep(Struct, frozen=True):
 
     @staticmethod
     def of(baseline: Baseline) -> MeasuredStep:
-        """Return what was measured: without the profiler where the baseline is calibrated to that, else as recorded.
+        """Return what was measured: without the profiler where the baseline is corrected to that, else as recorded.
 
         Raises WhatifError where the recording has no step that takes time.
         """
@@ -41,6 +42,8 @@ class MeasuredStep(Struct, frozen=True):
                 known = untraced.q25_ns < untraced.q75_ns
                 low_ms, high_ms = (untraced.q25_ns / 1e6, untraced.q75_ns / 1e6) if known else (None, None)
                 return MeasuredStep(untraced.median_ns / 1e6, low_ms, high_ms, untraced.clock)
+        if estimated := baseline.estimated_ms:
+            return MeasuredStep(estimated["estimate"], estimated["low"], estimated["high"], "estimate")
         times_ns = steady(graph.info.measured_step_ns[clock], graph, clock)
         ms = float(np.median(times_ns)) / 1e6 if times_ns else 0.0
         if not ms > 0:

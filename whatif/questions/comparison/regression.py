@@ -101,8 +101,8 @@ def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
         f"(allowed +{allowed_pct:g} %, {noise})"
     )
     if status is Status.OK and two.change_pct > allowed_pct:
-        return f"{change}: more than allowed, but within the noise"
-    return change
+        change += ": more than allowed, but within the noise"
+    return "; ".join((change, *two.not_recorded))
 
 
 def _doubts(found: Comparison, allowed_pct: float) -> list[str]:

@@ -29,21 +29,29 @@ class TwoRecordings(Struct, frozen=True, dict=True):
     def of(before: TaskGraph, after: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> TwoRecordings:
         """Simulate both. Without the profiler if both recorded that step, else both as recorded.
 
+        An export without the profiler's cost has no step as recorded: the other's is estimated where it can be.
         Raises WhatifError where a recording does not have the clock, or no step that takes time.
         """
         chosen = clock or common_clock(before, after)
+        graphs = (before, after)
+        never = [(graph.info.recorded.simulated or Simulated()).without_profiler for graph in graphs]
         told = [
-            untraced_step(graph, chosen)[0] is not None
-            or (graph.info.recorded.simulated or Simulated()).without_profiler
-            for graph in (before, after)
+            is_never or untraced_step(graph, chosen)[0] is not None or (any(never) and graph.info.profiler is not None)
+            for graph, is_never in zip(graphs, never, strict=True)
         ]
         remarks = []
-        if calibrated and any(told) and not all(told):
+        if any(never) and not (calibrated and all(told)):
+            without, recorded = ("A", "B") if never[0] else ("B", "A")
+            if not all(never):
+                remarks.append(
+                    f"{without} is without the profiler's cost, which is in {recorded}: their difference contains it"
+                )
+        elif calibrated and any(told) and not all(told):
             remarks.append(
                 f"only {'A' if told[0] else 'B'} has a step time without the profiler: both are compared as recorded"
             )
-        baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(told)) for graph in (before, after)]
-        batches = [graph.info.batch_size for graph in (before, after)]
+        baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(told)) for graph in graphs]
+        batches = [graph.info.batch_size for graph in graphs]
         if batches.count(None) == 1:
             told_by = "A" if batches[1] is None else "B"
             remarks.append(
@@ -51,7 +59,7 @@ class TwoRecordings(Struct, frozen=True, dict=True):
             )
         measured = MeasuredStep.of(baselines[0]), MeasuredStep.of(baselines[1])
         clocks = [f"the {step.clock} clock" for step in measured]
-        if clocks[0] != clocks[1]:
+        if clocks[0] != clocks[1] and all(graph.info.is_recorded for graph in graphs):
             remarks.append(f"the step without the profiler is timed by {clocks[0]} in A and by {clocks[1]} in B")
         return TwoRecordings(baselines[0], baselines[1], measured, tuple(remarks))
 
@@ -64,6 +72,12 @@ class TwoRecordings(Struct, frozen=True, dict=True):
     def on_gpu(self) -> bool:
         """Whether either recording has a GPU's work."""
         return bool(self.before.graph.on_gpu.any() or self.after.graph.on_gpu.any())
+
+    @property
+    def not_recorded(self) -> tuple[str, ...]:
+        """Which of the two are no recordings, one sentence each."""
+        made = {"A": self.before.graph.info, "B": self.after.graph.info}
+        return tuple(f"{name} is {info.made}, not recorded" for name, info in made.items() if not info.is_recorded)
 
     @property
     def change_ms(self) -> float:

@@ -20,8 +20,8 @@ class Made(Enum):
 
 
 def read_off(graph: TaskGraph) -> Made:
-    """Where what a recording itself holds comes from: it may be a predicted step."""
-    return Made.PREDICTED if graph.info.is_predicted else Made.MEASURED
+    """Where what a recording itself holds comes from: it may be a predicted or a simulated step."""
+    return Made.MEASURED if graph.info.is_recorded else Made[graph.info.made.upper()]
 
 
 def badge(made: Made) -> Html:

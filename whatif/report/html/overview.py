@@ -62,7 +62,7 @@ def _cards(facts: Facts) -> list[Html]:
         if isinstance(rates, dict):
             shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
             found.append(_card("samples a second", shown, f"with {names}", Made.PREDICTED, rates["predicted"], "rate"))
-    if baseline.graph.info.is_predicted:
+    if not baseline.graph.info.is_recorded:
         return found
     error_pct, against = baseline.replay_error_pct, f"replayed against recorded {CLOCK_NOUNS[baseline.clock]}"
     found.append(_card("replay error", _signed(error_pct), against, Made.SIMULATED, error_pct, "replay_error_pct"))
@@ -96,7 +96,7 @@ def quality(facts: Facts) -> Html:
     steady = f", median of {summary.steady_steps:,} steady steps" if summary.steady_steps > 1 else ""
     read = read_off(summary.graph)
     add_ms(f"{info.made} {noun}", baseline.measured_ns / 1e6, f"{CLOCK_LABELS[baseline.clock]}{steady}", read)
-    if not info.is_predicted:
+    if info.is_recorded:
         add_ms(f"replayed {noun}", baseline.replayed_ns / 1e6, "the same tasks, simulated", Made.SIMULATED)
         error_pct, wait_pct = baseline.replay_error_pct, baseline.unexplained_wait_pct
         add("replay error", _signed(error_pct), "replayed against recorded", Made.SIMULATED, error_pct)
