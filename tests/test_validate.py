@@ -13,6 +13,7 @@ import whatif
 from tests.cli.test_commands import V100, training
 from tests.helpers import write_trace
 from whatif import WhatifError
+from whatif.cli.main import main
 from whatif.prediction.predict import Baseline
 from whatif.questions.validate.validate import Score, validate
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
@@ -335,6 +336,39 @@ def test_named_pairs_compare_recorded_steps(tmp_path: Path) -> None:
     assert outcome.predicted_ms == expected.predicted_ms
     assert (outcome.kind, outcome.bound_pct, outcome.pair.scored) == ("scale + amp", 10.0, False)
     assert outcome.error_pct == pytest.approx(100 * (outcome.predicted_ms / outcome.measured_ms - 1))
+
+
+def test_a_named_pair_needs_two_runs_and_tells_where_they_ran(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        write_trace(tmp_path / name, training(), deviceProperties=V100)
+    named_pair(tmp_path)
+    (outcome,) = validate([tmp_path]).outcomes
+    assert outcome.pair.hardware == "Tesla V100-SXM2-32GB"
+    named_pair(tmp_path, what_if="device:to=V100-SXM2-32")
+    (outcome,) = validate([tmp_path]).outcomes
+    assert outcome.doubts == ("device: the recording is of a V100-SXM2-32 already; no kernel changes",)
+    named_pair(tmp_path, changed="./a.json")
+    (unpaired,) = validate([tmp_path]).unpaired
+    assert unpaired.reason.endswith("got the baseline's once more.")
+    assert main(["export", str(tmp_path / "a.json"), "scale:factor=2", "-o", str(tmp_path / "c.json"), "--quiet"]) == 0
+    named_pair(tmp_path, changed="c.json")
+    (unpaired,) = validate([tmp_path]).unpaired
+    assert "got a step that is simulated: nothing was measured" in unpaired.reason
+
+
+def test_a_named_pair_of_two_models_or_devices_is_doubtful(tmp_path: Path, own_traces: Path) -> None:
+    for name in ("resnet18_cifar_cpu", "transformer_cpu"):
+        shutil.copy(own_traces / f"{name}.json.gz", tmp_path)
+    named_pair(tmp_path, baseline="resnet18_cifar_cpu.json.gz", changed="transformer_cpu.json.gz", what_if="amp")
+    (outcome,) = validate([tmp_path]).outcomes
+    assert outcome.doubts[0].startswith("the two runs differ in model: 69 layers → 45 layers")
+    other = [{**V100[0], "name": "NVIDIA A100-SXM4-80GB"}]
+    for name, device in (("a.json", V100), ("b.json", other)):
+        write_trace(tmp_path / name, training(), deviceProperties=device)
+    named_pair(tmp_path)
+    assert "differ in device" in validate([tmp_path]).outcomes[0].doubts[0]
+    named_pair(tmp_path, what_if="device:to=A100-SXM-80")
+    assert not validate([tmp_path]).outcomes[0].doubts
 
 
 @pytest.mark.parametrize("what_if", ["./evil.py", "evil.py:x=1", "nothing_of_that_name", ["amp", "evil.py"], 3])

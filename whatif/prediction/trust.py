@@ -22,6 +22,9 @@ DOUBTFUL_SLOWDOWN = 1.2
 # A correction of the CPU's pace by more than this is no correction but another program.
 DOUBTFUL_PACE = 1.2
 
+# What the error of a prediction is asked to stay within, by where the step was measured, percent (docs/accuracy.md).
+BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
+
 REPLAY, WAIT, PROFILER = "replay against the recording", "unexplained wait", "cost of the profiler"
 LEVELS = {Severity.NOTE: "good", Severity.DOUBT: "doubtful", Severity.VOIDS: "void"}
 

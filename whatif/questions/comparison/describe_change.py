@@ -17,6 +17,7 @@ from whatif.prediction.composition import (
     spelled,
 )
 from whatif.prediction.transform import Transform
+from whatif.prediction.trust import BOUND_PCT
 from whatif.questions.comparison.change_candidates import batch_factor, candidates_between
 from whatif.questions.comparison.differences import BATCH, OPTIMIZER, Difference
 from whatif.questions.comparison.pace import SameWork
@@ -25,7 +26,6 @@ from whatif.questions.comparison.step_profile import StepProfile, profile
 from whatif.questions.comparison.told_changes import told_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.progress import Progress, reported
-from whatif.questions.validate.validate import BOUND_PCT
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 

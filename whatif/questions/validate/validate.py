@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from dataclasses import replace
@@ -17,15 +18,15 @@ from whatif.ingest.read import read
 from whatif.prediction.predict import Baseline, apply
 from whatif.prediction.ranges import several_workers
 from whatif.prediction.transform import parse_spec
-from whatif.prediction.trust import trust_of
+from whatif.prediction.trust import BOUND_PCT, trust_of
 from whatif.prediction.untraced import untraced_step
+from whatif.questions.comparison.differences import differences
 from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
 from whatif.questions.validate.validate_records import StepTime
 from whatif.runtime.errors import WhatifError
 
-# What a prediction is asked to stay within: a single one by where it was measured, and the median of all; percent.
-BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
+# What the median error of all predictions is asked to stay within, percent.
 MEDIAN_BOUND_PCT = 5.0
 
 
@@ -240,12 +241,17 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *,
     """
     doubts = _doubts(baseline, pair.baseline, force=force)
     prediction = apply(baseline, *pair.what_ifs)
+    on_gpu = bool(baseline.graph.on_gpu.any())
     if pair.changed_untraced is not None:
         measured_ms = pair.changed_untraced.median_ms
     else:
-        recorded = Baseline.of(read(pair.changed) if changed is None else changed, baseline.clock, calibrated=False)
-        doubts += _doubts(recorded, pair.changed, force=force)
+        changed = read(pair.changed) if changed is None else changed
+        _check_two_runs(pair, changed)
+        recorded = Baseline.of(changed, baseline.clock, calibrated=False)
+        doubts += (*_doubts(recorded, pair.changed, force=force), *_other_work(baseline.graph, recorded, pair))
         measured_ms, pair = _measured(pair, baseline, recorded)
+        if not pair.hardware:
+            pair = replace(pair, hardware=baseline.graph.info.gpu or ("GPU" if on_gpu else "CPU"))
     if not measured_ms > 0:
         raise WhatifError(f"{pair.changed}: expected a measured step above 0 ms, got {measured_ms}; record it again.")
     return Outcome(
@@ -257,9 +263,29 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *,
         measured_ms=measured_ms,
         replay_error_pct=baseline.replay_error_pct,
         step_clock=baseline.clock,
-        on_gpu=bool(baseline.graph.on_gpu.any()),
+        on_gpu=on_gpu,
         several_workers=several_workers(prediction.graph),
-        doubts=doubts,
+        doubts=(*doubts, *prediction.graph.declined),
+    )
+
+
+def _check_two_runs(pair: Pair, changed: TaskGraph) -> None:
+    """Raise WhatifError where the changed run of a named pair measured nothing of its own."""
+    if not changed.info.is_recorded:
+        raise WhatifError(
+            f"{pair.changed}: expected the recording of the changed run, got a step that is {changed.info.made}: "
+            "nothing was measured."
+        )
+    if os.path.samefile(pair.baseline, pair.changed):
+        raise WhatifError(f"{pair.changed}: expected the recording of the changed run, got the baseline's once more.")
+
+
+def _other_work(baseline: TaskGraph, changed: Baseline, pair: Pair) -> tuple[str, ...]:
+    """What makes the two runs of a named pair runs of other programs or machines, one sentence each."""
+    names = {parse_spec(spec)[0] for spec in pair.what_ifs}
+    found = differences(baseline, changed.graph, changed.clock)
+    return tuple(
+        f"the two runs differ in {one}" for one in found if one.what in ("device", "model") and one.what not in names
     )
 
 

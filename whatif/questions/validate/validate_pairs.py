@@ -48,7 +48,7 @@ class Pair:
     """
 
     question: str
-    hardware: str
+    hardware: str  # "": that of the baseline's recording
     what_ifs: tuple[str, ...]
     baseline: Path
     changed: Path
@@ -299,7 +299,7 @@ def _read_pairs_file(
         pairs.append(
             Pair(
                 question=str(row.get("question") or f"{row['baseline']} → {row['changed']}"),
-                hardware=str(row.get("hardware") or "CPU"),
+                hardware=str(row.get("hardware") or ""),
                 what_ifs=specs,
                 baseline=path.parent / str(row["baseline"]),
                 changed=path.parent / str(row["changed"]),
