@@ -7,12 +7,11 @@ Model:  each kernel takes its recorded time times the ratio of two estimates of 
         (whatif/models/durations/other_device.py). Convolutions in fp32 run in TF32 where the new device has it and the
         recorded one had none (`tf32=no`: not), as PyTorch does by default. The CPU takes 1 / `cpu` of its time.
         Collectives stay, and so do copies from memory that is not pinned; what-ifs after it send over the new device's
-        usual node and network (whatif/hardware), unless they name another. Ignored: another kernel choice where the
-        format stays, caches that hold more, clocks that sag.
+        usual node and network (whatif/hardware), unless they name another, or it is the recorded one. Ignored: another
+        kernel choice where the format stays, caches that hold more, clocks that sag.
 Effort: medium: another machine.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -41,8 +40,8 @@ def transform(
         graph = graph.scale(graph.on_cpu, 1 / cpu)
     old = device(graph)
     if old is not None and old.name == new.name:
-        graph = graph.replace(info=replace(graph.info, node=new.name))
-        return graph.note(f"device: the recording is of a {new.name} already; no kernel changes")
+        said = f"device: the recording is of a {new.name} already; no kernel changes"
+        return graph.note(said) if cpu != 1 else graph.unchanged(said)
     tasks = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).astype(np.int64)
     estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
     for note in notes_of(graph, tasks, estimates, new):

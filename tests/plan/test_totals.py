@@ -72,9 +72,10 @@ def test_every_device_is_paid_for_and_has_its_own_network(predicted: Baseline) -
         assert one.cost == pytest.approx(8 * per_second * one.step_ms / 1e3)
         assert one.epoch_cost == pytest.approx(10 * one.cost)
     # A DGX's NVLink against PCI Express and Ethernet: where the network is named they differ by their kernels alone.
-    here = apply(predicted, "device:to=H100-SXM-80", "fsdp:workers=8")
+    here = apply(predicted, "fsdp:workers=8,cluster=dgx-h100")
     assert found["H100-SXM-80"].step_ms == here.predicted_ms
-    assert here.predicted_ms == apply(predicted, "fsdp:workers=8,cluster=dgx-h100").predicted_ms
+    for name, one in found.items():
+        assert any(f"(usual for {name})" in note for note in one.notes)
     slow = apply(predicted, "device:to=H100-SXM-80", "fsdp:workers=8,bandwidth=1Gbps")
     assert slow.predicted_ms == apply(predicted, "fsdp:workers=8,bandwidth=1Gbps").predicted_ms > here.predicted_ms
 
@@ -93,7 +94,8 @@ def test_recommend_tells_the_totals(predicted_file: Path, capsys: pytest.Capture
     rows = json.loads(capsys.readouterr().out)["devices"]
     assert {row["devices"] for row in rows} == {16}
     for row in rows:
+        assert any(f"(usual for {row['device']})" in note for note in row["notes"])
         assert row["samples_per_s"] == pytest.approx(16e3 * BATCH / row["predicted_ms"])
         assert row["energy_j"] == pytest.approx(16 * load_gpu(row["device"]).power_watt * row["predicted_ms"] / 1e3)
     assert main(words) == 0
-    assert "devices" in capsys.readouterr().out
+    assert "each over its usual node and network" in capsys.readouterr().out

@@ -27,6 +27,8 @@ from whatif.models.durations.device_law import Ratio, law_ratio
 from whatif.models.durations.estimator import Source, device, sources
 from whatif.models.durations.other_device import on_device
 from whatif.opdb.importers.described import operators_of
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.predict import apply
 from whatif.prediction.transform import load_transform
 
 F, US = KernelFamily, 1000
@@ -305,6 +307,19 @@ def test_the_same_device_changes_nothing() -> None:
     same = to(graph, "V100-SXM2-32")
     assert equal(graph, same)
     assert same.notes == ("device: the recording is of a V100-SXM2-32 already; no kernel changes",)
+    assert same.info == graph.info
+    assert same.declined == same.notes
+    assert not to(graph, "V100-SXM2-32,cpu=2").declined
+
+
+@pytest.mark.parametrize("what_if", ["distributed:workers=8", "tensor_parallel", "parameter_server"])
+def test_the_recorded_device_leaves_what_follows_as_it_is(what_if: str, own_traces: Path) -> None:
+    """The network too: another device brings its usual one."""
+    predicted = Baseline.of(whatif.read(own_traces / "predicted" / "gpt2_h100_predicted.json.gz"))
+    alone = apply(predicted, what_if)
+    behind = apply(predicted, "device:to=H100-SXM-80", what_if)
+    assert (behind.predicted_ms, behind.low_ms, behind.high_ms) == (alone.predicted_ms, alone.low_ms, alone.high_ms)
+    assert behind.graph.notes[1:] == alone.graph.notes
 
 
 def test_what_it_cannot_do_is_one_sentence(own_traces: Path) -> None:

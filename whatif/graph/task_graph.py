@@ -77,7 +77,7 @@ class GraphInfo:
     passes: int = 1  # forward and backward passes of a step: more than one where gradients are accumulated
     workers: int | None = None  # how many copies of the model train together, by the trace's header or a what-if
     copy_devices: int = 1  # across how many devices what-ifs cut one copy: stages times parts of their blocks
-    node: str = ""  # the device of a what-if, by its name in `hardware/`, whose usual node and network holds
+    node: str = ""  # the device, by its name in `hardware/`, whose usual node and network what-ifs assume
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
     groups: tuple[ProcessGroup, ...] = ()  # that collectives are among, each once

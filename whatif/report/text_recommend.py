@@ -46,6 +46,8 @@ def print_ranking(found: Ranking, top: int) -> None:
         out.say()
         if any(one.recorded for one in shown):
             out.say("  * the recorded device", "dim")
+        if several:
+            out.say("  each over its usual node and network, unless a what-if names another; --json has them", "dim")
         if len(found.candidates) > len(shown):
             out.say(f"  {len(found.candidates) - len(shown)} more devices; --top and --json have them", "dim")
         if shown and shown[0].peak_bytes is None:

@@ -53,7 +53,8 @@ class Network(Struct, frozen=True):
     """Levels, innermost first; a table of measured times takes the place of the formulas where there is one.
 
     ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known,
-    ``spread_pct`` the standard deviation of a worker's step where somebody says it, percent.
+    ``spread_pct`` the standard deviation of a worker's step where somebody says it, percent. ``usual_for`` is the
+    device for which this network was assumed.
     Raises WhatifError on no levels or no workers.
     """
 
@@ -62,6 +63,7 @@ class Network(Struct, frozen=True):
     table: Table | None = None
     gpu: str | None = None
     spread_pct: float | None = None
+    usual_for: str = ""
 
     def __post_init__(self) -> None:
         """Check the number of workers and the algorithm."""
@@ -150,7 +152,8 @@ class Network(Struct, frozen=True):
         """What is counted on, in words: a measured table, or the links of each level with several workers."""
         if self.table is not None:
             return f"{self.workers:,} workers, times from {self.table.path}"
-        return " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
+        links = " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
+        return f"{links} (usual for {self.usual_for})" if self.usual_for else links
 
     @property
     def ring_byte_s(self) -> float:

@@ -80,7 +80,7 @@ def fully_sharded(
         graph = _summed_across(graph, across)
     return slow_kernels_beside(graph).note(
         f"{name}: {counted(len(units.names), 'unit')} of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB "
-        f"of the root; the batch is per worker ({counted(network.workers, 'worker')})"
+        f"of the root, network: {network.described}; the batch is per worker ({counted(network.workers, 'worker')})"
         + (f"; {workers} of a node share the parameters, of which each node has all" if how.hybrid else "")
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from whatif.graph.memory import peak
 from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
@@ -111,7 +112,8 @@ def recommend(
 ) -> Ranking:
     """Rank ``devices`` (else those with a price, else all that are known) by ``by``: "time" or "cost".
 
-    What-ifs are applied behind the change of device, so that they see its units. Without ``by`` the cost decides where
+    What-ifs are applied behind the change of device, so that they see its units. Unless they name another network, they
+    communicate over the device's usual one, also on the recorded device. Without ``by`` the cost decides where
     there are prices. Devices on which the step does not fit, or on which a what-if does not apply, are left out with
     the reason. Of boards of two dies, of which a rank has one, a die is tried unless the board is named. Raises
     WhatifError on an unknown device, on ``cost`` without prices, on a ``device`` among the what-ifs, and on a recording
@@ -136,6 +138,7 @@ def recommend(
     wanted = devices or tuple(prices.per_hour if prices else every)
     names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
+    baseline = structs.replace(baseline, graph=graph.replace(info=replace(graph.info, node=own.name)))
     for name in reported(names, progress):
         try:
             prediction = apply(baseline, load_transform("device", to=name), *transforms)
