@@ -67,6 +67,6 @@ def transform(
     first = gradients.step == gradients.step.min()
     graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
     return graph.note(
-        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}, network: {network.described}; "
-        f"the batch is per worker ({network.workers} workers)"
+        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}, "
+        f"network: {network.described}; the batch is per worker ({network.workers} workers)"
     )
