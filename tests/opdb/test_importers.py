@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +312,14 @@ def test_bad_tables_are_one_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(WhatifError, match="expected") as error:
         read_foreign("csv", path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_is_no_table(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / ("t.csv" if pack is bytes else "t.csv.gz")
+    path.write_bytes(pack(json.dumps([{"name": "aten::mm", "dur": 1}] * 300_000).encode()))
+    with pytest.raises(WhatifError, match="got a line of over 10,000"):
+        read_foreign("csv", path)
 
 
 def test_a_table_that_was_exported_comes_back(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import NoReturn, TextIO
 
 from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
-from whatif.cli.status import COULD_NOT, INTERRUPTED, USAGE, UsageError
+from whatif.cli.status import COULD_NOT, INTERRUPTED, UNREAD, USAGE, UsageError
 from whatif.runtime.errors import WhatifError, closest
 from whatif.runtime.files import VERSION
 
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; return 0, 1 (failed), 2 (usage error) or 130 (interrupted)."""
+    """Run one command; return 0, 1 (failed), 2 (usage error), 130 (interrupted) or 141 (output unread)."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if sys.stderr is None:  # closed: without this, messages would end up in the output
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
     except BrokenPipeError:
         # The reader closed the pipe; the interpreter's own flush at exit must not fail either.
         _drop_stdout()
-        return COULD_NOT
+        return UNREAD
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise

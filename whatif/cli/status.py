@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
+# The reader of the output left: shells say so of the programs that SIGPIPE ends.
+UNREAD = 141
 
 
 class UsageError(Exception):

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from whatif.graph.described import LARGEST_ATTRIBUTE
 from whatif.graph.types import Int64
+from whatif.ingest.file_bytes import PIECE_BYTES, FileBytes
 from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
 from whatif.runtime.errors import WhatifError, expecting
@@ -22,6 +23,8 @@ from whatif.runtime.files import read_at_most
 
 # No table of measurements that people share as text is larger.
 LARGEST_TEXT_BYTES = 2_000_000_000
+# No table of measurements has more. pandas takes the square of their number in time: a JSON trace is one long line.
+_MOST_COLUMNS = 10_000
 
 
 class Found(Struct):
@@ -49,6 +52,9 @@ class Found(Struct):
 
 def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.DataFrame:
     """Read a CSV table. Raises WhatifError where it is none, or has not the columns that are ``needed``."""
+    head = (next(iter(FileBytes(file)), b"") if isinstance(file, Path) else _begin(file)).partition(b"\n")[0]
+    if head.count(b",") > _MOST_COLUMNS:
+        raise WhatifError(f"{where}: expected a table of comma-separated values, got a line of over {_MOST_COLUMNS:,}.")
     damage = (OSError, ValueError, OverflowError, UnicodeDecodeError, pd.errors.ParserError)
     with expecting(f"{where}: expected a table of comma-separated values", *damage):
         table = pd.read_csv(file, encoding="utf-8", on_bad_lines="error", low_memory=False)
@@ -56,6 +62,12 @@ def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.
     if missing:
         raise WhatifError(f"{where}: expected the columns {', '.join(needed)}, got none called {', '.join(missing)}.")
     return table
+
+
+def _begin(file: IO[bytes]) -> bytes:
+    piece = file.read(PIECE_BYTES)
+    file.seek(0)
+    return piece
 
 
 def numbers(table: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
