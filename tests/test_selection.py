@@ -259,3 +259,17 @@ def test_a_fresh_selection_selects_what_it_says_and_a_stale_one_is_refused(data:
         if not len(edited):
             return
         graph = edited.attach(was=np.arange(len(edited)))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "expected"),
+    [
+        ({"kind": "kernel"}, "TaskKind.KERNEL, got 'kernel'"),
+        ({"phase": "backward"}, "Phase.BACKWARD, got 'backward'"),
+        ({"thread": "stream 7"}, "a thread's number"),
+        ({"step": "2"}, "a step's number"),
+    ],
+)
+def test_a_text_for_a_number_does_not_select_nothing(criterion: dict[str, Any], expected: str) -> None:
+    with pytest.raises(WhatifError, match=expected):
+        Build(CPU).graph().select(**criterion)

@@ -68,6 +68,6 @@ def transform(
     check_divides(split.parts[: split.n_blocks], network.workers)
     sent = sum(split.size_bytes) / len(split.size_bytes) / 1e6
     return split_blocks(graph, split, network, sequence=sequence_parallel).note(
-        f"tensor_parallel: {split.n_blocks} parts of blocks are cut in {network.workers}; each sum is of "
-        f"{sent:,.2f} MB, network: {network.described}"
+        f"tensor_parallel: {split.n_blocks} parts of blocks are cut in {network.workers}; each sum is of {sent:,.2f} "
+        f"MB, network: {network.described}"
     )

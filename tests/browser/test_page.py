@@ -297,7 +297,7 @@ def test_tasks_are_found_by_name(opened: Any, real: Path) -> None:
     )
     assert sum(counted) > 0
     found = driver.find_element("css selector", "#timeline-tools [role=status]").text
-    assert found.startswith(f"{counted[0]} as recorded")
+    assert found.startswith(f"{counted[0]} baseline")
 
 
 def test_light_and_dark(opened: Any, real: Path) -> None:

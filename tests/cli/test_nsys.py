@@ -55,6 +55,12 @@ def test_explain(report: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "fc" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("by", ["line", "file"])
+def test_a_report_of_nsys_has_no_lines(by: str, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", report, "--by", by]) == 1
+    assert "got a report of Nsight Systems; record with `whatif collect --lines`" in capsys.readouterr().err
+
+
 def test_another_database_is_refused_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import sqlite3
 

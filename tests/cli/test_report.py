@@ -141,6 +141,8 @@ def test_what_is_drawn_is_what_the_tables_say(transformer: tuple[Page, str]) -> 
         "c-sensitivity",
         "c-steps",
     }
+    # Corrected, so that it is not as recorded.
+    assert charts["c-breakdown"]["labels"][0] == held.data("timeline-data")["sides"][0]["title"] == "baseline"
     breakdown = charts["c-breakdown"]["series"]
     assert [part["values"][0] for part in breakdown] == [row[1].value for row in held.tables["t-breakdown"].rows]
     gains = charts["c-gains"]["series"][0]

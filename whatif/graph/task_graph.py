@@ -229,9 +229,18 @@ class TaskGraph:
 
         ``name`` and ``layer`` are regular expressions that may match anywhere. An edit that changes ids makes the
         selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError if an expression is not
-        a valid regular expression.
+        a valid regular expression, or where a text stands for a kind, a phase, a thread or a step.
         """
         mask = np.ones(len(self), dtype=np.bool_)
+        if isinstance(kind, str):
+            raise WhatifError(f"select: expected a TaskKind, as in TaskKind.KERNEL, got {kind!r}.")
+        for what, number in (
+            ("phase as in Phase.BACKWARD", phase),
+            ("thread's number", thread),
+            ("step's number", step),
+        ):
+            if number is not None and not isinstance(number, int | np.integer):
+                raise WhatifError(f"select: expected a {what}, got {number!r}.")
         if kind is not None:
             mask &= among(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
         if name is not None:

@@ -27,6 +27,7 @@ from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.kineto_fields import NOTHING, Scalar, as_int, as_text
 from whatif.ingest.nest import Nest
+from whatif.ingest.read_events import is_sqlite
 from whatif.runtime.errors import WhatifError
 
 By = Literal["line", "file", "layer", "stack"]
@@ -83,6 +84,11 @@ def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> L
     if graph.info.ranks or path.is_dir() or not path.is_file():
         raise WhatifError(
             f"{path}: expected one trace to read lines from, got several ranks or no file; name one trace."
+        )
+    if is_sqlite(path):
+        raise WhatifError(
+            f"{path}: expected a trace of torch.profiler, whose call stacks name code, got a report of Nsight Systems; "
+            "record with `whatif collect --lines`."
         )
     frames, operators, base_ns = _read(path)
     if not frames and not any(stack for _, _, stack, _, _ in operators):

@@ -105,9 +105,9 @@ def _print_layers(out: Report, summary: MemorySummary, top: int) -> None:
 
 def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
     ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
-    rows = [("as recorded", size(summary.peak.total), "", ms(baseline_ms), "", "")]
+    rows = [("baseline", size(summary.peak.total), "", ms(baseline_ms), "", "")]
     ranges: list[tuple[str, str, str]] = []
-    peaks = [("as recorded", *_at(summary.peak))]
+    peaks = [("baseline", *_at(summary.peak))]
     for found, memory in zip(summary.what_ifs, summary.memories, strict=True):
         if isinstance(found, Refused) or memory is None:
             continue

@@ -29,7 +29,7 @@ FRAME_PX = 18
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
-    """Return where the step goes, as recorded and under the what-if, and what it waits for."""
+    """Return where the step goes, of the baseline and under the what-if, and what it waits for."""
     step_ms = facts.baseline.step_ns / 1e6
     ms, prediction = ms_format(step_ms), facts.prediction
     noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
@@ -39,7 +39,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     on_gpu = any(graph.on_gpu.any() for graph in graphs)
     # Without a GPU most parts are of something that is not there.
     parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
-    bars = [f"as {facts.baseline.graph.info.made}"]
+    bars = ["baseline"]
     if prediction:
         bars.append(" + ".join(spelled(t) for t in prediction.transforms))
     charts["c-breakdown"] = Chart(

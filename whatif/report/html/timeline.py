@@ -40,7 +40,7 @@ _LEVEL = 6
 
 def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, Any]:
     """Return the steps of the baseline and of the prediction as a JSON object with packed columns."""
-    before, title = baseline.timeline, f"as {baseline.graph.info.made}, simulated"
+    before, title = baseline.timeline, "baseline"
     if prediction is None:
         sides = [(title, before, [SAME] * len(before.graph))]
     else:
