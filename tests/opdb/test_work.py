@@ -11,7 +11,16 @@ from whatif.hardware.gpu import load_gpu
 from whatif.hardware.roofline import memory_share
 from whatif.ingest.op_cost import op_cost
 from whatif.ingest.operator_calls import describe
-from whatif.opdb.data_sheet import LAUNCH_FLOOR_S, UNDER_LOAD_S, analytic_s, bound_s, floor_s, under_load_s
+from whatif.opdb.data_sheet import (
+    LAUNCH_FLOOR_S,
+    UNDER_LOAD_S,
+    analytic_s,
+    bound_s,
+    executed_over_asked,
+    floor_s,
+    memory_s,
+    under_load_s,
+)
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.work import work
 
@@ -82,12 +91,24 @@ def test_the_analytic_law_by_hand() -> None:
     # there are 16,384 pieces of 128x128, 205 waves.
     executed = 205 * 80 / 16384
     assert executed < 1040 / 1024 < 560 / 512
-    moving_s = 3 * 4096**2 * 4 / 900e9 / memory_share(gpu).centre
     t, low, high = analytic_s(gpu, ops, launch=False)
-    assert t[0] == pytest.approx(np.hypot(useful_s * executed / 0.8, moving_s) + 2e-6)
+    assert t[0] == pytest.approx(useful_s * executed / 0.8 + 2e-6)
     assert low[0] < t[0] < high[0]
     with_launch, _, _ = analytic_s(gpu, ops, launch=True)
     assert with_launch[0] - t[0] == pytest.approx(LAUNCH_FLOOR_S - floor_s(gpu))
+
+
+def test_a_batch_of_products_takes_its_computing_and_its_moving_as_squares() -> None:
+    """Attention's scores on a V100: 64 products of 1024 x 1024 x 64, in 1,024 tiles of 256x128 of 64 terms each."""
+    gpu = load_gpu("V100-PCIE-16")
+    sizes = {"batch": [1, 64], "m": [8192, 1024], "n": [8192, 1024], "k": 64}
+    ops = operators("matmul", sizes, name="bmm", dtype="fp32")
+    computing_s = 2 * 64 * 2**26 / 14e12 / 0.8 * executed_over_asked(gpu, ops)
+    moving_s = memory_s(gpu, ops) / memory_share(gpu).centre
+    longer = np.maximum(computing_s, moving_s)
+    t, _, _ = analytic_s(gpu, ops, launch=False)
+    assert t == pytest.approx([longer[0] + 2e-6, np.hypot(computing_s[1], moving_s[1]) + 2e-6])
+    assert 0.3 < moving_s[1] / computing_s[1] < 1
 
 
 def test_a_sustained_rate_takes_the_place_of_a_share_of_the_peak() -> None:
@@ -95,10 +116,8 @@ def test_a_sustained_rate_takes_the_place_of_a_share_of_the_peak() -> None:
     gpu = load_gpu("T4")
     ops = operators("matmul", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}, name="mm", dtype=["fp32", "fp16"])
     flops, executed = 2 * 4096**3, 205 * 40 / 8192  # 512 tiles in 16 parts
-    moving_s = 3 * 4096**2 * np.array([4, 2]) / 320e9 / memory_share(gpu).centre
     t, _, _ = analytic_s(gpu, ops, launch=False)
-    computing_s = [flops * executed / 4.1e12, flops * executed / 65e12 / 0.8]
-    assert t == pytest.approx(np.hypot(computing_s, moving_s) + 2e-6)
+    assert t == pytest.approx([flops * executed / 4.1e12 + 2e-6, flops * executed / 65e12 / 0.8 + 2e-6])
     # Nothing is faster than the peak, but a cold card is faster than a warm one.
     assert bound_s(gpu, ops, cold=False) == pytest.approx([flops / 8.1e12, flops / 65e12])
 

@@ -110,10 +110,12 @@ def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Floa
         names = ops.texts["name"]
         memory = memory / np.array([normalization_share(gpu, name) for name in names.table] or [1.0])[names.codes]
     computing = sustained_s(gpu, ops) * waves
-    # A product neither hides its traffic behind its arithmetic nor adds the two up. Where both take as long (sums of 64
-    # terms or fewer), the longer of them is 5 to 56 % short of NeuSight's times on five GPUs, this 23 % short to 13 %
-    # over, and elsewhere they agree.
-    centre = np.hypot(computing, memory) if ops.family == "matmul" else np.maximum(computing, memory)
+    centre = np.maximum(computing, memory)
+    if ops.family == "matmul":
+        # A batch of products neither hides its traffic behind its arithmetic nor adds the two up. Of sums of 64 terms
+        # or fewer, where both take as long, NeuSight's times on five GPUs are 11 to 59 % over the longer of them, and
+        # 12 % under to 30 % over this. For single products steps in half precision (NVIDIA's, timm's) speak against it.
+        centre = np.where(ops.integers["batch"] > 1, np.hypot(computing, memory), centre)
     centre = centre + (LAUNCH_FLOOR_S if launch else floor_s(gpu))
     saving = np.where(_may_save(ops), WINOGRAD_USUAL, 1.0)
     low = np.maximum(centre / ANALYTIC_LOW_FACTOR / saving, bound_s(gpu, ops, cold=False))
