@@ -76,6 +76,27 @@ def test_import_list_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert text(capsys, "query", spec, "--device", "H100") == shown
 
 
+@pytest.mark.parametrize(
+    ("operator", "device", "as_for"),
+    [
+        ("mm:m=64,n=64,k=64,dtype=fp8", "V100-SXM2-32", "fp16"),
+        ("mm:m=64,n=64,k=64,dtype=tf32", "T4", "fp32"),
+        ("mm:m=64,n=64,k=64,dtype=bf16", "A100-SXM-80", ""),
+        ("mm:m=64,n=64,k=64,dtype=int8", "V100-SXM2-32", ""),
+        ("add:elements=64,dtype=bf16", "V100-SXM2-32", ""),
+    ],
+)
+def test_a_format_without_units_is_answered_as_another_and_says_so(
+    operator: str, device: str, as_for: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["opdb", "query", operator, "--device", device]
+    assert main(words) == 0
+    assert ("has no matrix units for" in (said := capsys.readouterr().err)) == bool(as_for)
+    assert not as_for or said.endswith(f"the time is estimated as for {as_for}\n")
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == bool(as_for)
+
+
 def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     for device, told in (("MI250X", True), ("MI250X-GCD", False), ("MI300X", False)):
         assert main(["opdb", "query", "mm:m=512,n=512,k=512", "--device", device]) == 0

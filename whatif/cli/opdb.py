@@ -179,6 +179,7 @@ def _method(args: argparse.Namespace) -> Method | None:
 def _query(args: argparse.Namespace) -> int:
     from whatif.hardware.gpu import gpu_asked_for
     from whatif.opdb.asking import ask, parse_operator
+    from whatif.opdb.data_sheet import MATRIX_FAMILIES
     from whatif.opdb.default import opened
     from whatif.opdb.devices import facts
     from whatif.opdb.learned import shipped_models
@@ -203,12 +204,12 @@ def _query(args: argparse.Namespace) -> int:
             f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
             f"devices with measurements: {', '.join(reply.known_devices) or 'none'}."
         )
-    show(args, reply.to_dict, lambda: print_reply(reply))
-    board = facts(args.device)
+    warnings, board, dtype = list(index.warnings), facts(args.device), str(reply.operator.get("dtype", ""))
     if board is not None and board.note_on_dies:
-        warn([f"opdb: {board.note_on_dies}: this is the time on {device}"])
-    warn(index.warnings)
-    return 0
+        warnings.insert(0, f"opdb: {board.note_on_dies}: this is the time on {device}")
+    if board is not None and ops.family in MATRIX_FAMILIES and (runs := board.matrix_dtype(dtype)) != dtype:
+        warnings.insert(0, f"opdb: {board.name} has no matrix units for {dtype}: the time is estimated as for {runs}")
+    return show(args, lambda: {**reply.to_dict(), "warnings": warnings}, lambda: print_reply(reply), warnings=warnings)
 
 
 def _list(args: argparse.Namespace) -> int:

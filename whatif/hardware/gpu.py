@@ -118,7 +118,23 @@ class Gpu(Struct, frozen=True):
         A format without units of its own answers with the one that it falls back to: "bf16" on Volta is the fp32
         rate. Raises ValueError for anything but `MATRIX_DTYPES`.
         """
-        rates = {
+        rates = self._matrix_rates
+        if dtype not in rates:
+            raise ValueError(f"expected one of {', '.join(rates)}, got {dtype!r}")
+        rate = rates[self.matrix_dtype(dtype)]
+        assert rate is not None
+        return rate
+
+    def matrix_dtype(self, dtype: str) -> str:
+        """Return the format at whose rate matrix products with `dtype` operands run: one that has units here."""
+        rates = self._matrix_rates
+        while rates.get(dtype, 0.0) is None:
+            dtype = _SLOWER_DTYPE[dtype]
+        return dtype
+
+    @property
+    def _matrix_rates(self) -> dict[str, float | None]:
+        return {
             "fp64": self.fp64_tensor_tflops or self.fp64_tflops,
             "fp32": self.fp32_tensor_tflops or self.fp32_tflops,
             "tf32": self.tf32_tensor_tflops,
@@ -126,10 +142,6 @@ class Gpu(Struct, frozen=True):
             "bf16": self.bf16_tensor_tflops,
             "fp8": self.fp8_tensor_tflops,
         }
-        if dtype not in rates:
-            raise ValueError(f"expected one of {', '.join(rates)}, got {dtype!r}")
-        rate = rates[dtype]
-        return rate if rate is not None else self.matrix_tflops(_SLOWER_DTYPE[dtype])
 
     def vector_tflops(self, dtype: str) -> float:
         """Return the peak rate of ordinary arithmetic on `dtype` operands, in TFLOP/s.

@@ -27,7 +27,7 @@ FFT_SAVING_A_TAP = 0.5
 WINOGRAD_USUAL = 2.25
 # Formats of which a data sheet gives a rate; others compute at that of the format named here.
 _RATE_DTYPE = {"fp4": "fp8", "int8": "fp8", "int": "fp32", "unknown": "fp32"}
-_MATRIX_FAMILIES = ("matmul", "conv", "attention")
+MATRIX_FAMILIES = ("matmul", "conv", "attention")
 _WORK: dict[tuple[str, bool], MatrixWork] = {
     ("matmul", False): "matmul", ("matmul", True): "matmul_backward",
     ("conv", False): "conv", ("conv", True): "conv_backward",
@@ -167,7 +167,7 @@ def sustained_s(gpu: Gpu, ops: Operators) -> Float64:
 
 def _sustained_tflops(gpu: Gpu, dtype: str, family: str, backward: bool) -> float:
     known = runs_at(dtype)
-    if family not in _MATRIX_FAMILIES:
+    if family not in MATRIX_FAMILIES:
         return sustained_vector_tflops(gpu, "fp64" if known == "fp64" else "fp32")
     return sustained_tflops(gpu, known, _WORK[family, backward])
 
@@ -188,7 +188,7 @@ def runs_at(dtype: str) -> str:
 def rate_tflops(gpu: Gpu, dtype: str, family: str, *, tf32: bool) -> float:
     """Return the device's peak for a family's operators in a number format, TFLOP/s; see ``compute_s`` for ``tf32``."""
     known = runs_at(dtype)
-    if family not in _MATRIX_FAMILIES:
+    if family not in MATRIX_FAMILIES:
         return gpu.vector_tflops("fp64" if known == "fp64" else "fp32")
     if tf32 and known == "fp32":
         return max(gpu.matrix_tflops("tf32"), gpu.matrix_tflops("fp32"))

@@ -32,7 +32,7 @@ from whatif.runtime.errors import WhatifError, expecting
 Progress = Callable[[int, int], None] | None
 
 # Raised when what an index holds changes; another one is then built.
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 _COLUMNS = ("keys", *TIMES, "contribution", "aside", "group", "log_sizes", "flops", "moved_bytes", "by_group", "starts")
 CATALOGUE = "catalogue.json"
 
@@ -103,12 +103,13 @@ def _fingerprint(store: Store) -> str:
 def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tuple[Provenance, Rows]], list[str]]:
     """Read every contribution once, by id; gives their rows, and a sentence for each that is damaged."""
     contributions, wrong = store.contributions()
+    # Of the same measurements described twice, the one that says how they were taken comes first, and counts.
+    contributions.sort(key=lambda one: one.provenance.origin.method.name == "unknown")
     found, seen = [], set()
     for place, contribution in enumerate(contributions):
         if progress:
             progress(place, len(contributions))
         said = contribution.provenance
-        # The same measurements, described twice in different words, count once.
         if (said.origin.device.name, said.times_sha256) in seen:
             continue
         try:
