@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import json
 import os
 import pty
 import re
@@ -339,3 +340,23 @@ def test_zsh_completes_every_what_if_and_trace_of_a_command(scripts: Path) -> No
 def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "tcsh"]) == 2
     assert "'tcsh'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["memory"], ["recommend", "--devices", "T4"], ["scaling", "--workers", "1,2"], ["info"], ["explain"],
+        ["sweep", "distributed:workers=2", "--vary", "bandwidth=1Gbps"], ["plan", "--gpus", "2"],
+    ],
+)  # fmt: skip
+def test_json_holds_every_warning(words: list[str], own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *options = words
+    name = [options.pop(0)] if command == "sweep" else []
+    trace = str(own_traces / "predicted" / "gpt2_h100_predicted.json.gz")
+    assert main([command, *name, trace, *options]) == 0
+    said = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert main([command, *name, trace, *options, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    warnings = {*told["warnings"], *told.get("notes", ())}
+    assert {text.removeprefix("warning: ").removeprefix("note: ") for text in said} <= warnings
+    assert sum("predicted, not recorded" in text for text in told["warnings"]) == 1

@@ -209,7 +209,7 @@ def _query(args: argparse.Namespace) -> int:
         warnings.insert(0, f"opdb: {board.note_on_dies}: this is the time on {device}")
     if board is not None and ops.family in MATRIX_FAMILIES and (runs := board.matrix_dtype(dtype)) != dtype:
         warnings.insert(0, f"opdb: {board.name} has no matrix units for {dtype}: the time is estimated as for {runs}")
-    return show(args, lambda: {**reply.to_dict(), "warnings": warnings}, lambda: print_reply(reply), warnings=warnings)
+    return show(args, reply.to_dict, lambda: print_reply(reply), warnings=warnings)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -136,11 +136,11 @@ def show(
     print_text: Callable[[], None],
     *,
     figure: Callable[[], Figure] | None = None,
-    warnings: Iterable[str] = (),
+    warnings: Iterable[str] | None = None,
 ) -> int:
     """Show what a command found: the plot into its file, then one JSON object, or the text and its warnings.
 
-    Returns the exit status.
+    The object has the ``warnings`` too, those that it does not tell already. Returns the exit status.
     """
     plot = getattr(args, "plot", None)
     if plot and figure is not None:
@@ -151,12 +151,15 @@ def show(
         from whatif.report.as_json import print_json
 
         trust = getattr(args, "trust", None)
-        told = {} if trust is None else {"trust": trust.to_dict()}
-        print_json({**as_dict(), **told, **({"plot": plot} if plot else {})})
+        found = {**as_dict(), **({} if trust is None else {"trust": trust.to_dict()})}
+        if warnings is not None:
+            told = {*found.get("warnings", ()), *found.get("notes", ())}
+            found["warnings"] = [*(text for text in warnings if text not in told), *found.get("warnings", ())]
+        print_json({**found, **({"plot": plot} if plot else {})})
         return 0
     print_text()
     print_plot(plot)
-    warn(warnings)
+    warn(warnings or ())
     return 0
 
 
