@@ -142,8 +142,7 @@ def reading_s(text: str) -> float:
 def test_reading_many_threads_takes_time_by_their_number(make: Callable[[int], str]) -> None:
     reading_s(make(100))
     few_s, many_s = (min(reading_s(make(count)) for _ in range(2)) for count in (5_000, 20_000))
-    assert many_s < 5  # 2.2 and 2.7 s on one core of 2026
-    assert many_s < 4 * 1.5 * few_s
+    assert many_s < 4 * 1.5 * few_s  # 2.2 and 2.7 s on one core of 2026, 6 on a slower one
 
 
 @pytest.mark.slow
