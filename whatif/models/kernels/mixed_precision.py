@@ -15,6 +15,7 @@ import numpy as np
 from whatif.graph.described import Described
 from whatif.graph.insert import NewTasks, synchronizing
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
+from whatif.graph.order import places
 from whatif.graph.recorded import AUTOCAST_CASTS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -273,7 +274,7 @@ def update_begins(graph: TaskGraph) -> Int64:
     main = graph.on_cpu & (graph.thread == 0)
     update = np.flatnonzero(main & (graph.phase == Phase.UPDATE))
     passes = np.flatnonzero(is_backward)
-    n_backward = np.searchsorted(passes, update, side="right")
+    n_backward = places(passes, update, side="right")
     first = np.diff(n_backward, prepend=0) > 0
     begins, last_backward = update[first], passes[n_backward[first] - 1]
     # Between a backward pass and its update lies no other phase.

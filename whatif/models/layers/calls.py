@@ -38,10 +38,9 @@ def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
 
 def launches_of(graph: TaskGraph, tasks: Tasks) -> Bool:
     """Return a mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
-    found = np.zeros(len(graph), dtype=np.bool_)
-    launch = graph.launch_of[as_ids(graph, tasks)]
-    found[launch[launch >= 0]] = True
-    return found
+    found = np.zeros(len(graph) + 1, dtype=np.bool_)  # the last one is of tasks whose launch is not known (-1)
+    found[graph.launch_of.take(as_ids(graph, tasks))] = True
+    return found[:-1]
 
 
 # What a launch costs the CPU where the recording has none: our estimate.
