@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -101,13 +102,16 @@ def room_of(module: str) -> str:
     return "/".join(parts[:3]) if parts[0] == "whatif" and len(parts) > 3 else ""
 
 
-ARROWS = sorted(
-    (module, found, line)
-    for module, path in MODULES.items()
-    for found, line in imported(module, ast.parse(path.read_text(encoding="utf-8")))
-    # Commands load these by name: nothing in whatif/ imports them (tested below), and some have no torch.
-    if found and found != module and not (entry_of(module).startswith("whatif/") and entry_of(found) in MAPPED)
-)
+@cache
+def arrows() -> list[tuple[str, str, int]]:
+    """Who imports whom, and in which line; found when it is asked for, since every run of tests collects this file."""
+    return sorted(
+        (module, found, line)
+        for module, path in MODULES.items()
+        for found, line in imported(module, ast.parse(path.read_text(encoding="utf-8")))
+        # Commands load these by name: nothing in whatif/ imports them (tested below), and some have no torch.
+        if found and found != module and not (entry_of(module).startswith("whatif/") and entry_of(found) in MAPPED)
+    )
 
 
 def levels(arrows: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -131,14 +135,14 @@ def test_imports_run_down_the_list_of_folders() -> None:
     order = [*(f"whatif/{name}" for name in FOLDERS), "whatif/__init__.py"]
     upward = [
         f"{MODULES[importer].relative_to(ROOT)}:{line} imports {found}"
-        for importer, found, line in ARROWS
+        for importer, found, line in arrows()
         if entry_of(importer) in order[:-1] and entry_of(found) in order[order.index(entry_of(importer)) + 1 :]
     ]
     assert not upward
 
 
 def test_no_cycle_between_folders_and_few_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    level = levels((entry_of(a), entry_of(b)) for a, b, _ in ARROWS if entry_of(a) != entry_of(b))
+    level = levels((entry_of(a), entry_of(b)) for a, b, _ in arrows() if entry_of(a) != entry_of(b))
     with capsys.disabled():
         print(f"\nimports: {max(level.values())} levels over {len(level)} folders and files")
     assert max(level.values()) <= MOST_LEVELS
@@ -148,7 +152,7 @@ def test_no_cycle_between_the_rooms_of_a_folder() -> None:
     for folder in FOLDERS:
         inside = [
             (room_of(a), room_of(b))
-            for a, b, _ in ARROWS
+            for a, b, _ in arrows()
             if room_of(a).startswith(f"whatif/{folder}/") and room_of(b).startswith(f"whatif/{folder}/")
         ]
         levels((a, b) for a, b in inside if a != b)
