@@ -111,6 +111,15 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         read_ranks([files[0], tmp_path / "nowhere.json"])
 
 
+def test_paths_of_ranks_are_one_path_or_a_list(own_traces: Path) -> None:
+    folder = own_traces / "ranks_cpu" / "twice_the_batch"
+    assert len(read_ranks(str(folder)).numbers) == 2
+    given: Any
+    for given in (None, [], [3]):
+        with pytest.raises(WhatifError, match="read_ranks: expected paths of recordings, or of their folder, got"):
+            read_ranks(given)
+
+
 def test_a_truncated_rank_is_read_as_far_as_it_goes(tmp_path: Path, own_traces: Path) -> None:
     files = [own_traces / "ranks_cpu" / "even" / f"rank{i}.json.gz" for i in range(2)]
     text = gzip.decompress(files[1].read_bytes())

@@ -72,7 +72,7 @@ class Ranks(Struct, frozen=True):
 
 
 def read_ranks(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     *,
     only: Sequence[int] | None = None,
     jobs: str | int | None = None,
@@ -85,6 +85,9 @@ def read_ranks(
     processes as there are cores where that is quicker. ``progress(done, total)`` is called for each file. Raises
     WhatifError, one sentence, if a file cannot be read, if two are the same rank, or if they do not belong to one run.
     """
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, str | Path) for path in paths):
+        raise WhatifError(f"read_ranks: expected paths of recordings, or of their folder, got {str(paths)[:60]!r}.")
     found = chosen(find_recordings(paths), only)
     if not found:
         raise _none_of(only or (), paths)
