@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_dependencies_that_close_a_cycle_are_refused(source: int, target: int) -
 
 @pytest.mark.parametrize(("source", "target"), [(0, 11), (-1, 3)])
 def test_dependencies_between_tasks_that_do_not_exist_are_refused(source: int, target: int) -> None:
-    with pytest.raises(WhatifError, match=r"expected ids in 0\.\.10"):
+    with pytest.raises(WhatifError, match=r"expected ids of tasks in 0\.\.10"):
         step().add_dependencies([source], [target])
 
 
@@ -475,6 +476,40 @@ def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
     assert timeline["launch e"] == timeline["d"] == 31
 
 
+# -- misuse --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        (lambda graph: graph.scale(graph.on_gpu, "2"), "scale: expected numbers, got '2'"),
+        (lambda graph: graph.scale(graph.on_gpu, 0.5, low=object()), "scale: expected numbers, got '<object"),
+        (lambda graph: graph.scale(graph.on_gpu, [1, 2, 3, 4, 5, 6, 7]), "scale: expected one factor, or one for each"),
+        (lambda graph: graph.scale("2", 0.5), "ids of tasks: expected numbers, got '2'"),
+        (lambda graph: graph.scale([0.5], 0.5), "expected whole ids of tasks, got 0.5"),
+        (lambda graph: graph.scale([10**9], 0.5), r"expected ids of tasks in 0\.\.10, got 1000000000"),
+        (lambda graph: graph.with_duration(graph.on_gpu, "2"), "durations: expected numbers, got '2'"),
+        (lambda graph: graph.with_duration(graph.on_gpu, [[1], [2, 3]]), "durations: expected numbers"),
+        (lambda graph: graph.remove(-1), r"expected ids of tasks in 0\.\.10, got -1"),
+        (lambda graph: graph.remove(graph.launch_of), r"expected ids of tasks in 0\.\.10, got -1"),
+        (lambda graph: graph.split([0], 1.5), "split: expected 1 part or more, got 1.5"),
+        (lambda graph: graph.attach(rank=3), "attach: expected 11 values for column 'rank', got 1"),
+        (lambda graph: graph.select(kind=99), "expected a TaskKind, as in TaskKind.KERNEL, got 99"),
+        (lambda graph: graph.select(name=3), "expected a regular expression as text, got 3"),
+        (lambda graph: graph.add_dependencies([0, 1], [2]), "got 1 targets and 1 lags"),
+        (lambda graph: graph.add_dependencies([0], [2], lag_ns=[1, 2]), "got 1 targets and 2 lags"),
+        (lambda graph: graph.insert("task"), "insert: expected NewTasks.*, got str"),
+        (lambda graph: graph.insert(NewTasks([0], 3, TaskKind.CPU_OP, 5)), "expected a text as the name, got 3"),
+        (lambda graph: graph.insert(NewTasks([0], "new", None, 5)), "expected a TaskKind.*got None"),
+        (lambda graph: graph.insert(NewTasks([0], "new", TaskKind.CPU_OP, [1, 2])), "or one for each of the 1 tasks"),
+        (lambda graph: TaskGraph.from_networkx("a", graph), "expected a networkx graph, got str"),
+    ],
+)
+def test_what_an_edit_cannot_take_is_refused_in_a_sentence(misuse: Callable[[TaskGraph], object], says: str) -> None:
+    with pytest.raises(WhatifError, match=says):
+        misuse(step())
+
+
 # -- exchange ------------------------------------------------------------------------------------------------------
 
 
@@ -517,6 +552,15 @@ def test_networkx_writes_graphml_and_gexf_and_reads_them_back(tmp_path: Path) ->
     again.add_edge(0, 2, kind="USED", lag_ns=5, anchor="START")
     with pytest.raises(WhatifError, match=r"'kind': expected one of .*USER, got 'USED'"):
         TaskGraph.from_networkx(again, graph)
+
+
+def test_networkx_and_back_keeps_every_column() -> None:
+    need("networkx")
+    graph = step()
+    assert (graph.family < 0).any()
+    back = TaskGraph.from_networkx(graph.to_networkx(), graph)
+    for column in TASK_COLUMNS:
+        assert getattr(back, column).tolist() == getattr(graph, column).tolist(), column
 
 
 def test_threads_of_one_name_stay_apart() -> None:

@@ -341,6 +341,23 @@ def test_scenarios_need_fixed_orders() -> None:
         simulate_scenarios(graph, np.zeros(len(graph)), [1.0])
 
 
+def test_what_cannot_be_simulated_is_refused_in_a_sentence() -> None:
+    build = Build(CPU)
+    build.task(0, 5)
+    graph = build.graph()
+    given: Any
+    for given in ("trace.json.gz", None):
+        with pytest.raises(WhatifError, match=r"simulate: expected a TaskGraph, got .*; whatif.read\(path\) gives one"):
+            simulate(given)
+    with pytest.raises(WhatifError, match=r"got Timeline; take its \.graph"):
+        simulate_scenarios(simulate(graph), [1], [1])  # type: ignore[arg-type]
+    for slopes, x in ((1, [1.0]), ([1, 2], [1.0]), ([1], 1.0), ([1], ["2"])):
+        with pytest.raises(WhatifError, match="simulate_scenarios: expected"):
+            simulate_scenarios(graph, slopes, x)  # type: ignore[arg-type]
+    with pytest.raises(WhatifError, match="expected ids of tasks"):
+        simulate_scenarios(graph, [1], [1.0], [7])
+
+
 def test_no_scenarios_give_no_results() -> None:
     build = Build(CPU)
     build.task(0, 1)

@@ -34,7 +34,7 @@ def _tables(graph: TaskGraph) -> dict[str, list[str]]:
         "thread": [thread.name for thread in graph.threads],
         "layer": graph.layers,
         "phase": [phase.name for phase in Phase],
-        "family": [*(family.name for family in KernelFamily), ""],
+        "family": [*(family.name for family in KernelFamily), ""],  # -1 is the last one
         "dtype": DTYPES,
     }
     return {column: _distinct(words) for column, words in tables.items()}
@@ -95,6 +95,8 @@ def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
 
 def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
     """See ``TaskGraph.from_networkx``: node attributes and edges that are not derived may have been edited."""
+    if not hasattr(exchanged, "nodes"):
+        raise WhatifError(f"expected a networkx graph, got {type(exchanged).__name__}.")
     nodes = sorted(exchanged.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     columns, tables = {}, _tables(like)
@@ -102,6 +104,8 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
         values = [exchanged.nodes[node][name] for node in nodes]
         if name in tables:
             values = _coded(name, values, tables[name])
+            if name == "family":
+                values = [code if code < len(KernelFamily) else -1 for code in values]
         columns[name] = np.array(values, dtype=getattr(like, name).dtype)
     edges = [(place[s], place[t], d) for s, t, d in exchanged.edges(data=True) if not d.get("derived")]
     dependencies = Dependencies(

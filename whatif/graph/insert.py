@@ -100,6 +100,7 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
     behind, rank, counts = [], [], []
     done = 0
     for tasks in parts:
+        _check_given(tasks)
         after = as_ids(graph, tasks.after)
         count = len(after)
         launched_after, launched_by = (
@@ -108,9 +109,6 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
         counts.append((count, 0 if launched_after is None else count))
         if not count:
             continue
-        for given in (after, launched_after, launched_by):
-            if given is not None and (given.min() < 0 or given.max() >= n):
-                raise WhatifError(f"insert: expected ids of tasks in 0..{n - 1}, got one outside.")
         names.setdefault(tasks.name)
         if launched_after is not None:
             names.setdefault(tasks.launch_name)
@@ -129,6 +127,17 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
         nothing = np.empty(0, np.int32)
         return [Inserted(graph, nothing, nothing, np.arange(n, dtype=np.int32)) for _ in parts]
     return _woven(graph, parts, counts, tuple(names), new, np.concatenate(behind), np.concatenate(rank))
+
+
+def _check_given(tasks: NewTasks) -> None:
+    """Raise WhatifError where the tasks are none, or their name is no text or their kind none of ``TaskKind``."""
+    if not isinstance(tasks, NewTasks):
+        raise WhatifError(f"insert: expected NewTasks(after=..., name=..., ...), got {type(tasks).__name__}.")
+    if not isinstance(tasks.name, str):
+        raise WhatifError(f"insert: expected a text as the name, got {tasks.name!r}.")
+    kinds = np.asarray(tasks.kind)
+    if kinds.dtype.kind not in "iu" or not np.isin(kinds, list(TaskKind)).all():
+        raise WhatifError(f"insert: expected a TaskKind, as in TaskKind.KERNEL, got {tasks.kind!r}.")
 
 
 def _for_each(graph: TaskGraph, ids: npt.ArrayLike | None, count: int) -> Int64 | None:
@@ -185,10 +194,15 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
 
     def column(value: npt.ArrayLike | None, default: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
         result = np.empty(count, dtype=dtype)
-        result[:] = default if value is None else value  # four times faster than to broadcast one value and convert
+        try:
+            result[:] = default if value is None else value  # four times faster than to broadcast one value and convert
+        except (TypeError, ValueError):
+            raise WhatifError(
+                f"insert: expected one number, or one for each of the {count} tasks {tasks.name!r}, got {value!r}."
+            ) from None
         return result
 
-    duration = as_ns(np.broadcast_to(np.asarray(tasks.duration_ns, dtype=np.float64), (count,)))
+    duration = column(as_ns(tasks.duration_ns), 0, np.int64)
     if duration.min() < 0:
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
     given = {**vars(tasks), "name": name_id, "duration_ns": duration}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from whatif.graph import edit
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, Column
-from whatif.graph.edit import as_ids, as_index
+from whatif.graph.edit import as_ids, as_index, as_ns
 from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.memory import Memory
 from whatif.graph.notebook_view import notebook_view
@@ -232,7 +232,8 @@ class TaskGraph:
         a valid regular expression, or where a text stands for a kind, a phase, a thread or a step.
         """
         mask = np.ones(len(self), dtype=np.bool_)
-        if isinstance(kind, str):
+        kinds = () if kind is None else tuple(kind) if isinstance(kind, Iterable) else (kind,)
+        if not all(each in tuple(TaskKind) for each in kinds):
             raise WhatifError(f"select: expected a TaskKind, as in TaskKind.KERNEL, got {kind!r}.")
         for what, number in (
             ("phase as in Phase.BACKWARD", phase),
@@ -242,7 +243,7 @@ class TaskGraph:
             if number is not None and not isinstance(number, int | np.integer):
                 raise WhatifError(f"select: expected a {what}, got {number!r}.")
         if kind is not None:
-            mask &= among(self.kind, [kind] if isinstance(kind, TaskKind) else list(kind))
+            mask &= among(self.kind, kinds)
         if name is not None:
             mask &= matching(self.names, name).take(self.name)
         if layer is not None:
@@ -408,7 +409,13 @@ class TaskGraph:
     ) -> TaskGraph:
         """Let ``target[i]`` wait for ``source[i]``, for each i. Raises WhatifError on a cycle."""
         ends = as_ids(self, source), as_ids(self, target)
-        return edit.add_dependencies(self, Dependencies.of(*ends, kind, lag_ns, anchor))
+        lags_ns, n = as_ns(lag_ns), len(ends[0])
+        if len(ends[1]) != n or lags_ns.size not in (1, n):
+            raise WhatifError(
+                f"add_dependencies: expected a target, and one lag or a lag, for each of the {n} sources, got "
+                f"{len(ends[1])} targets and {lags_ns.size} lags."
+            )
+        return edit.add_dependencies(self, Dependencies.of(*ends, kind, lags_ns, anchor))
 
     def attach(self, **columns: Tasks) -> TaskGraph:
         """Return the graph with named columns of shape (n_tasks,) for a schedule function to read.
@@ -418,8 +425,8 @@ class TaskGraph:
         attached = dict(self.attached)
         for key, column in columns.items():
             attached[key] = as_index(self, column) if isinstance(column, Selection) else np.asarray(column)
-            if len(attached[key]) != len(self):
-                raise WhatifError(f"attach: expected {len(self)} values for column {key!r}, got {len(attached[key])}.")
+            if attached[key].shape[:1] != (len(self),):
+                raise WhatifError(f"attach: expected {len(self)} values for column {key!r}, got {attached[key].size}.")
         return self.replace(attached=attached)
 
     def note(self, sentence: str) -> TaskGraph:
@@ -527,6 +534,8 @@ def matching(table: tuple[str, ...], pattern: str) -> Bool:
     """Return a mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
     try:
         expression = re.compile(pattern)
+    except TypeError:
+        raise WhatifError(f"expected a regular expression as text, got {pattern!r}.") from None
     except re.error as error:
         raise WhatifError(f"expected a regular expression, got {pattern!r}: {error}.") from None
     return np.fromiter((expression.search(text) is not None for text in table), dtype=np.bool_, count=len(table))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whatif.graph.edit import as_ids, as_numbers
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -100,6 +101,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     on a cycle, or if ``schedule`` picks a task that is not ready. Tasks that share a resource, as declared by a
     transform (``whatif.simulation.sharing``), slow each other down.
     """
+    _expect_graph("simulate", graph)
     if isinstance(schedule, ByPriority):
         times = _by_events(graph, _with_name(schedule.priority, schedule.behind, graph))
     elif schedule is not None:
@@ -128,6 +130,7 @@ def simulate_scenarios(
     Returns the ends in ns of the tasks ``observed``, shape (n_observed, n_scenarios), and the makespans in ns, shape
     (n_scenarios,). Raises WhatifError if a thread's order is free, because a schedule has to choose in each scenario.
     """
+    _expect_graph("simulate_scenarios", graph)
     if USES in graph.attached:
         raise WhatifError(
             "simulate_scenarios: expected tasks that share nothing, got ones that slow one another; "
@@ -136,9 +139,14 @@ def simulate_scenarios(
     if not all(thread.ordered for thread in graph.threads):
         raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
-    values, slopes = np.asarray(x, dtype=np.float64), np.asarray(slope_ns, dtype=np.float64)
+    values, slopes = (as_numbers("simulate_scenarios", of).astype(np.float64, copy=False) for of in (x, slope_ns))
+    if values.ndim != 1 or slopes.shape != (len(graph),):
+        raise WhatifError(
+            f"simulate_scenarios: expected a list of x and a slope for each of the {len(graph)} tasks, got shapes "
+            f"{values.shape} and {slopes.shape}."
+        )
     rows, n_rows = live_rows(graph)
-    wanted = np.asarray(observed, dtype=np.int64)
+    wanted = as_ids(graph, np.asarray(observed))
     distinct, place = np.unique(wanted, return_inverse=True)
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
@@ -155,6 +163,12 @@ def simulate_scenarios(
         )  # fmt: skip
         seen[:, first : first + BLOCK], makespan[first : first + BLOCK] = of_watched, last[0]
     return seen[place], makespan
+
+
+def _expect_graph(function: str, given: Any) -> None:
+    if not isinstance(given, TaskGraph):
+        held = "take its .graph" if hasattr(given, "graph") else "whatif.read(path) gives one"
+        raise WhatifError(f"{function}: expected a TaskGraph, got {type(given).__name__}; {held}.")
 
 
 def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
