@@ -222,7 +222,7 @@ def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
     (line,) = (line for line in found.parts if line.part.name == "train.py(12): step › item")
     assert line.waits == 1
     assert line.blocked_ms == pytest.approx(0.92, abs=0.03)
-    assert "train.py(12): step › item waits for the GPU 1 times a step" in found.headline
+    assert "train.py(12): step › item waits for the GPU 1 time a step" in found.headline
 
 
 def test_the_headline_is_of_all_layers_whatever_is_shown(own_traces: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,21 @@ def test_the_data_loader_is_found_in_the_kineto_pair(shared_traces: Path, capsys
     # Without the profiler both wait for the GPU, which does the same work.
     assert {one["verdict"].partition(":")[0] for one in (without, four)} == {"GPU-bound"}
     assert without["baseline_ms"] == pytest.approx(four["baseline_ms"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["info"], "harryjmoss-a100-batch/bs8.run0.pt.trace.json.gz"),
+        (["info"], "hta/triton_example.json.gz"),
+        (["explain", "--efficiency"], "param-dlrm-8xv100/rank3.json.gz"),
+        (["explain", "--by", "step"], "nano-vllm-h100/trace_graph.json.gz"),
+    ],
+)
+def test_one_of_a_thing_is_no_plural_and_zero_has_no_sign(
+    words: list[str], name: str, shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(shared_traces / name)]) == 0
+    told = capsys.readouterr()
+    for text in (told.out, told.err):
+        assert not re.findall(r"-0\.0+ %|(?<![\d.,])1 (?:layer|kernel|step|worker|time)s", text)

@@ -154,7 +154,7 @@ def test_check_tells_what_is_damaged(db: Path, capsys: pytest.CaptureFixture[str
     shard.write_bytes(shard.read_bytes()[:-9])
     [problem] = report(capsys, "check", "--db", db, status=1)["problems"]
     assert shard.name in problem
-    assert "1 problems" in text(capsys, "check", "--db", db, status=1)
+    assert "1 problem;" in text(capsys, "check", "--db", db, status=1)
 
 
 def test_evaluate_counts_every_held_out_row(db: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -537,7 +537,7 @@ def test_a_table_of_aiconfigurator_with_a_wrong_cell_is_counted(
         "n": 2, "k": 3, "latency": 0.1,
     }  # fmt: skip
     pq.write_table(pa.table({k: [v] for k, v in (row | {column: value}).items()}), tmp_path / "gemm_perf.parquet")
-    with pytest.raises(WhatifError, match=f"got none: 1 rows left out: .*{reason}"):
+    with pytest.raises(WhatifError, match=f"got none: 1 row left out: .*{reason}"):
         read_foreign("aiconfigurator", tmp_path)
 
 

@@ -13,6 +13,7 @@ from whatif.cli.as_python import as_python, interrupt_at_exit
 from whatif.cli.options import with_torch
 from whatif.cli.status import COULD_NOT
 from whatif.runtime.errors import WhatifError
+from whatif.units import counted
 
 # What stands behind the script's name belongs to the script.
 REST_IS_FOREIGN = True
@@ -135,10 +136,11 @@ def _record(args: argparse.Namespace) -> int:
     if not ended.together or messages.this_rank() in (None, 0):
         files = name.replace(".rank0.", ".rank*.") if ended.together else name
         say(messages.recorded(name, files))
+    after = f"after {counted(ended.steps, 'step')}"
     if ended.stopped:
-        say(f"stopped {args.script} after {ended.steps} steps: it did not run to its end, so use none of its results.")
+        say(f"stopped {args.script} {after}: it did not run to its end, so use none of its results.")
     if ended.caught:
-        say(f"{args.script} caught the stop after {ended.steps} steps and ended by itself: it may have left out work.")
+        say(f"{args.script} caught the stop {after} and ended by itself: it may have left out work.")
     return int(ended.status)
 
 

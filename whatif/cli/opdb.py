@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from whatif.cli.opdb_names import device_name, family_name, the_store
 from whatif.cli.options import add_json, number, whole_number
 from whatif.cli.reading import progress_bar, show, warn
+from whatif.units import counted
 
 if TYPE_CHECKING:
     from whatif.opdb.evaluate import Fit
@@ -243,7 +244,7 @@ def _export(args: argparse.Namespace) -> int:
         return show(
             args,
             lambda: {"file": str(target), "rows": rows},
-            lambda: print(f"{printable(str(target))}: {rows:,} rows written"),
+            lambda: print(f"{printable(str(target))}: {counted(rows, 'row')} written"),
         )
     other = Store.open(target, create=True)
     return _move(args, "exporting", other.folder, partial(merge, store, other))

@@ -9,6 +9,7 @@ from typing import Any
 
 from whatif.cli.opdb_names import the_store
 from whatif.cli.options import number, whole_number, with_torch
+from whatif.units import counted
 
 # Imported by name at run time: the library never depends on torch.
 REQUEST = "whatif.instrumentation.profile_ops.request"
@@ -110,7 +111,7 @@ def run_profile(args: argparse.Namespace) -> int:
 
 
 def _warnings(done: Any) -> list[str]:
-    found = [f"{count:,} operators not measured: {reason}" for reason, count in sorted(done.left_out.items())]
+    found = [f"{counted(count, 'operator')} not measured: {reason}" for reason, count in sorted(done.left_out.items())]
     if done.damaged_lines:
         found.append(f"{done.damaged_lines:,} damaged lines in the journal of an earlier run were ignored")
     return [*found, *done.merged.refused]

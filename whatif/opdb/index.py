@@ -28,6 +28,7 @@ from whatif.opdb.schema import TIMES
 from whatif.opdb.shard import parquet
 from whatif.opdb.store import Store
 from whatif.runtime.errors import WhatifError, expecting
+from whatif.units import counted
 
 Progress = Callable[[int, int], None] | None
 
@@ -119,7 +120,9 @@ def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tu
             continue
         seen.add((said.origin.device.name, said.times_sha256))
         if lost:
-            wrong.append(f"{contribution.shard}: {lost:,} rows left out: times or sizes that no device can have.")
+            wrong.append(
+                f"{contribution.shard}: {counted(lost, 'row')} left out: times or sizes that no device can have."
+            )
         if len(rows):
             found.append((said, rows))
     return found, wrong

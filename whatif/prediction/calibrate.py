@@ -322,7 +322,7 @@ class _Search(Struct, frozen=True):
         )
 
     def _differs(self, tried: _Tried) -> str:
-        return f"differs by {100 * (tried.step_ns / self.target_ns - 1):+.1f} % from the one without the profiler"
+        return f"differs by {100 * (tried.step_ns / self.target_ns - 1):+z.1f} % from the one without the profiler"
 
 
 def corrected(graph: TaskGraph, cost_ns: float | Float64, pace: float | Float64) -> TaskGraph:

@@ -113,7 +113,7 @@ def trust_of(baseline: Baseline) -> Trust:
     found = list(info.findings)
     if abs(error_pct) > DOUBTFUL_REPLAY_PCT:
         severity = Severity.VOIDS if abs(error_pct) > VOID_REPLAY_PCT else Severity.DOUBT
-        missed = f"the replay misses the recorded {noun} by {error_pct:+.1f} %"
+        missed = f"the replay misses the recorded {noun} by {error_pct:+z.1f} %"
         found.append(Finding(REPLAY, severity, 1, missed, "see the other findings, and `whatif info`"))
     if wait_pct > DOUBTFUL_WAIT_PCT:
         # What is damaged explains it before other programs do.

@@ -168,8 +168,8 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     notes = []
     if work.faster.any():
         notes.append(
-            f"{int(work.faster.sum()) / work.n_steps:,.0f} kernels a step do fewer multiplications than the formula "
-            "says (Winograd, FFT) or run in another format than their name shows: their shares are not counted"
+            f"{work.kernels_that(work.faster, 'do', 'does')} fewer multiplications than the formula says (Winograd, "
+            "FFT), or multiplications in another format than the name shows: such shares are not counted"
         )
     if used.built_twice:
         notes.append(
@@ -178,8 +178,8 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         )
     if work.cached.any():
         notes.append(
-            f"{int(work.cached.sum()) / work.n_steps:,.0f} kernels a step read from caches, faster than memory: their "
-            "bytes are not counted"
+            f"{work.kernels_that(work.cached, 'read', 'reads')} from caches, faster than memory: such bytes are not "
+            "counted"
         )
     families = work.rows(family, [f.name.lower().replace("_", " ") for f in KernelFamily])
     families = _with_gains(baseline, work, family, families[:top])
@@ -239,6 +239,11 @@ class _Work:
         self.faster = self.at_peak_ns > self.ns
         self.cached = self.moving_ns > self.ns
         self.saves_ns, self.by_shape = self._saves()
+
+    def kernels_that(self, which: Bool, several: str, one: str) -> str:
+        """Return how many kernels of a step are among these (a mask), with their verb."""
+        count = max(round(int(which.sum()) / self.n_steps), 1)
+        return f"1 kernel a step {one}" if count == 1 else f"{count:,} kernels a step {several}"
 
     def _saves(self) -> tuple[Float64, Bool]:
         """What each task would save if it were as fast as is usual, ns, and whether the op database says so by shape.

@@ -75,8 +75,8 @@ class LineParts(Struct, frozen=True):
         waiting = max(known, key=lambda line: line.blocked_ms)
         if waiting.blocked_ms > 0:
             told += (
-                f"; {waiting.part.name} waits for the GPU {waiting.waits:.3g} times a {what}, "
-                f"{waiting.blocked_ms:,.2f} ms"
+                f"; {waiting.part.name} waits for the GPU {waiting.waits:.3g} time{'s' * (waiting.waits != 1)} a "
+                f"{what}, {waiting.blocked_ms:,.2f} ms"
             )
         gaining = max(known, key=lambda line: line.gain_ms or 0.0)
         if gaining.gain_ms:

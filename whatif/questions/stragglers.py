@@ -284,7 +284,7 @@ def _sentence(row: RankRow, step_ms: float) -> str:
     )
     parts = []
     for of in ("phase", "family", "layer"):
-        named = [f"{part.name} {part.ms:+.2f}" for part in row.excess if part.of == of][:TOLD]
+        named = [f"{part.name} {part.ms:+z.2f}" for part in row.excess if part.of == of][:TOLD]
         if named:
             parts.append(f"{of} {', '.join(named)}")
     if not parts:

@@ -14,6 +14,7 @@ from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import GPU_KINDS, SYNC_NAME, Array, Bool, Float64, TaskKind, among
 from whatif.prediction.baseline import Baseline
 from whatif.simulation.steps import steady
+from whatif.units import counted
 
 # What the recorder writes around a full collection of Python's garbage collector.
 GARBAGE = r"^whatif::gc"
@@ -66,7 +67,7 @@ class UnevenSteps(Struct, frozen=True):
         slow = [step for step in self.steps if step.slow]
         if not self.steps:
             return "no steps to compare: the recording has no steps by this clock."
-        spread = f"{len(self.steps)} steps, median {self.median_ms:,.2f} ms, mean {self.mean_ms:,.2f} ms"
+        spread = f"{counted(len(self.steps), 'step')}, median {self.median_ms:,.2f} ms, mean {self.mean_ms:,.2f} ms"
         if not slow:
             return f"{spread}: none takes {100 * SLOW_SHARE:.0f} % more than the median."
         totals: dict[str, float] = {}
@@ -77,7 +78,9 @@ class UnevenSteps(Struct, frozen=True):
         named = sorted(totals, key=lambda name: -totals[name])
         why = ", ".join(f"{name} ({totals[name]:,.2f} ms)" for name in named[:3]) or "nothing that the recording shows"
         retries = sum(step.allocator_retries for step in slow)
-        full = f" In them the allocator ran out of memory and tried again {retries} times." if retries else ""
+        full = (
+            f" In them the allocator ran out of memory and tried again {counted(retries, 'time')}." if retries else ""
+        )
         return f"{spread}; {len(slow)} slow, {excess_ms:,.2f} ms above the median together, with more of: {why}.{full}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{ms(outcome.predicted_ms)} ms",
         f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",
         f"{ms(outcome.measured_ms)} ms" + ("" if spread is None else f" ± {spread:.1f} %"),
-        f"{outcome.error_pct:+.1f} %",
-        "–" if outcome.raw_ms is None else f"{ms(outcome.raw_ms)} ms ({outcome.raw_error_pct:+.1f} %)",
+        f"{outcome.error_pct:+z.1f} %",
+        "–" if outcome.raw_ms is None else f"{ms(outcome.raw_ms)} ms ({outcome.raw_error_pct:+z.1f} %)",
         "; ".join(remarks),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from whatif.questions.uneven_steps import UnevenSteps
 from whatif.report.layout import CLOCK_LABELS, ms_format
 from whatif.report.plots import COLORS, new_figure, title, unboxed
+from whatif.units import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +38,6 @@ def steps_figure(found: UnevenSteps) -> Figure:
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=7, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     unboxed(axes, "y")
-    what = f"{len(found.steps)} steps, median {ms(found.median_ms)} ms, {CLOCK_LABELS[found.clock]}"
+    what = f"{counted(len(found.steps), 'step')}, median {ms(found.median_ms)} ms, {CLOCK_LABELS[found.clock]}"
     title(figure, found.baseline.graph.info.path, what)
     return figure

@@ -36,7 +36,7 @@ def truth_figure(outcomes: Sequence[Outcome], names: Sequence[str], heading: str
                 low, high = (getattr(outcome, end) / outcome.baseline_ms for end in ("low_ms", "high_ms"))
                 draw_range(axes, x, height, low, high, along="y")
                 axes.annotate(
-                    f"{outcome.error_pct:+.1f} %", (x, max(high, height)), xytext=(0, 3), textcoords="offset points",
+                    f"{outcome.error_pct:+z.1f} %", (x, max(high, height)), xytext=(0, 3), textcoords="offset points",
                     ha="center", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
                 )  # fmt: skip
     lines = [wrap(drawn(name, NAME_LENGTH), LINE_LENGTH, max_lines=3, placeholder="…") for name in names]

@@ -128,7 +128,7 @@ def _footnote(prediction: Prediction, ms: Callable[[float | None], str]) -> str:
     parts = [f"without the profiler {ms(untraced_ns / 1e6)} ms"] if untraced_ns else []
     parts += [
         f"recorded {ms(baseline.measured_ns / 1e6)} ms",
-        f"replay error {baseline.replay_error_pct:+.2f} %",
+        f"replay error {baseline.replay_error_pct:+z.2f} %",
         f"unexplained wait {baseline.unexplained_wait_pct:.1f} %",
     ]
     return "  " + "; ".join(parts)

@@ -148,7 +148,7 @@ def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int
 
 
 def _print_reasons(out: Report, title: str, entries: Sequence[Ranked]) -> None:
-    rows = [(what_ifs(entry), f"{entry.trial.gain_pct:+.1f} %", entry.reason) for entry in entries]
+    rows = [(what_ifs(entry), f"{entry.trial.gain_pct:+z.1f} %", entry.reason) for entry in entries]
     out.table(title, ["", "gain", " "], rows, gives_way=2)
 
 

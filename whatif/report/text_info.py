@@ -19,6 +19,7 @@ from whatif.report.layout import (
     plain,
     report,
 )
+from whatif.units import counted
 
 # Families below the eighth take a percent or less.
 SHOWN_FAMILIES = 8
@@ -76,7 +77,7 @@ def _print_steps(out: Report, summary: Summary) -> None:
     how = f"{clock}, median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else clock
     rows = [
         (info.made, f"{ms(baseline.measured_ns / 1e6)} ms", how),
-        ("replayed", f"{ms(baseline.replayed_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+.2f} %"),
+        ("replayed", f"{ms(baseline.replayed_ns / 1e6)} ms", f"replay error {baseline.replay_error_pct:+z.2f} %"),
         ("unexplained wait", f"{baseline.unexplained_wait_pct:.1f} % ", "of the whole recording"),
     ][: 3 if info.is_recorded else 1]
     if info.untraced_step_ns:
@@ -100,7 +101,11 @@ def _print_steps(out: Report, summary: Summary) -> None:
 def _print_shares(out: Report, summary: Summary) -> None:
     whose = "GPU" if summary.time_share_of == "gpu" else "CPU"
     title = f"{whose} time ({ms_format(summary.time_ms)(summary.time_ms)} ms in all)"
-    layers = f"{summary.n_layers} layers" if summary.n_layers else "no layers: record with `whatif collect` to get them"
+    layers = (
+        counted(summary.n_layers, "layer")
+        if summary.n_layers
+        else "no layers: record with `whatif collect` to get them"
+    )
     phases = ", ".join(f"{name} {share:.0f} %" for name, share in summary.phases_pct.items())
     rows: list[tuple[str | Text, ...]] = [
         ("with a layer", _share(summary.time_with_layer_pct), plain(layers, "dim")),

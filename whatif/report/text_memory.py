@@ -11,6 +11,7 @@ from whatif.questions.memory_summary import MemorySummary, peak_range_bytes, sho
 from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
 from whatif.report.text_advise import print_refused
+from whatif.units import counted
 
 SOURCES = {
     "allocations": "from its recorded allocations",
@@ -54,7 +55,7 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
             out.say(caveat, "dim")
         if summary.measured_bytes:
             error = 100 * (most.total / summary.measured_bytes - 1)
-            out.say(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+.1f} %)", "dim")
+            out.say(f"the GPU's allocator measured {size(summary.measured_bytes)} ({error:+z.1f} %)", "dim")
         parts = [(label, getattr(most, key)) for key, label in PARTS.items()]
         rows = [(label, size(part), f"{pct(part, most.total)} %", bar(part, most.total)) for label, part in parts]
         out.table("At the peak", ["", "size", "", " "], rows)
@@ -112,11 +113,11 @@ def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
         if isinstance(found, Refused) or memory is None:
             continue
         most = peak(memory)
-        change = f"{100 * (most.total / summary.peak.total - 1):+.1f} %"
+        change = f"{100 * (most.total / summary.peak.total - 1):+z.1f} %"
         if memory.not_modelled:
             change = "not modelled" if most == summary.peak else f"{change} without {', '.join(memory.not_modelled)}"
         samples = "" if found.same_training else f"{found.samples:g} x samples"
-        slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+.1f} %" if baseline_ms else "–"
+        slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+z.1f} %" if baseline_ms else "–"
         low, high = peak_range_bytes(most.total, found.transforms)
         if low < most.total and not memory.not_modelled:
             ranges.append((" + ".join(found.spelled), size(low), size(high)))
@@ -164,7 +165,7 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
     least = "at least " if largest.factor >= MOST_TIMES else ""
     batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"
     if largest.samples:
-        batch = f"has {least}{largest.samples:,} samples"
+        batch = f"has {least}{counted(largest.samples, 'sample')}"
     told = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
     return [f"{told}{_takes(summary, largest.step)}.", _BESIDE_TENSORS]
 

@@ -12,6 +12,7 @@ from whatif.opdb.evaluate import Evaluation, Score
 from whatif.opdb.merging import Difference, Merged
 from whatif.opdb.provenance import Basis, Provenance
 from whatif.report.layout import report
+from whatif.units import counted
 
 # Labels of the sources of an answer.
 _WHO = {
@@ -31,7 +32,7 @@ def print_merged(done: Merged, folder: Path | str) -> None:
         already = f", {len(done.present)} known" if done.present else ""
         refused = f", {len(done.refused)} refused" if done.refused else ""
         added = f"{len(done.added)} contribution{'' if len(done.added) == 1 else 's'} added"
-        out.say(f"{folder}: {added} ({done.rows:,} rows){already}{refused}")
+        out.say(f"{folder}: {added} ({counted(done.rows, 'row')}){already}{refused}")
 
 
 def print_reply(reply: Reply) -> None:
@@ -62,7 +63,7 @@ def print_contributions(contributions: Sequence[Provenance], folder: Path) -> No
     with report() as out:
         devices = {c.origin.device.name for c in contributions}
         total = sum(c.rows for c in contributions)
-        out.say(f"{folder}: {total:,} rows in {len(contributions)} contributions, {len(devices)} devices", "bold")
+        out.say(f"{folder}: {_held(total, len(contributions))}, {counted(len(devices), 'device')}", "bold")
         rows = [
             (
                 c.origin.device.name, c.family, f"{c.rows:,}", _method(c.origin.basis),
@@ -101,11 +102,15 @@ def print_difference(difference: Difference, first: Path, second: Path) -> None:
         out.table("Measured by both: the second's time over the first's", headers, compared, text_columns=2)
 
 
+def _held(rows: int, contributions: int) -> str:
+    return f"{counted(rows, 'row')} in {counted(contributions, 'contribution')}"
+
+
 def print_check(check: Check, folder: Path) -> None:
     """Print the state of a database."""
     with report() as out:
-        state = f"{len(check.problems)} problems" if check.problems else "sound"
-        out.say(f"{folder}: {state}; {check.rows:,} rows in {check.contributions} contributions", "bold")
+        state = counted(len(check.problems), "problem") if check.problems else "sound"
+        out.say(f"{folder}: {state}; {_held(check.rows, check.contributions)}", "bold")
         for sentence in check.problems:
             out.say(sentence)
         rows = [(a.device, a.operator, f"{a.rows:,}", f"{a.impossible:,}", f"{a.stray:,}") for a in check.set_aside]
@@ -154,7 +159,7 @@ def print_evaluation(found: Evaluation) -> None:
             out.table(f"By operator and {what}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
         if found.errors:
             asked = [
-                (f"{e.name} {e.dtype}", e.device, e.source, f"{e.rows:,}", f"{e.bias_log:+.2f}", f"{e.rms_log:.2f}")
+                (f"{e.name} {e.dtype}", e.device, e.source, f"{e.rows:,}", f"{e.bias_log:+z.2f}", f"{e.rms_log:.2f}")
                 for e in sorted(found.errors, key=lambda e: (e.family, e.name, e.dtype, e.device))
             ]
             title = "Each source asked alone: error on the device left out, log"
@@ -167,7 +172,7 @@ def _score(score: Score) -> tuple[str, ...]:
     missing = f" ({score.rows - score.answered:,} unanswered)" if score.answered < score.rows else ""
     return (
         f"{score.rows:,}{missing}", f"{score.mape_pct:.1f}", f"{score.median_pct:.1f}", f"{score.p90_pct:.1f}",
-        f"{score.bias_pct:+.1f}", f"{score.coverage_pct:.1f}", f"{score.half_width_pct:.1f}",
+        f"{score.bias_pct:+z.1f}", f"{score.coverage_pct:.1f}", f"{score.half_width_pct:.1f}",
     )  # fmt: skip
 
 

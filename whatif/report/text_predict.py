@@ -10,6 +10,7 @@ from whatif.report.layout import (
     ms_format,
     report,
 )
+from whatif.units import counted
 
 # Source of the kernels' durations (docs/opdb.md).
 _ANSWER_SOURCES = {
@@ -47,7 +48,7 @@ def print_predicted(predicted: PredictedStep) -> None:
         answered = ", ".join(
             f"{count:,} {_ANSWER_SOURCES.get(key, key)}" for key, count in predicted.durations.sources.items()
         )
-        out.say(f"  durations of {len(predicted.durations.duration_ns):,} kernels: {answered}", "dim")
+        out.say(f"  durations of {counted(len(predicted.durations.duration_ns), 'kernel')}: {answered}", "dim")
 
 
 def _facts(predicted: PredictedStep) -> list[str]:

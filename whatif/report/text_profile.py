@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.report.layout import report
+from whatif.units import counted
 
 
 def profiled_dict(done: Any, device: str, folder: Path) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def print_profiled(done: Any, device: str, folder: Path) -> None:
     half_width_pct = _half_width_pct(done)
     with report() as out:
         there = f", {done.present:,} known" if done.present else ""
-        out.say(f"{folder}: {done.measured:,} operators measured on {device}{there}", "bold")
+        out.say(f"{folder}: {counted(done.measured, 'operator')} measured on {device}{there}", "bold")
         if half_width_pct is not None:
             out.say(f"Median half-width of the 90 % intervals: {half_width_pct:.1f} %.")
         if done.interrupted:

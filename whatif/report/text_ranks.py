@@ -46,7 +46,7 @@ def print_clocks(found: RankReport, *, top: int) -> None:
     with report() as out:
         title = f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched"
         cells = [
-            [f"rank {row.rank}", Path(row.path).name, f"{row.clock_offset_us:+,.1f}", f"{row.clock_drift_ppm:+.1f}",
+            [f"rank {row.rank}", Path(row.path).name, f"{row.clock_offset_us:+z,.1f}", f"{row.clock_drift_ppm:+z.1f}",
              f"{row.clock_spread_us:,.1f}", f"{row.unmatched:,} of {row.collectives:,}"]
             for row in rows
         ]  # fmt: skip

@@ -15,7 +15,7 @@ def print_steps(found: UnevenSteps) -> None:
         if not found.steps:
             return
         rows = [
-            (str(step.step), ms(step.ms), f"{100 * (step.ms / found.median_ms - 1):+.1f} %", bar(step.ms, longest_ms),
+            (str(step.step), ms(step.ms), f"{100 * (step.ms / found.median_ms - 1):+z.1f} %", bar(step.ms, longest_ms),
              reasons(step, ms))
             for step in found.steps
         ]  # fmt: skip
@@ -32,5 +32,6 @@ def reasons(step: UnevenStep, ms: object) -> str:
     assert callable(ms)
     told = ", ".join(f"{name} +{ms(part)}" for name, part in step.more_of.items())
     if step.allocator_retries:
-        told += f"{', ' if told else ''}{step.allocator_retries} retries of the allocator"
+        retries = "1 retry" if step.allocator_retries == 1 else f"{step.allocator_retries} retries"
+        told += f"{', ' if told else ''}{retries} of the allocator"
     return told or "slow, and the recording does not show why"

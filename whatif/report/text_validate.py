@@ -9,6 +9,7 @@ from whatif.questions.validate.validate import (
     Validation,
 )
 from whatif.report.layout import ms_format, report
+from whatif.units import counted
 
 
 def print_validation(validation: Validation) -> None:
@@ -40,12 +41,12 @@ def headline(validation: Validation) -> str:
     """Return the result in one sentence."""
     score = validation.score
     if score.median_error_pct is None or score.largest_error_pct is None:
-        return f"{score.pairs} pairs, none of them scored"
+        return f"{counted(score.pairs, 'pair')}, none of them scored"
     uncertain, remarked = score.uncertain, score.pairs - score.scored - score.uncertain
     reasons = ((uncertain, "because the measured steps vary too much"), (remarked, "for the reason in their remark"))
     unscored = ", ".join(f"{count} {why}" for count, why in reasons if count)
     return (
-        f"{score.scored} of {score.pairs} pairs scored: median error {score.median_error_pct:.1f} % "
+        f"{score.scored} of {counted(score.pairs, 'pair')} scored: median error {score.median_error_pct:.1f} % "
         f"(target {MEDIAN_BOUND_PCT:.0f}), largest {score.largest_error_pct:.1f} %, "
         f"{score.within_bound} within bounds, {score.inside} inside their range"
         + (f". Not scored: {unscored}" if unscored else "")
@@ -82,5 +83,5 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{ms(outcome.low_ms)} … {ms(outcome.high_ms)}",
         "in" if outcome.inside else "out",
         ms(outcome.measured_ms),
-        f"{outcome.error_pct:+.1f} %",
+        f"{outcome.error_pct:+z.1f} %",
     )

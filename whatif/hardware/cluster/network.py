@@ -25,6 +25,7 @@ from whatif.hardware.cluster.collectives import (
 from whatif.hardware.cluster.links import Link
 from whatif.hardware.cluster.nccl import COLLECTIVES, nccl_cost
 from whatif.runtime.errors import WhatifError
+from whatif.units import counted
 
 if TYPE_CHECKING:
     from whatif.hardware.cluster.calibration import Table
@@ -151,7 +152,7 @@ class Network(Struct, frozen=True):
     def described(self) -> str:
         """What is counted on, in words: a measured table, or the links of each level with several workers."""
         if self.table is not None:
-            return f"{self.workers:,} workers, times from {self.table.path}"
+            return f"{counted(self.workers, 'worker')}, times from {self.table.path}"
         links = " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
         return f"{links} (usual for {self.usual_for})" if self.usual_for else links
 

@@ -79,7 +79,7 @@ def told_by(graph: TaskGraph, gradient_mb: float | None) -> str:
     if traced is None:
         return ""
     certain = traced.low == traced.high == 1.0
-    spread = "" if certain else f" ({100 * (traced.low - 1):+.1f} to {100 * (traced.high - 1):+.1f} %)"
+    spread = "" if certain else f" ({100 * (traced.low - 1):+z.1f} to {100 * (traced.high - 1):+z.1f} %)"
     return traced.source + spread
 
 

@@ -32,6 +32,7 @@ from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations, workers_of
+from whatif.units import counted
 
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # A column: what stays as recorded on any number of workers.
@@ -89,7 +90,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         raise WhatifError(
             f"{name}: expected {known} among all {recorded} workers in {path}, got {', '.join(others)} alone."
         )
-    notes = [f"{name}: recorded on {recorded} workers, predicted on {workers}, each with its recorded batch"]
+    notes = [f"{name}: recorded on {counted(recorded, 'worker')}, predicted on {workers}, each with its recorded batch"]
     if others:
         pct = 100 * graph.duration_ns[staying].sum() / max(graph.duration_ns[exchanging].sum(), 1)
         verb = "stays" if len(others) == 1 else "stay"

@@ -20,6 +20,7 @@ from whatif.opdb.provenance import Origin
 from whatif.opdb.rows import Rows, sound_part
 from whatif.runtime.errors import WhatifError, expecting
 from whatif.runtime.files import read_at_most
+from whatif.units import counted
 
 # No table of measurements that people share as text is larger.
 LARGEST_TEXT_BYTES = 2_000_000_000
@@ -47,7 +48,7 @@ class Found(Struct):
 
     def warnings(self) -> list[str]:
         """One sentence for each reason to leave rows out."""
-        return [f"{count:,} rows left out: {reason}" for reason, count in sorted(self.dropped.items())]
+        return [f"{counted(count, 'row')} left out: {reason}" for reason, count in sorted(self.dropped.items())]
 
 
 def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.DataFrame:

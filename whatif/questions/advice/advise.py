@@ -134,7 +134,7 @@ class Advice(Struct, frozen=True):
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
-            most = f"; the most is {_spelled(best)} with {best.trial.gain_pct:+.1f} %." if best else "."
+            most = f"; the most is {_spelled(best)} with {best.trial.gain_pct:+z.1f} %." if best else "."
             return (
                 self.bound,
                 self._again or "No optimization helps this run as it is.",

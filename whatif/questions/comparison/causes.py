@@ -122,7 +122,7 @@ def _where(
     best = max(growth_ms, key=lambda name: sign * growth_ms[name], default="")
     if not best or sign * growth_ms[best] < max(NAMED_SHARE * abs(change_ms), 1e-6):
         return ""
-    return f"{what} {best} ({growth_ms[best]:+,.2f} ms)"
+    return f"{what} {best} ({growth_ms[best]:+z,.2f} ms)"
 
 
 def _of_line(lines: Lines) -> tuple[Array, list[str]]:

@@ -42,7 +42,7 @@ class Comparison(Struct, frozen=True):
         before_ms, after_ms = two.measured[0].ms, two.measured[1].ms
         step = "span" if two.clock == "span" else "step"
         digits = 2 if before_ms >= 10 else 4
-        change = f"{before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms a {step}, {two.change_pct:+.1f} %"
+        change = f"{before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms a {step}, {two.change_pct:+z.1f} %"
         if two.noise_ms is None:
             return f"{change}; noise not known: one {step}, or no spread recorded"
         side = "within" if two.within_noise else "beyond"

@@ -258,7 +258,7 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
             found,
             f"no what-if describes the change: the closest {verb} {_way(closest)}, "
             f"which {leaves} {100 * closest.left:.0f} % of it unexplained; its error in the step is "
-            f"{closest.error_pct:+.1f} %",
+            f"{closest.error_pct:+z.1f} %",
         )
     best = near[0]
     rivals = [fit for fit in near[1:] if fit.left < best.left + CLEARLY]

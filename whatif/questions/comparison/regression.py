@@ -97,7 +97,7 @@ def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
     step = "span" if two.clock == "span" else "step"
     noise = "noise not known" if two.noise_pct is None else f"noise {two.noise_pct:.1f} %"
     change = (
-        f"{status.value}: a {step} takes {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms, {two.change_pct:+.1f} % "
+        f"{status.value}: a {step} takes {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms, {two.change_pct:+z.1f} % "
         f"(allowed +{allowed_pct:g} %, {noise})"
     )
     if status is Status.OK and two.change_pct > allowed_pct:

@@ -85,6 +85,6 @@ def _memory_sentences(found: MemorySummary) -> list[Html]:
     told = [paragraph(prose(sentence)) for sentence in found.caveats]
     if found.measured_bytes:
         error = 100 * (found.peak.total / found.measured_bytes - 1)
-        told.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+.1f} %)."))
+        told.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+z.1f} %)."))
     fits = capacity_sentences(found)
     return [*told, paragraph(" ".join(fits))] if fits else told

@@ -38,7 +38,8 @@ def _what_a_step_is(facts: Facts) -> list[str]:
     if baseline.clock != "span":
         return []
     if n_steps >= MIN_STEPS:
-        return [f"All times are of the whole recording, its {n_steps:,} steps together, as `--clock span` asks for."]
+        together = f"its {counted(n_steps, 'step')} together"
+        return [f"All times are of the whole recording, {together}, as `--clock span` asks for."]
     holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
     return [
         f"All times are of the whole recording, from the first to the last task: it {holds}, and step times need "
@@ -142,8 +143,7 @@ def quality(facts: Facts) -> Html:
 
 
 def _signed(value_pct: float) -> str:
-    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
-    return f"{round(value_pct, 2) + 0.0:+.2f} %"
+    return f"{value_pct:+z.2f} %"
 
 
 def legend(terms: Mapping[str, str]) -> Html:

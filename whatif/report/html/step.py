@@ -247,7 +247,7 @@ def steps(facts: Facts, charts: Charts) -> Html | None:
         [
             str(each.step),
             Cell(ms(each.ms), each.ms),
-            Cell(f"{100 * (each.ms / found.median_ms - 1):+.1f} %" if found.median_ms else "–", each.ms),
+            Cell(f"{100 * (each.ms / found.median_ms - 1):+z.1f} %" if found.median_ms else "–", each.ms),
             reasons(each, ms),
         ]
         for each in found.steps

@@ -11,6 +11,7 @@ from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, name, paragraph, prose, tag
 from whatif.report.layout import CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct, sentence_case
 from whatif.report.text_memory import capacity_sentences, size
+from whatif.units import counted
 
 # How many times the recorded workers the fifth tile is about: one machine of the usual kind for one.
 WORKERS = 8
@@ -104,7 +105,7 @@ def _more(facts: Facts) -> Html:
     row = min(more, key=lambda row: abs(row.count - WORKERS * now.count))
     times = (found.throughput(row) or 0.0) / (found.throughput(now) or 1.0)
     low, high = (times * (row.step_ms or 0.0) / end for end in (row.high_ms, row.low_ms) if end)
-    under = f"throughput with {row.count:,} workers" + (f" instead of {now.count:,}" if now.count > 1 else "")
+    under = f"throughput with {counted(row.count, 'worker')}" + (f" instead of {now.count:,}" if now.count > 1 else "")
     return _tile(question, f"{times:.2f}×", f"{low:.2f} … {high:.2f}×", under, "network")
 
 

@@ -93,8 +93,7 @@ def _rest(advice: Advice) -> list[Html]:
     ):
         if entries:
             told: list[Row] = [
-                [_names(e), Cell(f"{round(e.trial.gain_pct, 1) + 0.0:+.1f}", e.trial.gain_pct), e.reason]
-                for e in entries
+                [_names(e), Cell(f"{e.trial.gain_pct:+z.1f}", e.trial.gain_pct), e.reason] for e in entries
             ]
             found.append(table(ident, title, columns, joined(told), made=Made.PREDICTED))
     refused: list[Html] = []
