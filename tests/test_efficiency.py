@@ -215,6 +215,19 @@ def _model(name: str) -> tuple[Any, Any]:
     return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 8)), torch.randn(4, 64)
 
 
+def test_numbers_of_the_whole_span_are_not_called_those_of_a_step(
+    shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shared_traces / "kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz")
+    assert main(["explain", "--efficiency", "--clock", "span", path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Families of kernels, a span" in text
+    assert "kernels a span read from caches" in text
+    assert "ms of the span (" in text
+    assert main(["explain", "--by", "line", "--clock", "span", path]) == 0
+    assert "ms a span" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "vgg", "vit", "electra", "bert", "linear"])
 def test_flops_are_those_of_torchs_counter(name: str, tmp_path: Path) -> None:

@@ -49,6 +49,21 @@ def test_explain_names_the_straggler(files: list[str], capsys: pytest.CaptureFix
     assert "rank 1 holds the others up by" in text
 
 
+def test_times_of_ranks_are_of_the_whole_span_where_it_is_asked_for(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They once were means of a step beside the breakdown of the span, and shares of the span."""
+    step = report(capsys, "explain", *files)["ranks"]["ranks"]
+    span = report(capsys, "explain", *files, "--clock", "span")["ranks"]["ranks"]
+    for one, whole in zip(step, span, strict=True):
+        assert whole["transfer_ms"] == pytest.approx(5 * one["transfer_ms"], rel=0.4)  # of five steps
+    assert span[0]["waiting_ms"] > 4 * step[0]["waiting_ms"]
+    assert main(["explain", *files, "--clock", "span"]) == 0
+    text = capsys.readouterr().out
+    assert "Ranks (2), ms a span" in text
+    assert f"holds the others up by {span[1]['late_ms']:.2f} ms a span" in text
+
+
 def test_a_thread_tells_its_own_work_whatever_its_rank(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     threads = {row["thread"]: row for row in report(capsys, "explain", *files)["threads"]}
     others = [row for name, row in threads.items() if name.startswith("rank 1: CPU")]

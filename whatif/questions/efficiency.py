@@ -165,11 +165,11 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
     matrix_ns = float(graph.duration_ns[matrix].sum())
     known = matrix & (graph.flops > 0)
     family = np.where(work.chosen, graph.family, -1)
-    notes = []
+    notes, noun = [], CLOCK_NOUNS[baseline.clock]
     if work.faster.any():
         notes.append(
-            f"{work.kernels_that(work.faster, 'do', 'does')} fewer multiplications than the formula says (Winograd, "
-            "FFT), or multiplications in another format than the name shows: such shares are not counted"
+            f"{work.kernels_that(work.faster, 'do', 'does', noun)} fewer multiplications than the formula says "
+            "(Winograd, FFT), or multiplications in another format than the name shows: such shares are not counted"
         )
     if used.built_twice:
         notes.append(
@@ -178,8 +178,8 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
         )
     if work.cached.any():
         notes.append(
-            f"{work.kernels_that(work.cached, 'read', 'reads')} from caches, faster than memory: such bytes are not "
-            "counted"
+            f"{work.kernels_that(work.cached, 'read', 'reads', noun)} from caches, faster than memory: such bytes are "
+            "not counted"
         )
     families = work.rows(family, [f.name.lower().replace("_", " ") for f in KernelFamily])
     families = _with_gains(baseline, work, family, families[:top])
@@ -240,10 +240,10 @@ class _Work:
         self.cached = self.moving_ns > self.ns
         self.saves_ns, self.by_shape = self._saves()
 
-    def kernels_that(self, which: Bool, several: str, one: str) -> str:
-        """Return how many kernels of a step are among these (a mask), with their verb."""
+    def kernels_that(self, which: Bool, several: str, one: str, noun: str) -> str:
+        """Return how many kernels of a step, or of the whole span, are among these (a mask), with their verb."""
         count = max(round(int(which.sum()) / self.n_steps), 1)
-        return f"1 kernel a step {one}" if count == 1 else f"{count:,} kernels a step {several}"
+        return f"1 kernel a {noun} {one}" if count == 1 else f"{count:,} kernels a {noun} {several}"
 
     def _saves(self) -> tuple[Float64, Bool]:
         """What each task would save if it were as fast as is usual, ns, and whether the op database says so by shape.

@@ -21,7 +21,7 @@ from whatif.ingest.ranks.read import Ranks
 from whatif.prediction.baseline import Baseline
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.intervals import union
-from whatif.simulation.steps import MIN_STEPS
+from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 from whatif.simulation.timeline import Timeline
 
 # Our choice: a rank that holds the others up by less than this share of a step is no straggler.
@@ -33,7 +33,7 @@ TOLD = 3
 
 
 class Excess(Struct, frozen=True):
-    """Work that a rank spends more time on than the median rank, ms a step."""
+    """Work that a rank spends more time on than the median rank, ms a step or span."""
 
     of: str  # phase, family or layer
     name: str
@@ -45,7 +45,7 @@ class Excess(Struct, frozen=True):
 
 
 class RankRow(Struct, frozen=True):
-    """One rank, times in ms a step: waiting and transfer, and the breakdown."""
+    """One rank, times in ms a step or span: waiting and transfer, and the breakdown."""
 
     rank: int
     path: str
@@ -86,6 +86,7 @@ class RankReport(Struct, frozen=True):
     world_size: int
     collectives: int
     step_ms: float
+    noun: str  # what times are of: step, or span
     rows: tuple[RankRow, ...]
     stragglers: tuple[RankRow, ...]
 
@@ -93,8 +94,8 @@ class RankReport(Struct, frozen=True):
     def sentences(self) -> tuple[str, ...]:
         """What there is to say of the stragglers, or that there is none."""
         if not self.stragglers:
-            return ("no straggler: no rank holds the others up by more than one percent of a step.",)
-        return tuple(_sentence(row, self.step_ms) for row in self.stragglers)
+            return (f"no straggler: no rank holds the others up by more than one percent of a {self.noun}.",)
+        return tuple(_sentence(row, self.step_ms, self.noun) for row in self.stragglers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -160,11 +161,11 @@ def meetings(timeline: Timeline) -> Meetings:
 def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     """Return what each rank of a baseline's graph does; breakdowns of the first ``most`` ranks and of stragglers alone.
 
-    Times are means over the steady steps, over all where there are few, of the simulated step: without the profiler
-    where the baseline is.
+    Times are means over the steady steps, over all where there are few, of the simulated step, or of the whole span
+    where the baseline is timed by it: without the profiler where the baseline is.
     """
     graph = baseline.graph
-    steps = steady_steps(graph)
+    steps = _timed_steps(baseline)
     met, matched, count = meetings(baseline.timeline), ranks.matched, len(ranks.numbers)
     counted = _counted(met, steps)
     waiting_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns)
@@ -195,11 +196,12 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
         )
         for i, number in enumerate(ranks.numbers)
     )
-    return RankReport(ranks.world_size, matched.n_collectives, step_ms, rows, tuple(rows[i] for i in worst))
+    noun = CLOCK_NOUNS[baseline.clock]
+    return RankReport(ranks.world_size, matched.n_collectives, step_ms, noun, rows, tuple(rows[i] for i in worst))
 
 
 def held_up_by(baseline: Baseline) -> tuple[int, float] | None:
-    """Return the rank for which the others wait longest, and how long on average, ms a step.
+    """Return the rank for which the others wait longest, and how long on average, ms a step or span.
 
     None in a graph of one rank. A rank is waited for in the collectives to which it comes last.
     """
@@ -221,8 +223,8 @@ def _counted(met: Meetings, steps: Array) -> Bool:
 
 
 def _together_ms(baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array) -> Float64:
-    """The time of each rank between these, ms a step, shape (n_ranks,)."""
-    steps = steady_steps(baseline.graph)
+    """The time of each rank between these, ms a step or span, shape (n_ranks,)."""
+    steps = _timed_steps(baseline)
     counted = _counted(met, steps)
     # Collectives of one rank overlap: each moment counts once. A rank's times lie in a stretch of their own.
     stretch_ns = baseline.timeline.makespan_ns + 1
@@ -232,6 +234,11 @@ def _together_ms(baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Arr
     count = len(rank_numbers(baseline.graph))
     total = np.bincount(starts // stretch_ns, (ends - starts).astype(np.float64), minlength=count)
     return np.asarray(total / 1e6 / max(len(steps), 1), dtype=np.float64)
+
+
+def _timed_steps(baseline: Baseline) -> Array:
+    """The steps that times are means over; none where they are of the whole span, in which everything counts."""
+    return np.empty(0, dtype=np.int64) if baseline.clock == "span" else steady_steps(baseline.graph)
 
 
 def steady_steps(graph: TaskGraph) -> Array:
@@ -277,10 +284,10 @@ def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int
     return tuple(sorted(found, key=lambda part: -part.ms))
 
 
-def _sentence(row: RankRow, step_ms: float) -> str:
+def _sentence(row: RankRow, step_ms: float, noun: str) -> str:
     who = (
-        f"rank {row.rank} holds the others up by {row.late_ms:.2f} ms a step ({100 * row.late_ms / step_ms:.0f} %): it "
-        f"comes last to {row.last_pct:.0f} % of the collectives"
+        f"rank {row.rank} holds the others up by {row.late_ms:.2f} ms a {noun} ({100 * row.late_ms / step_ms:.0f} %): "
+        f"it comes last to {row.last_pct:.0f} % of the collectives"
     )
     parts = []
     for of in ("phase", "family", "layer"):

@@ -11,7 +11,7 @@ from whatif.questions.advice.reasons import peak_told
 from whatif.questions.advice.trial import Refusal, Refused
 from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
-from whatif.simulation.steps import RECORDED
+from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
 
 # The heading of those that are listed, and what they are called where they are counted.
 REFUSED = (
@@ -70,7 +70,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         for title, _, why in REFUSED:
             print_refused(out, title, [r for r in advice.refused if r.why == why], baseline)
         _print_waiting(out, advice)
-        print_savings(out, advice.savings)
+        print_savings(out, advice.savings, CLOCK_NOUNS[baseline.clock])
         if advice.hypothetical:
             out.say()
             names = ", ".join(advice.hypothetical)

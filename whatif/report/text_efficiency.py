@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from whatif.prediction.utilization import CONVENTION
 from whatif.questions.efficiency import Efficiency, Use
 from whatif.report.layout import Report, count, ms_format, report
+from whatif.simulation.steps import CLOCK_NOUNS
 
 HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "saves")
 
@@ -23,19 +24,19 @@ def print_efficiency(found: Efficiency) -> None:
             ("Layers", found.layers),
             ("Phases", found.phases),
         ):
-            out.table(f"{title}, a step", HEADERS, use_rows(found, rows))
-        print_savings(out, found.savings)
+            out.table(f"{title}, a {CLOCK_NOUNS[found.baseline.clock]}", HEADERS, use_rows(found, rows))
+        print_savings(out, found.savings, CLOCK_NOUNS[found.baseline.clock])
         out.say()
         for note in (f"FLOPs: {CONVENTION}", *found.notes):
             out.say(note, "dim")
 
 
-def print_savings(out: Report, savings: Sequence[Use]) -> None:
+def print_savings(out: Report, savings: Sequence[Use], noun: str) -> None:
     """Print what the step would gain if families of kernels were as fast as is usual on this GPU."""
     how = {"shapes": "the op database calls usual for these shapes", "rates": "the rates of large kernels allow"}
     points = [
-        f"{use.name}: {use.usual_gain_ms:,.2f} ms of the step ({use.usual_saves_ms:,.2f} ms of GPU time) if as fast as "
-        f"{how[use.usual_by]}"
+        f"{use.name}: {use.usual_gain_ms:,.2f} ms of the {noun} ({use.usual_saves_ms:,.2f} ms of GPU time) if as fast "
+        f"as {how[use.usual_by]}"
         for use in savings
     ]
     out.points("What kernels at usual speed would save", points)

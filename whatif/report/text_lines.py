@@ -8,6 +8,7 @@ from whatif.questions.flame import Flame
 from whatif.questions.lines import LineParts
 from whatif.report.layout import bar, count, ms_format, pct, report
 from whatif.report.text_explain import short_name
+from whatif.simulation.steps import CLOCK_NOUNS
 
 # The folders of a path, but for the last one.
 _FOLDERS = re.compile(r"/(?:[^/( ]+/)+(?=[^/( ]+/[^/( ]+\(\d+\))")
@@ -58,8 +59,9 @@ def print_lines(found: LineParts) -> None:
             rows.append(row)
         shown, every = len(found.shown), len(found.parts)
         of = f" ({shown} of {every})" if shown < every else ""
-        out.table(f"By {found.by}{of}, ms a step", headers, rows, wraps=True)
+        noun = CLOCK_NOUNS[baseline.clock]
+        out.table(f"By {found.by}{of}, ms a {noun}", headers, rows, wraps=True)
         out.say()
-        out.say("mean CPU: the main thread's mean work per step, including work of only some steps", "dim")
+        out.say(f"mean CPU: the main thread's mean work per {noun}, including work of only some steps", "dim")
         if found.by != "file":
-            out.say("gain without it: how much shorter the mean step is without its CPU work and GPU waits", "dim")
+            out.say(f"gain without it: how much shorter the mean {noun} is without its CPU work and GPU waits", "dim")

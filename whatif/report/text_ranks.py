@@ -35,7 +35,7 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
             [f"rank {row.rank}", *(f"{pct(value or 0.0)} %" if of == LAST else ms(value) for of, value in own.items())]
             for row, own in zip(rows, columns, strict=True)
         ]
-        out.table(f"Ranks{shown}, ms a step", ["", *columns[0]], cells)
+        out.table(f"Ranks{shown}, ms a {found.noun}", ["", *columns[0]], cells)
         for sentence in found.sentences[:3]:
             out.say(f"  {sentence}")
 

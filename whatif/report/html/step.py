@@ -197,7 +197,7 @@ def efficiency(facts: Facts, charts: Charts) -> Html | None:
         *drawn,
         table(
             "t-efficiency",
-            "Families of kernels, a step",
+            f"Families of kernels, a {CLOCK_NOUNS[facts.baseline.clock]}",
             [Column(header, header not in ("family", "bound")) for header in names],
             rows,
             made=Made.SIMULATED,
