@@ -151,7 +151,12 @@ def test_steps_of_any_size_are_drawn() -> None:
     def bar(name: str, step_ms: float) -> Bar:
         part = step_ms / 4
         return Bar(
-            name, Breakdown(part, part, part, part, 0.0, step_ms), step_ms, 0.9 * step_ms, 1.2 * step_ms, step_ms
+            name,
+            Breakdown(part, part, part, part, 0.0, step_ms, step_ms),
+            step_ms,
+            0.9 * step_ms,
+            1.2 * step_ms,
+            step_ms,
         )
 
     for steps in ([0.0], [1e-6], [3e10, 1.0], [float(n) for n in range(1, 24)]):

@@ -49,6 +49,18 @@ def test_explain_names_the_straggler(files: list[str], capsys: pytest.CaptureFix
     assert "rank 1 holds the others up by" in text
 
 
+def test_a_gpu_is_as_busy_in_the_table_of_ranks_as_in_the_verdict(
+    shared_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(shared_traces / "param-dlrm-8xv100")
+    first = report(capsys, "explain", folder)["ranks"]["ranks"][0]
+    assert main(["explain", folder]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"the GPU is busy {first['gpu_busy_ms']:.2f} of" in text
+    assert f"rank 0 {first['gpu_busy_ms']:.2f} {first['cpu_busy_ms']:.2f} " in text
+    assert first["cpu_busy_ms"] >= first["breakdown"]["cpu_only_ms"] + first["breakdown"]["cpu_gpu_ms"]
+
+
 def test_times_of_ranks_are_of_the_whole_span_where_it_is_asked_for(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

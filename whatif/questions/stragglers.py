@@ -76,6 +76,8 @@ class RankRow(Struct, frozen=True):
             "last_pct": round(self.last_pct, 3),
             "late_ms": round(self.late_ms, 6),
             "breakdown": self.breakdown.to_dict() if self.breakdown else None,
+            "gpu_busy_ms": round(self.breakdown.gpu_busy_ms, 6) if self.breakdown else None,
+            "cpu_busy_ms": round(self.breakdown.cpu_busy_ms, 6) if self.breakdown else None,
             "excess": [part.to_dict() for part in self.excess],
         }
 

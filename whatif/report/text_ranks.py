@@ -15,8 +15,8 @@ def rank_values(row: RankRow, *, has_gpu: bool) -> dict[str, float | None]:
     """Return what is reported of a rank by the header of its column; None where its breakdown is not known."""
     parts = row.breakdown
     return {
-        **({"GPU busy": parts.gpu_only_ms + parts.cpu_gpu_ms if parts else None} if has_gpu else {}),
-        "CPU busy": parts.cpu_only_ms + parts.cpu_gpu_ms if parts else None,
+        **({"GPU busy": parts.gpu_busy_ms if parts else None} if has_gpu else {}),
+        "CPU busy": parts.cpu_busy_ms if parts else None,
         "transfer": row.transfer_ms,
         "exposed": parts.communication_ms if parts else None,
         "waits for peers": row.waiting_ms,

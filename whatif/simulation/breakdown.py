@@ -23,6 +23,7 @@ class Breakdown(Struct, frozen=True):
     communication_ms: float
     idle_ms: float
     gpu_busy_ms: float  # kernels, copies and communication, each moment counted once
+    cpu_busy_ms: float  # work of CPU threads, each moment counted once, also where communication runs beside it
 
     def to_dict(self) -> dict[str, float]:
         """Return the five parts as a JSON object."""
@@ -64,6 +65,7 @@ def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Brea
         communication_ms=part(transfer & ~gpu),
         idle_ms=part(~cpu & ~gpu & ~transfer),
         gpu_busy_ms=part(gpu | transfer) if graph.on_gpu.any() else 0.0,
+        cpu_busy_ms=part(cpu),
     )
 
 
