@@ -61,6 +61,16 @@ def test_a_gpu_is_as_busy_in_the_table_of_ranks_as_in_the_verdict(
     assert first["cpu_busy_ms"] >= first["breakdown"]["cpu_only_ms"] + first["breakdown"]["cpu_gpu_ms"]
 
 
+def test_the_profilers_cost_is_said_to_be_of_all_ranks(
+    files: list[str], capsys: pytest.CaptureFixture[str], shared_traces: Path
+) -> None:
+    for paths in (files, [str(shared_traces / "param-dlrm-8xv100")]):
+        assert main(["info", *paths]) == 0
+        assert "ms of CPU time a step on all ranks together" in " ".join(capsys.readouterr().out.split())
+    assert main(["info", files[0]]) == 0
+    assert "together" not in capsys.readouterr().out
+
+
 def test_times_of_ranks_are_of_the_whole_span_where_it_is_asked_for(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

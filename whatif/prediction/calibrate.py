@@ -105,7 +105,7 @@ class Calibration(Struct, frozen=True):
         if self.removed_ns:
             source = "measured with the recording" if self.cost_measured else "our default"
             parts.append(
-                f"{self.removed_ns / 1e6:.2f} ms of CPU time a step are the profiler's overhead "
+                f"{self.removed_ns / 1e6:.2f} ms of CPU time {self._where} are the profiler's overhead "
                 f"({self.event_cost_ns / 1e3:.2f} µs an event, {source}) and are removed"
             )
         if self.pace != 1:
@@ -119,13 +119,18 @@ class Calibration(Struct, frozen=True):
         return f"{done}; {self.reason}." if self.reason else f"{done}."
 
     @property
+    def _where(self) -> str:
+        """What the removed time is of: it adds up over threads, and ranks."""
+        info = self.graph.info
+        return ("a step" if info.n_steps else "in all") + (" on all ranks together" if info.ranks else "")
+
+    @property
     def _estimated(self) -> str:
         estimate, ms = self.estimate, self.removed_ns / 1e6
         assert estimate is not None
         source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not show it"
-        where = "a step" if self.graph.info.n_steps else "in all"
         return (
-            f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {where} "
+            f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {self._where} "
             f"({ms * estimate.low:.2f} to {ms * estimate.high:.2f}) are estimated to be the profiler's "
             f"({estimate.operator_us:.2f} µs an operator, {source}) and are removed."
         )
