@@ -10,7 +10,7 @@ import pytest
 
 import whatif
 from whatif import TaskKind
-from whatif.ingest.ranks.merge import ranks_of
+from whatif.ingest.ranks.merge import COLLECTIVE, ranks_of
 from whatif.ingest.ranks.read import Ranks, read_ranks
 from whatif.prediction.predict import Baseline
 from whatif.questions.stragglers import report
@@ -60,6 +60,15 @@ def test_faster_links_do_not_help_who_waits_for_peers(dlrm: Ranks) -> None:
 
 def str_graph(ranks: Ranks) -> whatif.TaskGraph:
     return whatif.read(ranks.paths[0])
+
+
+def test_each_pass_meets_by_itself(dlrm: Ranks) -> None:
+    """All-to-alls of the passes were once one meeting, so that the first pass waited for the last one."""
+    passes = whatif.apply(dlrm.graph, "gradient_accumulation:passes=3", calibrated=False)
+    number = np.abs(passes.graph.attached[COLLECTIVE])
+    arrivals = np.unique(number[(number > 0) & (passes.graph.kind == TaskKind.WAIT)], return_counts=True)[1]
+    assert arrivals.tolist() == [8] * (5 * 3 + 3)  # sums of gradients happen once
+    assert 2 < passes.predicted_ms / passes.baseline_ms < 3.5
 
 
 def test_without_one_rank_its_part_of_the_waiting_is_unknown(dlrm: Ranks) -> None:

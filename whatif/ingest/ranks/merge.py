@@ -382,10 +382,21 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
     return merge(_meeting_anew(after), info, rank_numbers(graph), begins_of(graph))
 
 
+def _each_run_by_itself(column: Array, number: int) -> int:
+    """Give each run but the first of the collectives 1 to ``number`` a number of its own; return the most runs."""
+    tasks = np.flatnonzero(column)
+    tasks = tasks[np.argsort(np.abs(column[tasks]), kind="stable")]
+    met = np.abs(column[tasks])
+    run = np.arange(len(tasks)) - np.searchsorted(met, met)
+    column[tasks] += np.sign(column[tasks]) * run * number
+    return int(run.max(initial=0)) + 1
+
+
 def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
     """The parts in which what a transform put in meets as well: the k-th all-reduce of a name is that of every rank.
 
-    What the ranks do not have alike matches none, and neither does what one rank sends another.
+    Where a transform runs a collective several times, its k-th run on each rank is one meeting. What the ranks do
+    not have alike matches none, and neither does what one rank sends another.
     """
     columns = [part.attached.get(COLLECTIVE, np.zeros(len(part), dtype=np.int64)).copy() for part in parts]
     new: list[dict[str, Array]] = []
@@ -395,6 +406,7 @@ def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
         meets = [code for code in codes if collective_of(part.names[code], "") in MEETING]
         new.append({part.names[code]: np.flatnonzero(put_in & (part.name == code)) for code in meets})
     number = max((int(np.abs(column).max(initial=0)) for column in columns), default=0)
+    number *= max(_each_run_by_itself(column, number) for column in columns)
     for name in sorted(set().union(*new)):
         counts = {len(tasks.get(name, ())) for tasks in new}
         if len(counts) != 1:
