@@ -71,6 +71,17 @@ def test_each_pass_meets_by_itself(dlrm: Ranks) -> None:
     assert 2 < passes.predicted_ms / passes.baseline_ms < 3.5
 
 
+def test_what_a_what_if_says_of_some_ranks_names_them(dlrm: Ranks) -> None:
+    """Lines that differed in a percentage once stood one below the other."""
+    notes = whatif.apply(dlrm.graph, "distributed:workers=16", calibrated=False).notes
+    assert [note for note in notes if "predicted on 16" in note] == [
+        "distributed: recorded on 8 workers, predicted on 16, each with its recorded batch"
+    ]
+    stays = [note for note in notes if "stays as recorded" in note]
+    assert len(stays) > 1
+    assert all(note.startswith(("rank ", "ranks ")) for note in stays)
+
+
 def test_without_one_rank_its_part_of_the_waiting_is_unknown(dlrm: Ranks) -> None:
     without = read_ranks([path for path in dlrm.paths if "rank7" not in path])
     assert without.numbers == tuple(range(7))

@@ -107,7 +107,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         layers=layers,
         info=replace(info, operators=operators, groups=groups),
         attached={name: np.concatenate(column) for name, column in attached.items()},
-        notes=_notes(blocks),
+        notes=tuple(dict.fromkeys(note for block in blocks for note in block.notes)),
         declined=(),
     )
     begins = [_Begin(i, begin_ns, int(first_thread[i + 1]) - 1) for i, begin_ns in enumerate(begins_ns) if begin_ns]
@@ -342,8 +342,18 @@ def _by(rank: Array, numbers: Sequence[int]) -> list[Array]:
     return [order[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
 
-def _notes(parts: Sequence[TaskGraph]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(note for part in parts for note in part.notes))
+def said_by_rank(sentences: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
+    """What is said of each of the ranks ``numbers``: what all have in common once, the rest with its rank."""
+    of: dict[str, list[int]] = {}
+    for number, own in zip(numbers, sentences, strict=True):
+        for sentence in own:
+            of.setdefault(sentence, []).append(number)
+    found = []
+    for sentence, which in of.items():
+        some = ", ".join(map(str, which[:5])) + (", …" if len(which) > 5 else "")
+        named = f"rank {some}: " if len(which) == 1 else f"ranks {some}: "
+        found.append(sentence if len(which) == len(numbers) else named + sentence)
+    return found
 
 
 def _only_spoke(new: TaskGraph, old: TaskGraph) -> bool:
@@ -363,9 +373,10 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         after.append(changed)
     if all(new is old for new, old in zip(after, before, strict=True)):
         return graph
+    notes = tuple(said_by_rank([part.notes for part in after], rank_numbers(graph)))
     if all(_only_spoke(new, old) for new, old in zip(after, before, strict=True)):
         declined = min((part.declined for part in after), key=len)  # nothing changes where every rank says so
-        return graph.replace(notes=_notes(after), declined=(*graph.declined, *declined))
+        return graph.replace(notes=notes, declined=(*graph.declined, *declined))
     first = after[0].info
     info = replace(
         graph.info,
@@ -379,7 +390,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         queue_depth=first.queue_depth,
         execution=first.execution,
     )
-    return merge(_meeting_anew(after), info, rank_numbers(graph), begins_of(graph))
+    return merge(_meeting_anew(after), info, rank_numbers(graph), begins_of(graph)).replace(notes=notes)
 
 
 def _each_run_by_itself(column: Array, number: int) -> int:

@@ -30,7 +30,7 @@ from whatif.ingest.ranks.files import (
 )
 from whatif.ingest.ranks.gloo import with_gloo
 from whatif.ingest.ranks.match import Match, match
-from whatif.ingest.ranks.merge import COLLECTIVE, merge
+from whatif.ingest.ranks.merge import COLLECTIVE, merge, said_by_rank
 from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
 from whatif.ingest.read_events import read_events
 from whatif.runtime.errors import WhatifError
@@ -199,16 +199,7 @@ def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Find
 
 def _quirks(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> list[str]:
     """What was odd in the ranks' recordings: what all have in common once, the rest with its rank."""
-    of: dict[str, list[int]] = {}
-    for number, graph in zip(numbers, graphs, strict=True):
-        for quirk in graph.info.quirks:
-            of.setdefault(quirk, []).append(number)
-    found = []
-    for quirk, which in of.items():
-        some = ", ".join(map(str, which[:5])) + (", …" if len(which) > 5 else "")
-        named = f"rank {some}: " if len(which) == 1 else f"ranks {some}: "
-        found.append(quirk if len(which) == len(graphs) else named + quirk)
-    return found
+    return said_by_rank([graph.info.quirks for graph in graphs], numbers)
 
 
 def _doubts(
