@@ -92,6 +92,27 @@ def test_another_batch_is_seen_in_the_flops(shared_traces: Path, capsys: pytest.
     assert main(["check", "--baseline", small, small]) == 0
 
 
+def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One rank's recording cannot tell waiting from transfer; it once passed in one order, and was another batch."""
+    every = str(shared_traces / "param-dlrm-8xv100")
+    one = f"{every}/rank0.json.gz"
+    for baseline, changed, told in ((every, one, "8 → one alone"), (one, every, "one alone → 8")):
+        assert main(["check", "--baseline", baseline, changed]) == 1
+        assert f"not comparable: ranks that were read: {told}; record" in capsys.readouterr().out
+    assert main(["compare", one, every]) == 0
+    assert "the work or the machines differ: ranks that were read: one alone → 8" in capsys.readouterr().err
+
+
+def test_a_recording_that_was_cut_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline, whole = slower(tmp_path, "main.json", 0), Path(slower(tmp_path, "branch.json", 0))
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole.read_bytes()[:-2])
+    assert main(["check", "--baseline", baseline, str(cut)]) == 0
+    assert "B: the file ends early at byte" in capsys.readouterr().err
+    assert main(["check", "--baseline", str(cut), baseline]) == 0
+    assert "A: the file ends early at byte" in capsys.readouterr().err
+
+
 def test_a_batch_that_one_side_tells_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     content = json.loads(Path(slower(tmp_path, "branch.json", 1)).read_text())

@@ -46,6 +46,8 @@ def batch_factor(before: Baseline, after: Baseline) -> float | None:
     told = before.graph.info.batch_size, after.graph.info.batch_size
     if told[0] and told[1]:
         return told[1] / told[0] if told[0] != told[1] else None
+    if not _of_as_many_ranks(before, after):
+        return None
     flops = [flops_of_step(side.graph, side.clock) for side in (before, after)]
     if min(flops) <= 0:
         return None
@@ -57,11 +59,18 @@ def batch_factor(before: Baseline, after: Baseline) -> float | None:
     return nice if ratio > 1 else 1 / nice
 
 
+def _of_as_many_ranks(before: Baseline, after: Baseline) -> bool:
+    """Whether the work of a step, which adds up over ranks, tells of a step and not of the number of ranks."""
+    return len(before.graph.info.ranks) == len(after.graph.info.ranks)
+
+
 def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
     """Return how many passes a step has in ``after``, where what runs in its forward pass runs so many times as often.
 
     Most of what both have does: a step that cuts its batch into pieces runs some operations more than that.
     """
+    if not _of_as_many_ranks(before, after):
+        return None
     counts = [calls_in_phase(side.graph, side.clock, Phase.FORWARD) for side in (before, after)]
     ratios = [counts[1][call] / count for call, count in counts[0].items() if call in counts[1]]
     if not ratios or 2 * len(ratios) < len(counts[0]):

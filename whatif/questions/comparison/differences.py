@@ -58,6 +58,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
             found.append(Difference(what, _shown(one), _shown(other), blocks))
 
     a, b = before.info, after.info
+    if bool(a.ranks) != bool(b.ranks):
+        compare("ranks that were read", len(a.ranks) or "one alone", len(b.ranks) or "one alone", blocks=True)
     # A prediction keeps the facts of its recording: nothing is known of what its what-ifs changed there.
     made = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
     on_cpu = not before.on_gpu.any() and not after.on_gpu.any()

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from whatif.prediction.trust import trust_of
 from whatif.questions.comparison.causes import Cause
 from whatif.questions.comparison.compare import Comparison, compare
 from whatif.questions.comparison.part_changes import PartChange
@@ -81,7 +82,7 @@ def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
         verdict = f"{verdict}; cause: {found.cause}"
     return Regression(
         two, allowed_pct, status, verdict, found.causes, parts_are, _grown(parts), _grown(found.lines),
-        (*_doubts(found, allowed_pct), *two.remarks),
+        (*_doubts(found, allowed_pct), *two.remarks, *_damage(two)),
     )  # fmt: skip
 
 
@@ -103,6 +104,12 @@ def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
     if status is Status.OK and two.change_pct > allowed_pct:
         change += ": more than allowed, but within the noise"
     return "; ".join((change, *two.not_recorded))
+
+
+def _damage(two: TwoRecordings) -> list[str]:
+    """What makes one of the recordings doubtful."""
+    return [f"{name}: {doubt}" for name, side in zip("AB", (two.before, two.after), strict=True)
+            for doubt in trust_of(side).doubts]  # fmt: skip
 
 
 def _doubts(found: Comparison, allowed_pct: float) -> list[str]:
