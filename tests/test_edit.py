@@ -165,6 +165,29 @@ def test_dependencies_between_tasks_that_do_not_exist_are_refused(source: int, t
         step().add_dependencies([source], [target])
 
 
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ([3, -1], r"ids of tasks in 0\.\.10, got -1; -1 stands for an unknown task, as in launch_of: leave it out\.$"),
+        ([-2], r"ids of tasks in 0\.\.10, got -2\.$"),
+        ([11], r"ids of tasks in 0\.\.10, got 11\.$"),
+        ([0.5], r"whole ids of tasks, got 0\.5\.$"),
+        ("k0", r"ids of tasks: expected numbers, got 'k0'\.$"),
+    ],
+)
+def test_every_edit_refuses_ids_of_no_task(tasks: Any, said: str) -> None:
+    """The last task took what was meant for an unknown launch: numpy counts -1 from the end."""
+    graph = step()
+    for edit in (
+        lambda: graph.scale(tasks, 2.0),
+        lambda: graph.with_duration(tasks, 3),
+        lambda: graph.remove(tasks),
+        lambda: graph.split(tasks, 2),
+    ):
+        with pytest.raises(WhatifError, match=said):
+            edit()
+
+
 def test_attach_wants_a_value_for_every_task() -> None:
     graph = step()
     assert graph.attach(p=np.arange(11)).attached["p"].tolist() == list(range(11))

@@ -236,10 +236,15 @@ def as_index(graph: TaskGraph, tasks: Tasks) -> Array:
     if isinstance(tasks, Selection):
         return mask_of(tasks, graph.order)
     tasks, n = as_numbers("ids of tasks", tasks), len(graph)
-    if tasks.dtype == np.bool_ and tasks.shape != (n,):
-        raise WhatifError(f"expected a mask of {n} tasks, got one of {tasks.size}.")
-    if tasks.size and tasks.dtype != np.bool_ and not (tasks.min() >= 0 and tasks.max() < n):
-        raise WhatifError(f"expected ids of tasks in 0..{n - 1}, got {tasks.min()} to {tasks.max()}.")
+    if tasks.dtype == np.bool_:
+        if tasks.shape != (n,):
+            raise WhatifError(f"expected a mask of {n} tasks, got one of {tasks.size}.")
+        return tasks
+    if tasks.size and not 0 <= (least := tasks.min()) <= (most := tasks.max()) < n:
+        raise WhatifError(
+            f"expected ids of tasks in 0..{n - 1}, got {least if least < 0 else most}"
+            + ("; -1 stands for an unknown task, as in launch_of: leave it out." if least == -1 else ".")
+        )
     if tasks.dtype.kind == "f":
         if np.any(tasks != np.rint(tasks)):
             raise WhatifError(f"expected whole ids of tasks, got {tasks.flat[0]}.")
