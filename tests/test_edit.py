@@ -159,6 +159,14 @@ def test_dependencies_that_close_a_cycle_are_refused(source: int, target: int) -
         step().add_dependencies([source], [target])
 
 
+def test_as_many_factors_as_tasks_and_sources_as_targets() -> None:
+    graph = step()
+    with pytest.raises(WhatifError, match=r"expected one factor, or one for each of the 3 tasks, got 2\.$"):
+        graph.scale([0, 1, 2], [1.0, 2.0])
+    with pytest.raises(WhatifError, match=r"expected a source for each target, got 2 and 1 tasks\.$"):
+        graph.add_dependencies([0, 1], [4])
+
+
 @pytest.mark.parametrize(("source", "target"), [(0, 11), (-1, 3)])
 def test_dependencies_between_tasks_that_do_not_exist_are_refused(source: int, target: int) -> None:
     with pytest.raises(WhatifError, match=r"expected ids of tasks in 0\.\.10"):
@@ -519,12 +527,15 @@ def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
         (lambda graph: graph.attach(rank=3), "attach: expected 11 values for column 'rank', got 1"),
         (lambda graph: graph.select(kind=99), "expected a TaskKind, as in TaskKind.KERNEL, got 99"),
         (lambda graph: graph.select(name=3), "expected a regular expression as text, got 3"),
-        (lambda graph: graph.add_dependencies([0, 1], [2]), "got 1 targets and 1 lags"),
-        (lambda graph: graph.add_dependencies([0], [2], lag_ns=[1, 2]), "got 1 targets and 2 lags"),
+        (lambda graph: graph.add_dependencies([0, 1], [2]), "a source for each target, got 2 and 1 tasks"),
+        (lambda graph: graph.add_dependencies([0], [2], lag_ns=[1, 2]), "one for each of the 1 dependencies, got 2"),
         (lambda graph: graph.insert("task"), "insert: expected NewTasks.*, got str"),
         (lambda graph: graph.insert(NewTasks([0], 3, TaskKind.CPU_OP, 5)), "expected a text as the name, got 3"),
         (lambda graph: graph.insert(NewTasks([0], "new", None, 5)), "expected a TaskKind.*got None"),
-        (lambda graph: graph.insert(NewTasks([0], "new", TaskKind.CPU_OP, [1, 2])), "or one for each of the 1 tasks"),
+        (
+            lambda graph: graph.insert(NewTasks([0], "new", TaskKind.CPU_OP, [1, 2])),
+            "or one for each of the 1 new tasks",
+        ),
         (lambda graph: TaskGraph.from_networkx("a", graph), "expected a networkx graph, got str"),
     ],
 )

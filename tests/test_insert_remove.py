@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,6 +211,27 @@ def test_insert_refuses_gpu_work_on_a_cpu_thread(kind: TaskKind) -> None:
         graph.insert(NewTasks([call], "new", kind, 1))
     stream = int(graph.thread[id_of(graph, "k1")])
     assert graph.insert(NewTasks([call], "new", kind, 1, thread=stream)).graph.check()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"duration_ns": [3, 4, 5]}, r"expected one duration_ns, or one for each of the 2 new tasks 'new', got 3\.$"),
+        ({"low_ns": [1, 2, 3]}, r"expected one low_ns, or one for each of the 2 new tasks 'new', got 3\.$"),
+        ({"kind": "KERNEL"}, r"expected a TaskKind, as in TaskKind.KERNEL, got 'KERNEL'\.$"),
+        (
+            {"launched_after": [0, 0, 0]},
+            r"expected one launched_after, or one for each of the 2 new tasks .*, got 3\.$",
+        ),
+        ({"launched_by": [0, 0, 0]}, r"expected one launched_by, or one for each of the 2 new tasks 'new', got 3\.$"),
+        ({"duration_ns": None}, "expected durations of 0 ns or more"),
+    ],
+)
+def test_insert_says_which_field_does_not_fit_its_tasks(given: dict[str, Any], said: str) -> None:
+    graph = step()
+    fields = {"after": ids_of(graph, "k0", "k1"), "name": "new", "kind": TaskKind.KERNEL, "duration_ns": 1, **given}
+    with pytest.raises(WhatifError, match=said):
+        graph.insert(NewTasks(**fields))
 
 
 def test_insert_refuses_a_negative_duration() -> None:

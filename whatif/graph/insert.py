@@ -104,7 +104,7 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
         after = as_ids(graph, tasks.after)
         count = len(after)
         launched_after, launched_by = (
-            _for_each(graph, ids, count) for ids in (tasks.launched_after, tasks.launched_by)
+            _for_each(graph, tasks, what, count) for what in ("launched_after", "launched_by")
         )
         counts.append((count, 0 if launched_after is None else count))
         if not count:
@@ -140,8 +140,16 @@ def _check_given(tasks: NewTasks) -> None:
         raise WhatifError(f"insert: expected a TaskKind, as in TaskKind.KERNEL, got {tasks.kind!r}.")
 
 
-def _for_each(graph: TaskGraph, ids: npt.ArrayLike | None, count: int) -> Int64 | None:
-    return None if ids is None else np.broadcast_to(as_ids(graph, ids), count)
+def _for_each(graph: TaskGraph, tasks: NewTasks, what: str, count: int) -> Int64 | None:
+    given = getattr(tasks, what)
+    if given is None:
+        return None
+    ids = as_ids(graph, given)
+    if len(ids) not in (1, count):
+        raise WhatifError(
+            f"insert: expected one {what}, or one for each of the {count} new tasks {tasks.name!r}, got {len(ids)}."
+        )
+    return np.broadcast_to(ids, count)
 
 
 def _woven(
@@ -163,7 +171,7 @@ def _woven(
     for tasks, (ids, launches) in zip(parts, found, strict=True):
         if len(launches):
             dependencies.append(Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
-        launched_by = _for_each(graph, tasks.launched_by, len(ids))
+        launched_by = _for_each(graph, tasks, "launched_by", len(ids))
         if launched_by is not None:
             by = moved[launched_by]
             dependencies.append(Dependencies.of(by, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
@@ -192,29 +200,29 @@ def _woven(
 def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Columns:
     count = len(after)
 
-    def column(value: npt.ArrayLike | None, default: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
+    def column(name: str, default: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
+        value = given.get(name)
         result = np.empty(count, dtype=dtype)
         try:
             result[:] = default if value is None else value  # four times faster than to broadcast one value and convert
         except (TypeError, ValueError):
             raise WhatifError(
-                f"insert: expected one number, or one for each of the {count} tasks {tasks.name!r}, got {value!r}."
+                f"insert: expected one {name}, or one for each of the {count} new tasks {tasks.name!r}, got "
+                + (f"{value!r}." if np.asarray(value).size in (1, count) else f"{np.asarray(value).size}.")
             ) from None
         return result
 
-    duration = column(as_ns(tasks.duration_ns), 0, np.int64)
+    given = {**vars(tasks), "name": name_id}
+    duration = given["duration_ns"] = as_ns(column("duration_ns", np.nan, np.float64))
     if duration.min() < 0:
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
-    given = {**vars(tasks), "name": name_id, "duration_ns": duration}
     rows = {
-        each.name: column(
-            given.get(each.name), getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype
-        )
+        each.name: column(each.name, getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype)
         for each in COLUMNS
     }
     _check_threads(graph, tasks, rows["thread"][among(rows["kind"], _STREAM_KINDS)])
-    rows["low_ns"] = np.minimum(column(tasks.low_ns, duration, np.int64), duration)
-    rows["high_ns"] = np.maximum(column(tasks.high_ns, duration, np.int64), duration)
+    rows["low_ns"] = np.minimum(column("low_ns", duration, np.int64), duration)
+    rows["high_ns"] = np.maximum(column("high_ns", duration, np.int64), duration)
     return rows
 
 

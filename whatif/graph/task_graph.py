@@ -407,13 +407,17 @@ class TaskGraph:
         lag_ns: npt.ArrayLike = 0,
         anchor: Anchor = Anchor.END,
     ) -> TaskGraph:
-        """Let ``target[i]`` wait for ``source[i]``, for each i. Raises WhatifError on a cycle."""
+        """Let ``target[i]`` wait until ``lag_ns`` after the end (or start: ``anchor``) of ``source[i]``, for each i.
+
+        Raises WhatifError on a cycle, and where there are not as many sources as targets.
+        """
         ends = as_ids(self, source), as_ids(self, target)
         lags_ns, n = as_ns(lag_ns), len(ends[0])
-        if len(ends[1]) != n or lags_ns.size not in (1, n):
+        if len(ends[1]) != n:
+            raise WhatifError(f"add_dependencies: expected a source for each target, got {n} and {len(ends[1])} tasks.")
+        if lags_ns.size not in (1, n):
             raise WhatifError(
-                f"add_dependencies: expected a target, and one lag or a lag, for each of the {n} sources, got "
-                f"{len(ends[1])} targets and {lags_ns.size} lags."
+                f"add_dependencies: expected one lag, or one for each of the {n} dependencies, got {lags_ns.size}."
             )
         return edit.add_dependencies(self, Dependencies.of(*ends, kind, lags_ns, anchor))
 
