@@ -526,7 +526,7 @@ def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
         (lambda graph: graph.split([0], 1.5), "split: expected 1 part or more, got 1.5"),
         (lambda graph: graph.attach(rank=3), "attach: expected 11 values for column 'rank', got 1"),
         (lambda graph: graph.select(kind=99), "expected a TaskKind, as in TaskKind.KERNEL, got 99"),
-        (lambda graph: graph.select(name=3), "expected a regular expression as text, got 3"),
+        (lambda graph: graph.select(name=3), "expected a regular expression for name, got 3"),
         (lambda graph: graph.add_dependencies([0, 1], [2]), "a source for each target, got 2 and 1 tasks"),
         (lambda graph: graph.add_dependencies([0], [2], lag_ns=[1, 2]), "one for each of the 1 dependencies, got 2"),
         (lambda graph: graph.insert("task"), "insert: expected NewTasks.*, got str"),

@@ -268,6 +268,10 @@ def test_a_fresh_selection_selects_what_it_says_and_a_stale_one_is_refused(data:
         ({"phase": "backward"}, "Phase.BACKWARD, got 'backward'"),
         ({"thread": "stream 7"}, "a thread's number"),
         ({"step": "2"}, "a step's number"),
+        ({"kind": [TaskKind.KERNEL, "memcpy"]}, "TaskKind.KERNEL, got 'memcpy'"),
+        ({"kind": whatif.Phase.UPDATE}, "TaskKind.KERNEL, got <Phase.UPDATE: 4>"),
+        ({"phase": TaskKind.KERNEL}, "Phase.BACKWARD, got <TaskKind.KERNEL: 3>"),
+        ({"layer": 3}, "a regular expression for layer, got 3"),
     ],
 )
 def test_a_text_for_a_number_does_not_select_nothing(criterion: dict[str, Any], expected: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -229,19 +231,22 @@ class TaskGraph:
 
         ``name`` and ``layer`` are regular expressions that may match anywhere. An edit that changes ids makes the
         selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError if an expression is not
-        a valid regular expression, or where a text stands for a kind, a phase, a thread or a step.
+        a valid regular expression, or where a criterion is of another type, such as a text for a phase.
         """
         mask = np.ones(len(self), dtype=np.bool_)
-        kinds = () if kind is None else tuple(kind) if isinstance(kind, Iterable) else (kind,)
-        if not all(each in tuple(TaskKind) for each in kinds):
-            raise WhatifError(f"select: expected a TaskKind, as in TaskKind.KERNEL, got {kind!r}.")
-        for what, number in (
-            ("phase as in Phase.BACKWARD", phase),
-            ("thread's number", thread),
-            ("step's number", step),
+        asked: Any = kind
+        kinds = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
+        for what, given, fits in (
+            ("TaskKind, as in TaskKind.KERNEL", kinds, partial(_is_code_of, TaskKind)),
+            ("phase as in Phase.BACKWARD", [phase], partial(_is_code_of, Phase)),
+            ("thread's number", [thread], _is_whole),
+            ("step's number", [step], _is_whole),
+            ("regular expression for name", [name], _is_text),
+            ("regular expression for layer", [layer], _is_text),
         ):
-            if number is not None and not isinstance(number, int | np.integer):
-                raise WhatifError(f"select: expected a {what}, got {number!r}.")
+            for each in given:
+                if each is not None and not fits(each):
+                    raise WhatifError(f"select: expected a {what}, got {each!r}.")
         if kind is not None:
             mask &= among(self.kind, kinds)
         if name is not None:
@@ -532,6 +537,19 @@ class TaskGraph:
         return f"TaskGraph({len(self):,} tasks on {len(self.threads)} threads, {self.info.path!r})"
 
     _repr_html_ = notebook_view
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_code_of(codes: type[IntEnum], value: object) -> bool:
+    """Whether a value is a member of ``codes`` or its number; those of another enumeration are numbers, too."""
+    return isinstance(value, codes) or (_is_whole(value) and not isinstance(value, IntEnum) and value in list(codes))
 
 
 def matching(table: tuple[str, ...], pattern: str) -> Bool:
