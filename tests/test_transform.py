@@ -201,7 +201,9 @@ MALFORMED = {
                                     "def transform(graph, *, n: L['a'] = 'c'): return graph", "own type, got n='c'"),
     "a default that is none": (HEADER, "def transform(graph, *, n: float = None): return 1", "own type, got n=None"),
     "a schedule without frontier": (HEADER, "def transform(graph): return graph\ndef schedule(): return 0",
-                                    r"expected schedule\(frontier\) -> int"),
+                                    r"expected schedule\(frontier\) -> int, got schedule\(\)\.$"),
+    "a priority of two": (HEADER, "def transform(graph): return graph\ndef priority(graph, x): return 0",
+                          r"expected priority\(graph\) -> array and no schedule, got priority\(graph, x\)\.$"),
     "a schedule that is no function": (HEADER, "def transform(graph): return graph\nschedule = 3",
                                        r"expected schedule\(frontier\)"),
 }  # fmt: skip
@@ -370,7 +372,8 @@ def priority(graph): return {}
         ("[1.0] * len(graph)", ""),
         ("[1]", r"expected a number for each of the \d+ tasks, got int64 of shape \(1,\)"),
         ("['a'] * len(graph)", "expected a number for each"),
-        ("[float('nan')] * len(graph)", "some not a number"),
+        ("[1.0]", r"got float64 of shape \(1,\)\.$"),
+        ("[float('nan')] * len(graph)", r"got float64 of shape \(\d+,\), some of them NaN\.$"),
         ("1 // 0", r"priority\(\) of .*ZeroDivisionError.*a number for each task"),
     ],
 )

@@ -259,11 +259,11 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
         _check_option(where, signature, option)
     schedule = getattr(module, "schedule", None)
     if schedule is not None and (not callable(schedule) or len(inspect.signature(schedule).parameters) != 1):
-        raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {schedule!r}.")
+        raise WhatifError(f"{where}: expected schedule(frontier) -> int, got {_shape('schedule', schedule)}.")
     priority = getattr(module, "priority", None)
     if priority is not None:
         if schedule is not None or not callable(priority) or len(inspect.signature(priority).parameters) != 1:
-            got = "schedule(frontier) as well" if schedule is not None else repr(priority)
+            got = "schedule(frontier) as well" if schedule is not None else _shape("priority", priority)
             raise WhatifError(f"{where}: expected priority(graph) -> array and no schedule, got {got}.")
         from whatif.simulation.simulator import ByPriority
 
@@ -273,6 +273,11 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
         raise WhatifError(f"{where}: expected a docstring whose first line says what the transform models, found none.")
     short = Path(name).stem if name.endswith(".py") else name
     return Transform(short, doc.splitlines()[0], doc, function, schedule, source=where)
+
+
+def _shape(name: str, found: object) -> str:
+    """What a script has under the name of a function: its signature, or its value."""
+    return f"{name}{inspect.signature(found)}" if callable(found) else f"{name} = {found!r}"
 
 
 def _check_option(where: str, signature: inspect.Signature, option: inspect.Parameter) -> None:

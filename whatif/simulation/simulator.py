@@ -80,10 +80,11 @@ class ByPriority:
     def behind(self, graph: TaskGraph) -> Int64:
         """Return how far each task stands behind the most urgent ones, shape (n_tasks,). Raises WhatifError."""
         column = np.asarray(self.priority(graph))
-        if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or np.isnan(column).any():
+        nan = column.dtype.kind == "f" and np.isnan(column).any()
+        if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or nan:
             raise WhatifError(
                 f"priority: expected a number for each of the {len(graph)} tasks, got {column.dtype} of shape "
-                f"{column.shape}{', some not a number' if column.dtype.kind == 'f' else ''}."
+                f"{column.shape}{', some of them NaN' if nan else ''}."
             )
         order = np.argsort(column, kind="stable")
         ordered, behind = column[order], np.zeros(len(graph), dtype=np.int64)
