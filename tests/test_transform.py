@@ -389,6 +389,18 @@ def test_a_priority_is_a_number_for_each_task(tmp_path: Path, column: str, said:
         simulate(graph, schedule)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_priority_without_a_thread_to_choose_for_says_so(tmp_path: Path, recorded: TaskGraph, ordered: bool) -> None:
+    body = f"""
+from dataclasses import replace
+import numpy as np
+def transform(graph): return graph.replace(threads=tuple(replace(t, ordered={ordered}) for t in graph.threads))
+def priority(graph): return np.zeros(len(graph))
+"""
+    said = "mine: its priority changes nothing, because every thread runs in a fixed order"
+    assert any(note.startswith(said) for note in apply(recorded, script(tmp_path, body)).notes) is ordered
+
+
 @pytest.mark.parametrize("more", ["def schedule(frontier): return 0", "priority = 3", "def priority(): return 0"])
 def test_a_script_has_a_schedule_or_a_priority_of_one_argument(tmp_path: Path, more: str) -> None:
     script = tmp_path / "mine.py"

@@ -13,7 +13,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
-from whatif.simulation.simulator import Schedule, simulate
+from whatif.simulation.simulator import ByPriority, Schedule, simulate
 from whatif.simulation.steps import step_ns
 
 
@@ -48,6 +48,13 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
         changed = transform(graph).check()
         parts.append(Applied.between(graph, changed, transform))
         graph = changed
+    for part in parts:
+        by_priority = part.changed and isinstance(part.transform.schedule, ByPriority)
+        if by_priority and all(thread.ordered for thread in graph.threads):
+            graph = graph.note(
+                f"{part.transform.name}: its priority changes nothing, because every thread runs in a fixed order; "
+                "only a Thread with ordered=False runs by priority"
+            )
     return graph, tuple(parts)
 
 
