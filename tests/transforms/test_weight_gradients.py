@@ -9,7 +9,7 @@ import pytest
 
 import whatif
 from tests.helpers import replace
-from whatif import Phase, TaskGraph
+from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import KernelFamily, in_layers, weight_gradients
 
 # 4 blocks of 4 linear layers, and a head.
@@ -36,6 +36,8 @@ def test_every_linear_layer_has_one_with_half_of_the_backward_operations(graph: 
     found = weight_gradients(graph)
     assert list(calls_per_layer(graph, found).values()) == [{1}] * LINEAR_LAYERS
     assert in_layers(graph, "Linear")[found].all()
+    with pytest.raises(WhatifError, match=r"expected a regular expression, got '\('"):
+        in_layers(graph, "(")
     products = (graph.phase == Phase.BACKWARD) & (graph.family == KernelFamily.GEMM)
     assert graph.flops[found].sum() == pytest.approx(graph.flops[products].sum() / 2, rel=1e-3)
 

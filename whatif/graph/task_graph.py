@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -362,7 +362,8 @@ class TaskGraph:
         """Multiply the durations of ``tasks`` by ``factor``, one number or one per task; ``low`` and ``high`` bound it.
 
         The bounds are factors too; without them the factor counts as exact. ``tasks`` is, in this and the
-        other edits, a selection of this graph, a mask of shape (n_tasks,) or ids.
+        other edits, a selection of this graph, a mask of shape (n_tasks,) or ids. Raises WhatifError, as they do, on
+        tasks that are not of this graph, on values that are negative or not finite, and on too many or too few.
         """
         return edit.scale(self, tasks, factor, low=low, high=high)
 
@@ -552,15 +553,19 @@ def _is_code_of(codes: type[IntEnum], value: object) -> bool:
     return isinstance(value, codes) or (_is_whole(value) and not isinstance(value, IntEnum) and value in list(codes))
 
 
-def matching(table: tuple[str, ...], pattern: str) -> Bool:
-    """Return a mask, shape (len(table),), of the strings that the regular expression matches anywhere."""
+def matching(table: Sequence[str], pattern: str, *, whole: bool = False) -> Bool:
+    """Return a mask, shape (len(table),), of the strings that the regular expression matches anywhere, or ``whole``.
+
+    Raises WhatifError on an invalid expression.
+    """
     try:
         expression = re.compile(pattern)
     except TypeError:
         raise WhatifError(f"expected a regular expression as text, got {pattern!r}.") from None
     except re.error as error:
         raise WhatifError(f"expected a regular expression, got {pattern!r}: {error}.") from None
-    return np.fromiter((expression.search(text) is not None for text in table), dtype=np.bool_, count=len(table))
+    match = expression.fullmatch if whole else expression.search
+    return np.fromiter((match(text) is not None for text in table), dtype=np.bool_, count=len(table))
 
 
 def _longest_ns(graph: TaskGraph) -> float:

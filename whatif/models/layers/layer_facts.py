@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from whatif.graph.recorded import Layer
-from whatif.graph.task_graph import TaskGraph
+from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool, Int64
 
 # torch.profiler names a module "nn.Module: Conv2d_3", and ingest keeps "Conv2d_3".
@@ -37,11 +37,9 @@ def in_layers(graph: TaskGraph, types: str) -> Bool:
     """Return a mask, shape (n_tasks,), of the tasks whose innermost layer is of a class that ``types`` matches whole.
 
     ``types`` is a regular expression over class names ("Conv.d"). Nothing matches where the recording names no classes.
-    Raises re.error on an invalid expression.
+    Raises WhatifError on an invalid expression.
     """
-    expression = re.compile(types)
-    table = np.array([bool(expression.fullmatch(found)) for found in layer_types(graph)], dtype=np.bool_)
-    return np.asarray(table.take(graph.layer), dtype=np.bool_)
+    return np.asarray(matching(layer_types(graph), types, whole=True).take(graph.layer), dtype=np.bool_)
 
 
 def gradient_bytes(graph: TaskGraph) -> Int64:
