@@ -234,6 +234,12 @@ def test_insert_says_which_field_does_not_fit_its_tasks(given: dict[str, Any], s
         graph.insert(NewTasks(**fields))
 
 
+def test_insert_refuses_cpu_work_on_a_stream() -> None:
+    graph = step()
+    with pytest.raises(WhatifError, match="expected a CPU thread for the CPU work 'new', got"):
+        graph.insert(NewTasks([id_of(graph, "k1")], "new", TaskKind.CPU_OP, 1))
+
+
 def test_insert_refuses_a_negative_duration() -> None:
     with pytest.raises(WhatifError, match="0 ns or more"):
         step().insert(NewTasks([0], "new", TaskKind.KERNEL, -1))

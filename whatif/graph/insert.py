@@ -19,6 +19,7 @@ from whatif.graph.edit import (
 )
 from whatif.graph.order import each_once
 from whatif.graph.types import (
+    CPU_WORK_KINDS,
     GPU_KINDS,
     Array,
     Dependencies,
@@ -220,7 +221,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         each.name: column(each.name, getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype)
         for each in COLUMNS
     }
-    _check_threads(graph, tasks, rows["thread"][among(rows["kind"], _STREAM_KINDS)])
+    _check_threads(graph, tasks, rows["thread"], rows["kind"])
     rows["low_ns"] = np.minimum(column("low_ns", duration, np.int64), duration)
     rows["high_ns"] = np.maximum(column("high_ns", duration, np.int64), duration)
     return rows
@@ -230,9 +231,16 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
 _STREAM_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET)
 
 
-def _check_threads(graph: TaskGraph, tasks: NewTasks, threads: Array) -> None:
-    """Raise WhatifError where kernels or copies would run on a CPU thread."""
-    for code in each_once(threads).tolist():
+def _check_threads(graph: TaskGraph, tasks: NewTasks, threads: Array, kinds: Array) -> None:
+    """Raise WhatifError where kernels or copies would run on a CPU thread, or a CPU's work on a GPU stream."""
+    of_cpu = among(kinds, CPU_WORK_KINDS)
+    for code in each_once(threads[of_cpu]).tolist():
+        if 0 <= code < len(graph.threads) and graph.threads[code].kind == ThreadKind.STREAM:
+            raise WhatifError(
+                f"insert: expected a CPU thread for the CPU work {tasks.name!r}, got {graph.threads[code].name!r}; "
+                "insert kind=TaskKind.KERNEL with launched_after there, or give the thread of a CPU."
+            )
+    for code in each_once(threads[among(kinds, _STREAM_KINDS)]).tolist():
         if 0 <= code < len(graph.threads) and graph.threads[code].kind == ThreadKind.CPU:
             raise WhatifError(
                 f"insert: expected a GPU stream for the GPU tasks {tasks.name!r}, got the CPU thread "
