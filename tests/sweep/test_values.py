@@ -47,6 +47,7 @@ def test_a_range_multiplies(text: str, values: tuple[str, ...]) -> None:
         "1e999..2:3",
         "1..2:999999999",
         "a,,b",
+        "1,2,4..64:3",
         "1,",
         "1e-308..1e308:3",
         "1..2:" + "9" * 5000,

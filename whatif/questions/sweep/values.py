@@ -85,6 +85,8 @@ def listed_values(listed: str, of: str) -> tuple[str, ...]:
     """Return the values of ``a,b,c`` or ``a..b:n``, each once, in their order. Raises WhatifError, naming ``of``."""
     found = _RANGE.fullmatch(listed)
     values = _between(listed, found, of) if found else [value.strip() for value in listed.split(",")]
+    if len(values) > 1 and any(_RANGE.fullmatch(value) for value in values):
+        raise WhatifError(f"{of}: expected either values a,b,c or one range a..b:n, got both in {listed[:60]!r}.")
     if not all(values):
         raise WhatifError(f"{of}: expected values between the commas, got {listed[:60]!r}.")
     if len(values) > MOST_VALUES:
