@@ -87,6 +87,17 @@ def test_one_worker_alone_is_no_scaling(resnet: Baseline) -> None:
     )
 
 
+def test_one_worker_goes_without_what_changes_communication(resnet: Baseline) -> None:
+    """It was refused, with the advice to name distributed ahead of it, which was named."""
+    found = curve(resnet, ["distributed", "bandwidth:factor=2"], [1, 8])
+    eight = whatif.apply(resnet, "distributed:workers=8", "bandwidth:factor=2")
+    assert found.rows[0].step_ms == found.single_ms == resnet.step_ns / 1e6
+    assert found.rows[1].step_ms == pytest.approx(eight.predicted_ms)
+    assert any(note.startswith("one worker alone goes without bandwidth:factor=2: bandwidth: ") for note in found.notes)
+    with pytest.raises(WhatifError, match="flash_attention: expected GPU kernels of an attention"):
+        curve(resnet, ["flash_attention", "distributed"], [1, 8])
+
+
 def test_where_the_what_if_applies_to_no_number_its_reason_is_raised(resnet: Baseline) -> None:
     with pytest.raises(WhatifError, match="fills equal members of 8 x any number, got 11"):
         curve(resnet, ["distributed:cluster=dgx-a100"], [1, 11])

@@ -15,7 +15,7 @@ from msgspec import Struct
 from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import compose, spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.progress import Progress, reported
@@ -170,9 +170,10 @@ def scaling(
     """Predict the step on each number of workers; ``jobs`` as of ``sweep``.
 
     Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
-    worker alone goes without them. The collectives of a recording of several workers are issued again for each number,
-    one among them. ``strong``: the recorded batch is shared by all workers. Raises WhatifError where no what-if has the
-    option, where a recording of several workers shows no collectives, or where they apply to no number.
+    worker alone goes without them, and without those that do not apply to it then. The collectives of a recording
+    of several workers are issued again for each number, one among them. ``strong``: the recorded batch is shared by
+    all workers. Raises WhatifError where no what-if has the option, where a recording of several workers shows no
+    collectives, or where they apply to no number.
     """
     spreading = _spreading(transforms)
     together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
@@ -186,10 +187,13 @@ def scaling(
         )
     if several and strong:
         raise WhatifError("scaling: expected weak scaling of a recording of several workers, got --strong.")
-    alone = tuple(_on(1, transforms, spreading, strong=False, several=several))
+    alone, left_out = _applicable(baseline, _on(1, transforms, spreading, strong=False, several=several))
     single = apply(baseline, *alone) if alone else None
     single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
-    chosen = [_on(count, transforms, spreading, strong=strong and not together, several=several) for count in workers]
+    chosen = [
+        alone if count == 1 else _on(count, transforms, spreading, strong=strong and not together, several=several)
+        for count in workers
+    ]
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
     samples = (single.graph if single else baseline.graph).info.samples
@@ -205,7 +209,7 @@ def scaling(
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
     if spread_out and all(row.step_ms is None for row in spread_out):
         raise WhatifError(spread_out[0].reason)
-    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), notes)
+    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), (*notes, *left_out))
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:
@@ -241,6 +245,18 @@ def _on(
     ]
     shared = [load_transform("batch_size", factor=1.0 / count)] if strong and count > 1 else []
     return (*shared, *chosen)
+
+
+def _applicable(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
+    """Those of the what-ifs that apply to one worker, which has no other to talk to, and a sentence on each other."""
+    graph, kept, left_out = baseline.graph, [], []
+    for transform in transforms:
+        try:
+            graph = compose(graph, [transform])
+            kept.append(transform)
+        except WhatifError as error:
+            left_out.append(f"one worker alone goes without {spelled(transform)}: {error}")
+    return tuple(kept), tuple(left_out)
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
