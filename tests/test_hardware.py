@@ -92,6 +92,13 @@ def test_the_numbers_of_a_device_agree(name: str) -> None:
     assert gpu.nvlink_gbyte_s is None or gpu.nvlink_gbyte_s > gpu.pcie_gbyte_s
 
 
+def test_numbers_of_data_sheets_that_other_tables_get_wrong() -> None:
+    assert load_gpu("MI100").nvlink_gbyte_s == 3 * 46  # one direction of 92 GB/s a link
+    assert load_gpu("RTX3090Ti").nvlink_gbyte_s == load_gpu("RTX3090").nvlink_gbyte_s
+    assert load_gpu("RTXPRO6000-Server").memory_gbyte_s == 1597  # 1792: the Workstation Edition
+    assert load_gpu("A10G").power_watt == 300  # 150: the A10
+
+
 def test_no_two_devices_share_a_name_or_an_alias() -> None:
     spelled = [text for name in gpu_names() for text in (name, *load_gpu(name).aliases)]
     assert len(spelled) == len(set(spelled))
