@@ -91,6 +91,20 @@ def test_one_worker_meets_nobody_whatever_a_collective_without_a_name_does() -> 
     assert any("ncclDevKernel_Generic stays as recorded on 4 workers" in note for note in other.notes)
 
 
+def test_collectives_without_a_size_follow_the_bytes_of_a_ring_and_a_note_says_so() -> None:
+    graph = recorded(8)
+    small = np.flatnonzero(graph.size_bytes == 1_000_000)
+    graph = graph.replace(size_bytes=np.where(graph.size_bytes == 1_000_000, -1, graph.size_bytes))
+    before_ns = graph.duration_ns[small]
+    for options, end in (("", ""), (",bandwidth=1Gbps", "; the network that is asked for does not change it")):
+        found = apply(graph, f"distributed:workers=64{options}")
+        assert found.duration_ns[small] / before_ns == pytest.approx((63 / 64) / (7 / 8), rel=1e-3)
+        assert (
+            "distributed: the sizes of 3 of 6 collectives, 16 % of their time, are not recorded; their time is scaled "
+            f"by the bytes that pass each link of a ring{end}"
+        ) in found.notes
+
+
 def test_another_network_is_its_own_model() -> None:
     found = apply(recorded(2), "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring")
     assert lengths(found) == 3 * [1_500_000, 13_500_000]

@@ -103,8 +103,8 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         notes.append(f"{name}: copies into and out of buckets remain, though one worker has none")
         graph = graph.remove(found.task)
     elif workers != recorded or network is not None:
+        notes += _on_unknown_sizes(graph, name, found, network)
         graph = _issued_again(graph, found, recorded, workers, network)
-        notes += [f"{name}: sizes of collectives are not recorded"] * bool((found.size_bytes < 0).any())
     if {"reduce_scatter", "all_gather"} <= set(found.operation):
         graph = update_share(graph, recorded / workers)
         notes.append(f"{name}: each worker updates {recorded / workers:.3g} times the parameters that it did")
@@ -112,6 +112,19 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     for sentence in notes:
         graph = graph.note(sentence)
     return graph
+
+
+def _on_unknown_sizes(graph: TaskGraph, name: str, found: _Collectives, network: Network | None) -> list[str]:
+    unknown = found.size_bytes < 0
+    if not unknown.any():
+        return []
+    took_ns = graph.duration_ns[found.task]
+    pct = 100 * took_ns[unknown].sum() / max(took_ns.sum(), 1)
+    unchanged = "" if network is None else "; the network that is asked for does not change it"
+    return [
+        f"{name}: the sizes of {unknown.sum():,} of {len(unknown):,} collectives, {pct:.0f} % of their time, are not "
+        f"recorded; their time is scaled by the bytes that pass each link of a ring{unchanged}"
+    ]
 
 
 def _info(graph: TaskGraph, workers: int) -> GraphInfo:
@@ -248,12 +261,12 @@ def _rounds(operations: list[str], workers: int, model: str) -> _Rounds:
 def _cheapest(
     operations: list[str], workers: int, size: Float64, round_ns: float, byte_ns: float, *, on_gpu: bool
 ) -> _Rounds:
-    """Ring or tree, whichever is faster; gloo has the ring alone."""
+    """Ring or tree, whichever is faster; gloo has the ring alone, and so has what has no size."""
     ring = _rounds(operations, workers, "ring")
     if not on_gpu:
         return ring
     tree = _rounds(operations, workers, "tree")
-    faster = (tree.rounds - ring.rounds) * round_ns + (tree.share - ring.share) * size * byte_ns < 0
+    faster = (size > 0) & ((tree.rounds - ring.rounds) * round_ns + (tree.share - ring.share) * size * byte_ns < 0)
     return _Rounds(np.where(faster, tree.rounds, ring.rounds), np.where(faster, tree.share, ring.share))
 
 
