@@ -97,6 +97,16 @@ def test_a_board_of_the_same_chip_scales_by_bandwidth() -> None:
     assert not same_chip(load_gpu("A100-PCIE-40"), load_gpu("V100-PCIE-32"))
 
 
+def test_a_board_of_the_same_chip_is_no_faster_than_its_file_says_that_it_sustains() -> None:
+    for m, n, k in ((8192, 8192, 8192), (16384, 1024, 256), (16384, 2048, 256)):
+        asked = operators("matmul", {"batch": 1, "m": m, "n": n, "k": k}, name="mm", dtype="fp32")
+        answer = Estimator(index_of([]), "A100-SXM-80", models=shipped_models(), kernels_alone=True).estimate(asked)
+        assert answer.answered_by[0] == AnswerSource.SAME_CHIP
+        assert 2 * m * n * k / answer.t_s[0] / 1e12 <= 18.6 * 1.001
+        assert 2 * m * n * k / answer.low_s[0] / 1e12 <= 19.5 * 1.001
+        assert answer.low_s[0] < answer.t_s[0] < answer.high_s[0]
+
+
 def test_the_shipped_table_knows_every_source_of_each_family() -> None:
     """Errors of at least three devices left out stand behind every weight."""
     text = (resources.files("whatif.opdb") / "source_errors.json").read_text(encoding="utf-8")

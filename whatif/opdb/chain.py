@@ -31,7 +31,7 @@ from whatif.opdb import analytic, devices
 from whatif.opdb.anchors import Anchors
 from whatif.opdb.answers import ALL_SOURCES, Answers, AnswerSource, unanswered
 from whatif.opdb.blending import Candidate, blend, device_distance
-from whatif.opdb.data_sheet import answers_analytically, rate_tflops
+from whatif.opdb.data_sheet import answers_analytically, bound_s, least_s, rate_tflops
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
 from whatif.opdb.groups import law_knows_better, measured_in
@@ -311,7 +311,9 @@ class Estimator:
             here, that = (_sheet_s(gpu, part, launch) for gpu in (self.gpu, other))
             ratio, width = here / that, np.exp(CHIP_WIDTH)
             rank = np.array([self.bases.index(b) if b in self.bases else -1 for b in there.bases] + [-1])[told.basis]
-            scaled = Estimates(told.t_s * ratio, told.low_s * ratio / width, told.high_s * ratio * width, told.outside)
+            bound, t_s = bound_s(self.gpu, part, cold=False), np.maximum(told.t_s * ratio, least_s(self.gpu, part))
+            low_s = np.minimum(np.maximum(told.low_s * ratio / width, bound), t_s)
+            scaled = Estimates(t_s, low_s, np.maximum(told.high_s * ratio * width, t_s), told.outside)
             answers.fill(rows[able], scaled.take(able), AnswerSource.SAME_CHIP, rank[able], told.evidence[able])
 
     def _twin(self, device: str) -> Estimator:

@@ -87,6 +87,19 @@ def under_load_s(gpu: Gpu, ops: Operators) -> Float64:
     return np.asarray(np.where(half & (found > UNDER_LOAD_S), found, 0.0))
 
 
+def least_s(gpu: Gpu, ops: Operators) -> Float64:
+    """Return the time that no estimate taken over from another board undercuts, seconds, shape (n,).
+
+    That of the peaks, and for products what a GPU's file says it sustains.
+    """
+    least = np.maximum(bound_s(gpu, ops, cold=False), under_load_s(gpu, ops))
+    if ops.family != "matmul" or gpu.fp32_sustained_tflops is None:
+        return least
+    dtypes = ops.texts["dtype"]
+    single = np.array([runs_at(dtype) == "fp32" for dtype in dtypes.table] or [False])[dtypes.codes]
+    return np.asarray(np.where(single, np.maximum(least, sustained_s(gpu, ops)), least))
+
+
 # With the launch inside the time: a third of what events around one kernel read on five GPUs (NeuSight's smallest times
 # are 24 to 46 us). Our estimate.
 LAUNCH_FLOOR_S = 20e-6
