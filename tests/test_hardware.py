@@ -164,6 +164,9 @@ def test_a_person_is_told_the_closest_names() -> None:
         gpu_asked_for("A101-SXM")
     with pytest.raises(WhatifError, match="RTX4090"):
         load_gpu("RTX4091")
+    for unlike in ("cpu", "FOO"):
+        with pytest.raises(WhatifError, match=f"got '{unlike}': known are A10, .*, V100-SXM2-32$"):
+            load_gpu(unlike)
 
 
 @given(st.text(max_size=40), st.none() | st.integers())

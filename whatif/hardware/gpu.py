@@ -172,9 +172,10 @@ def load_gpu(name: str) -> Gpu:
         if wanted in map(_squeeze, gpu.aliases):
             return gpu
     prefixed = [known for squeezed, known in by_name.items() if wanted and squeezed.startswith(wanted)]
-    close = [by_name[match] for match in difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)]
-    hint = ", ".join(list(dict.fromkeys(prefixed + close))[:4] or gpu_names())
-    raise WhatifError(f"expected the name of a known GPU, got {name!r}: the closest are {hint}")
+    close = [by_name[match] for match in difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.6)]
+    closest = list(dict.fromkeys(prefixed + close))[:4]
+    hint = f"the closest are {', '.join(closest)}" if closest else f"known are {', '.join(gpu_names())}"
+    raise WhatifError(f"expected the name of a known GPU, got {name!r}: {hint}")
 
 
 def gpu_asked_for(name: str) -> Gpu:
