@@ -81,6 +81,25 @@ def test_the_text_says_what_the_peak_is_made_of(trace: str, capsys: pytest.Captu
     assert any(line.startswith("The largest batch that fits has 8 samples: 2.78 KiB") for line in lines)
 
 
+def test_an_unknown_batch_is_the_unit_and_no_number_of_samples(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What counts in samples is refused as by `apply`, and a micro-batch of 1 is the recorded batch."""
+    told = {key: value for key, value in METADATA.items() if key != "batch_size"}
+    untold = str(write_trace(tmp_path / "untold.json", two_linear_layers(), whatif=told))
+    found = report(capsys, untold, "batch_size:size=10", "batch_size:factor=2", "gradient_accumulation:passes=3")
+    assert found["batch_size"] is None
+    rows = {" ".join(row["transforms"]): row for row in found["what_ifs"]}
+    assert "say batch_size:factor=2 instead" in rows["batch_size:size=10"]["reason"]
+    assert rows["batch_size:factor=2"]["batch_factor"] == 2
+    assert rows["gradient_accumulation:passes=3"]["batch_factor"] == 3
+    known, unknown = (
+        report(capsys, path, f"pipeline:stages=2,micro_batches=2,micro_batch={one},activation_mb=1")["what_ifs"][0]
+        for path, one in ((trace, 5), (untold, 1))
+    )
+    assert unknown == known | {"transforms": unknown["transforms"]}
+
+
 def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, trace, "batch_size:factor=2", "amp", "--capacity", "2000B")
     assert found.keys() == KEYS | {"trust", "warnings"}

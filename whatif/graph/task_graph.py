@@ -76,6 +76,7 @@ class GraphInfo:
     launch_lag_ns: int = 0
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None  # of a forward pass
+    batch_factor: float = 1.0  # where that is unknown: its samples over those of the recorded step
     passes: int = 1  # forward and backward passes of a step: more than one where gradients are accumulated
     workers: int | None = None  # how many copies of the model train together, by the trace's header or a what-if
     copy_devices: int = 1  # across how many devices what-ifs cut one copy: stages times parts of their blocks

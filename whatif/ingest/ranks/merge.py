@@ -382,6 +382,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         graph.info,
         ranks=tuple(part.info for part in after),
         batch_size=first.batch_size,
+        batch_factor=first.batch_factor,
         passes=first.passes,
         workers=graph.info.workers if first.workers == before[0].info.workers else first.workers,
         gpu=first.gpu,

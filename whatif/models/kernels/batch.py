@@ -174,20 +174,19 @@ def launches_kernels(graph: TaskGraph) -> Bool:
 
 
 def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> TaskGraph:
-    """Return the graph with the recorded number of samples per step times ``factor``; unchanged where it is unknown.
+    """Return the graph with the recorded number of samples per step times ``factor``; it may be unknown.
 
     ``wider``: each pass takes all samples at once, which changes the recorded input shape and drops the recorded peak
     memory. Durations stay; see ``at_batch``.
     """
     info, recorded = graph.info, graph.info.recorded
-    if not info.batch_size:
-        return graph
-    samples = max(round(info.batch_size * factor), 1)
+    samples = max(round(info.batch_size * factor), 1) if info.batch_size else None
     if wider:
         shape = recorded.input_shape
-        if shape and shape[0] == info.batch_size:
+        if samples and shape and shape[0] == info.batch_size:
             shape = (samples, *shape[1:])
         recorded = structs.replace(recorded, input_shape=shape, peak_memory_bytes=None)
         if AUTOCAST_CASTS in graph.attached:
             graph = graph.attach(**{AUTOCAST_CASTS: graph.attached[AUTOCAST_CASTS] * factor})
-    return graph.replace(info=replace(info, batch_size=samples, recorded=recorded))
+    told = info.batch_factor if samples else round(info.batch_factor * factor, 12)
+    return graph.replace(info=replace(info, batch_size=samples, batch_factor=told, recorded=recorded))

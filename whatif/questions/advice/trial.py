@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from whatif.graph.memory import Memory, peak
-from whatif.graph.task_graph import TaskGraph
+from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns
@@ -29,8 +28,6 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import step_ns
 
-# For a recording without batch size: only the ratio of two batches counts, and this one keeps it exact.
-STAND_IN_BATCH = 2**20
 # Graphs of compositions that are kept for longer ones, in tasks of all of them together.
 KEPT_TASKS = 4_000_000
 
@@ -163,12 +160,6 @@ class Trier:
     """
 
     def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
-        info = baseline.graph.info
-        if not info.batch_size:
-            # Of several ranks each is transformed by itself, with the facts of its own recording.
-            ranks = tuple(replace(rank, batch_size=rank.batch_size or STAND_IN_BATCH) for rank in info.ranks)
-            graph = baseline.graph.replace(info=replace(info, batch_size=STAND_IN_BATCH, ranks=ranks))
-            baseline = structs.replace(baseline, graph=graph)
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)
         self.peak_bytes = _peak_bytes(baseline.graph)
@@ -213,7 +204,7 @@ class Trier:
             transforms=chosen,
             baseline_ms=self.baseline.step_ns / 1e6,
             predicted_ms=step_ns(timeline.step_times_ns(clock), changed, clock) / 1e6,
-            samples=(changed.info.batch_size or 1) / (before.info.batch_size or 1),
+            samples=_samples(before.info, changed.info),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
             n_tasks=len(changed),
@@ -263,6 +254,13 @@ class Trier:
 def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
     """A transform's sentence without its name, which stands beside it in every list."""
     return sentence.removeprefix(f"{transforms[0].name}: ") if len(transforms) == 1 else sentence
+
+
+def _samples(before: GraphInfo, after: GraphInfo) -> float:
+    """The samples of a step over those before."""
+    if before.batch_size and after.batch_size:
+        return after.batch_size / before.batch_size
+    return after.batch_factor / before.batch_factor
 
 
 def _peak_bytes(graph: TaskGraph) -> int | None:
