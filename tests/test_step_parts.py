@@ -95,6 +95,24 @@ def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
     assert found.met
 
 
+def test_the_bounds_are_of_the_whole_pace_whatever_others_took(tmp_path: Path) -> None:
+    """The thread ran for 30 of 100 us. Bounds on the parts leave 25 us, and all work at 0.8 of that meets the step."""
+    graph = recorded(
+        tmp_path, warmup_parts_ms=told(0.0005, 0.001, 0.018, 0.0005), profiler_cost_ns={"per_event": 1},
+        untraced_step_ms={"median": 0.1}, untraced_cpu_ms={"median": 0.02},
+        traced_step_ms={"median": 0.1}, traced_cpu_ms={"median": 0.03},
+    )  # fmt: skip
+    found = calibrate(graph, "mark")
+    assert found.by_parts
+    assert found.met
+    assert found.pace == pytest.approx(0.2, abs=0.01)
+    # Where no pace within the bounds does, the sentence tells the whole one.
+    longer = telling(graph, warmup_parts_ms=told(0.015, 0.015, 0.02, 0.01), untraced_cpu_ms={"median": 0.06})
+    bounded = calibrate(longer, "mark")
+    assert bounded.by_parts
+    assert "with the CPU's work at 0.45 of its recorded time, the limit" in bounded.reason
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -179,7 +179,8 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
         removed_ns, part_pace = _removed_ns(graph, cost_ns), 1.0
     else:
         removed_ns = _removed_ns(graph, parts.event_cost_ns)
-        search = structs.replace(search, graph=corrected(graph, parts.event_cost_ns, parts.pace))
+        given = corrected(graph, parts.event_cost_ns, parts.pace)
+        search = structs.replace(search, graph=given, given_pace=parts.mean_pace)
         first = search.tried(simulate(search.graph))
         cost_ns, part_pace = parts.mean_event_cost_ns, parts.mean_pace
     pace, last, missed = search.pace(cost_ns, first)
@@ -258,6 +259,7 @@ class _Search(Struct, frozen=True):
     clock: str
     target_ns: float
     running: float
+    given_pace: float = 1.0  # factor on CPU work that ``graph`` has already
 
     def tried(self, timeline: Timeline) -> _Tried:
         return _Tried(timeline, step_ns(timeline.step_times_ns(self.clock), self.graph, self.clock))
@@ -312,7 +314,8 @@ class _Search(Struct, frozen=True):
         return pace, tried, self._at_bound(pace, tried)
 
     def bounded(self, pace: float) -> float:
-        return min(max(pace, PACE_LOW * self.running), PACE_HIGH * self.running)
+        own = self.running / self.given_pace
+        return min(max(pace, PACE_LOW * own), PACE_HIGH * own)
 
     def _unexplained(self, first: _Tried) -> str:
         return (
@@ -322,8 +325,8 @@ class _Search(Struct, frozen=True):
 
     def _at_bound(self, pace: float, tried: _Tried) -> str:
         return (
-            f"with the CPU's work at {pace:.2f} of its recorded time, the limit, the simulated step still "
-            f"{self._differs(tried)}"
+            f"with the CPU's work at {pace * self.given_pace:.2f} of its recorded time, the limit, the simulated step "
+            f"still {self._differs(tried)}"
         )
 
     def _differs(self, tried: _Tried) -> str:
