@@ -106,3 +106,14 @@ def test_a_recording_without_its_operators_is_told(
     output = tmp_path / "run.json.gz"
     assert main(["collect", "--measure-operators", "-o", str(output), str(tmp_path / "train.py")]) != 0
     assert f"{output}: recorded, but its operators were not measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--debug", "--quiet", "collect"], ["collect", "--debug", "--quiet"]])
+def test_flags_before_the_command_reach_the_processes_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
+    monkeypatch.setattr(collect, "_record", lambda args: 0)
+    assert main([*words, "torchrun", "train.py"]) == 0
+    assert started[0][started[0].index("whatif") :][:4] == ["whatif", "collect", "--debug", "--quiet"]

@@ -86,7 +86,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
         args = _parse(str(command), module, rest) if module else None
         status = 0  # help was asked for
         if module and args:
-            debug = debug or args.debug
+            args.debug = debug = debug or args.debug
             from whatif.cli import reading
 
             reading.be_quiet(args.quiet or "--quiet" in flags)
