@@ -13,6 +13,7 @@ NS_PER_US = 1000
 
 _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep, "<")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STARTED_IN = os.getcwd()  # before the program goes elsewhere
 
 
 class RanLine(NamedTuple):
@@ -33,7 +34,7 @@ class LineMarks:
     """
 
     def __init__(self) -> None:
-        self._users: dict[str, bool] = {}
+        self._users: dict[str, str] = {}  # by file, the name that is told; "" of libraries
         self.ran: list[RanLine] = []
         self.thread = 0
         self._open: dict[FrameType, tuple[int, int]] = {}
@@ -61,21 +62,21 @@ class LineMarks:
 
     def event(self, line: RanLine, start_us: float, end_us: float) -> dict[str, Any]:
         """Return a line as the event of a Python function from `start_us` to `end_us`."""
-        file = line.file.removeprefix(os.getcwd() + os.sep)
         return {
-            "ph": "X", "cat": "python_function", "name": f"{file}({line.line}): {line.function}",
+            "ph": "X", "cat": "python_function", "name": f"{self._users[line.file]}({line.line}): {line.function}",
             "pid": os.getpid(), "tid": self.thread, "ts": start_us, "dur": end_us - start_us,
         }  # fmt: skip
 
     def _is_users(self, file: str) -> bool:
-        known = self._users.get(file)
-        if known is None:
+        name = self._users.get(file)
+        if name is None:
             whole = os.path.abspath(file)
-            known = self._users[file] = not (
-                any(part in file for part in _LIBRARIES)
-                or whole.startswith((self._standard, os.path.join(_OWN, "whatif"), os.path.dirname(__file__)))
-            )
-        return known
+            name = self._users[file] = "" if self._of_library(file, whole) else _told(whole)
+        return bool(name)
+
+    def _of_library(self, file: str, whole: str) -> bool:
+        folders = (self._standard, os.path.join(_OWN, "whatif"), os.path.dirname(__file__))
+        return any(part in file for part in _LIBRARIES) or whole.startswith(folders)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event != "call" or not self._is_users(frame.f_code.co_filename):
@@ -97,3 +98,9 @@ class LineMarks:
         if begun is not None and len(self.ran) < MOST_EVENTS:
             code = frame.f_code
             self.ran.append(RanLine(begun[0], now, code.co_filename, begun[1], code.co_name))
+
+
+def _told(whole: str) -> str:
+    """Return a file's path in the folder that the program was started in, or that Python imports from."""
+    folders = (os.path.join(os.path.abspath(folder), "") for folder in (_STARTED_IN, *sys.path))
+    return next((whole.removeprefix(folder) for folder in folders if whole.startswith(folder)), os.path.basename(whole))

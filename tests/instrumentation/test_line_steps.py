@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from whatif.instrumentation.line_marks import RanLine
+from whatif.instrumentation import line_marks
+from whatif.instrumentation.line_marks import LineMarks, RanLine
 from whatif.instrumentation.line_steps import placed_lines
 
 THREAD = 7
@@ -67,3 +71,23 @@ def test_without_a_whole_step_of_lines_nothing_is_placed() -> None:
     events = step(0, 0, 10, ("a", 1, 2)) + step(1, 20, 30, ("a", 21, 22))
     assert place(events, ran(1, 21, 29)) == []
     assert place(events) == []
+
+
+def test_files_are_named_without_the_folders_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the folder in which the program was started, else by the one that Python imports from."""
+    for folder, name in (("project/src", "apart"), ("packages", "inside")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{name}.py").write_text("def work():\n    return 1\n")
+    monkeypatch.setattr(line_marks, "_STARTED_IN", str(tmp_path / "project"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "project" / "src"), str(tmp_path / "packages"), *sys.path])
+    monkeypatch.chdir(tmp_path)  # The program may go elsewhere, also into a folder that is gone.
+    programs = [importlib.import_module(name) for name in ("apart", "inside")]
+    marks = LineMarks()
+    marks.start()
+    try:
+        for program in programs:
+            program.work()
+    finally:
+        marks.stop()
+    names = [marks.event(line, 0.0, 1.0)["name"] for line in marks.ran if line.function == "work"]
+    assert names == ["src/apart.py(1): work", "src/apart.py(2): work", "inside.py(1): work", "inside.py(2): work"]
