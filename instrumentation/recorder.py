@@ -180,7 +180,7 @@ class Recording:
     def start(self) -> None:
         """Begin with the warm-up steps."""
         a_recording_begins()
-        check_session(self._backend, cuda=GPU.of_model(self._model) is not None)
+        check_session(self._backend, cuda=GPU.of_model(self._model) is not None, lines=self._lines)
         self._watchers = WarmupWatchers(self._model, self._optimizer)
 
     def step(self) -> None:

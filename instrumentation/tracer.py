@@ -1,6 +1,7 @@
 """What records the events of the steps: one interface, and which of two tracers stands behind it."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,14 +55,19 @@ def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
         raise WhatifError(f"expected the package cupti-python for backend cupti, got none: {_CUPTI_INSTALL}.")
 
 
-def check_session(backend: str, *, cuda: bool) -> None:
-    """Raise WhatifError where a profiler runs already, or cannot see the GPU, or has recorded on one before.
+def check_session(backend: str, *, cuda: bool, lines: bool = False) -> None:
+    """Raise WhatifError where a profiler or tracer runs already, or cannot see the GPU, or has recorded on one before.
 
     Steps on a GPU are slower behind a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
     """
     if torch._C._autograd._profiler_enabled():
         raise WhatifError(
             "expected no other profiler in the recorded steps, got a running torch.profiler: switch it off."
+        )
+    if lines and sys.gettrace() is not None:  # There is only one.
+        raise WhatifError(
+            "expected no trace function beside --lines, got that of a debugger or of coverage: switch it off, or record"
+            " without lines."
         )
     if cuda and backend == "kineto" and not GPU.traced_by_torch():
         raise WhatifError(
@@ -91,7 +97,7 @@ def make_tracer(
     cupti without a model on a GPU.
     """
     global _gpu_recorded
-    check_session(backend, cuda=cuda)
+    check_session(backend, cuda=cuda, lines=lines)
     tracer: Tracer
     if backend == "kineto":
         from .kineto_tracer import KinetoTracer

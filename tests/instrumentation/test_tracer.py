@@ -1,6 +1,7 @@
 """The tracers: what a backend needs is said before the first step; memory events are kept when asked for."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_another_profiler_is_refused_and_left_alone(tmp_path: Path) -> None:
         train(tmp_path / "run.json")
     assert profiler.events()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_debuggers_trace_function_is_left_in_place(tmp_path: Path) -> None:
+    """There is only one: to note lines would switch it off."""
+    before = sys.gettrace()
+
+    def traced(*_: object) -> None: ...
+
+    sys.settrace(traced)
+    try:
+        train(tmp_path / "plain.json")
+        with pytest.raises(WhatifError, match="expected no trace function beside --lines, got that of a debugger"):
+            train(tmp_path / "run.json", lines=True)
+        assert sys.gettrace() is traced
+    finally:
+        sys.settrace(before)
 
 
 def test_a_process_records_once_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
