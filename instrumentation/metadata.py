@@ -80,12 +80,12 @@ class FirstInput(Hooks):
     Autocast may be entered inside the model's forward call: the modules inside are asked as well.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, trained: bool) -> None:
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
         self.samples = 0  # of all calls of the model
-        self._model = model
+        self._model, self._trained = model, trained
         # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
         self._handles = [
             module.register_forward_pre_hook(HookHere(self._look), with_kwargs=True)
@@ -95,6 +95,8 @@ class FirstInput(Hooks):
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or (self.autocast is not None and module is not self._model):
+            return
+        if self._trained and not torch.is_grad_enabled():  # an evaluation
             return
         tensor = next((t for t in tensors_in([*args, *kwargs.values()]) if t.dim() > 0), None)
         if tensor is None:

@@ -21,7 +21,7 @@ class WarmupWatchers:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._input = FirstInput(model)
+        self._input = FirstInput(model, trained=optimizer is not None)
         self._gradients = GradientOrder(model)
         self._loaders = LoaderWatch()
         self._parts: StepParts | None = None
@@ -44,8 +44,7 @@ class WarmupWatchers:
         return {
             # A compiled function calls no module that could tell its input.
             "batch_size": shape[0] if shape else (loading or {}).get("batch_size"),
-            # Where gradients are accumulated a step has several passes.
-            "samples_per_step": round(self._input.samples / steps) or None,
+            "samples_per_step": self._samples_per_step(steps),
             "input_shape": shape,
             "input_dtype": self._input.dtype,
             "precision": describe_precision(self._model, self._input.autocast),
@@ -54,3 +53,12 @@ class WarmupWatchers:
             "data_loading": loading,
             "warmup_parts_ms": self._parts.summary() if self._parts is not None else None,
         }
+
+    def _samples_per_step(self, steps: int) -> int | None:
+        """Return the samples of all forward passes of a step: several where gradients are accumulated."""
+        if self._input.samples or self._optimizer is None or not self._input.shape:
+            return round(self._input.samples / steps) or None
+        # The model itself is not called. If there are more optimizers, each has a backward pass of the same batch.
+        held = {id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]}
+        several = any(tensor.requires_grad and id(tensor) not in held for tensor in self._model.parameters())
+        return self._input.shape[0] if several else None

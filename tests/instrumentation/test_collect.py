@@ -150,6 +150,7 @@ for _ in range(100):
 """,
     )
     assert layers_of(recording) == ["(root)", "Critic", "Generator"]
+    assert recording["whatif"]["samples_per_step"] == recording["whatif"]["batch_size"] == 5
     names = [event["name"] for event in recording["traceEvents"]]
     assert len(steps_of(recording)) == 3
     assert names.count("Optimizer.step#Adam.step") == 9

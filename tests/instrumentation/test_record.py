@@ -105,6 +105,23 @@ def test_metadata_describes_the_run(recording: dict[str, Any]) -> None:
         assert 0 < summary["q25"] <= summary["median"] <= summary["q75"]
 
 
+def test_samples_are_those_of_training_steps(tmp_path: Path) -> None:
+    """Two passes of 4 samples accumulate gradients; the evaluation before each step is of 32 samples."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"steps": 3, "warmup_steps": 2, "untraced_steps": 2}
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **options) as recording:
+        for _ in range(10):
+            with torch.no_grad():
+                model(torch.randn(32, 3))
+            for _ in range(2):
+                model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            recording.step()
+    metadata = json.loads((tmp_path / "run.json").read_text())["whatif"]
+    assert (metadata["batch_size"], metadata["samples_per_step"]) == (4, 8)
+
+
 def test_the_profilers_own_cost_is_measured_and_not_recorded(recording: dict[str, Any]) -> None:
     # 0.4 to 1 µs on an idle machine; the bounds only tell ns from µs and one event from a step.
     assert 50 < recording["whatif"]["profiler_cost_ns"]["per_event"] < 50_000
