@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,26 @@ def test_apply_and_explain_tell_both_steps(trace: str, capsys: pytest.CaptureFix
     assert "baseline calibrated to the CPU time of the step without the profiler (0.0800 ms)" in text
     assert main(["explain", trace]) == 0
     assert "a step takes 0.0800 ms (mark to mark), 0.1000 ms with the profiler" in capsys.readouterr().out
+
+
+def test_a_step_that_is_not_met_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of 100 us; other programs took half of that. Without the profiler one took 150 us of CPU time."""
+    events = []
+    for at in range(0, 600, 100):
+        events += [mark(f"ProfilerStep#{at}", at, 100), op("aten::mm", at + 20, 60)]
+    told = {name: {"median": ms} for name, ms in (("untraced_step_ms", 0.15), ("untraced_cpu_ms", 0.15))}
+    halved = {"traced_step_ms": {"median": 0.1}, "traced_cpu_ms": {"median": 0.05}}
+    path = str(write_trace(tmp_path / "run.json", events, whatif={"threads": 1, **told, **halved}))
+    assert main(["apply", "scale:factor=0.5", path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "baseline calibrated within 33.3 % of the CPU time of the step without the profiler (0.1500 ms)" in text
+    told["untraced_cpu_ms"] = {"median": 0.03}
+    path = str(write_trace(tmp_path / "paced.json", events, whatif={"threads": 1, **told, **halved}))
+    assert main(["info", path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    whole, own = re.findall(r"scaled (?:to|by) (0\.\d+)", text)
+    assert float(whole) == pytest.approx(float(own) / 2, abs=0.01)
+    assert f"CPU work is scaled by {own}, beside what other programs took" in text
 
 
 def test_export_shows_the_corrected_timeline(trace: str, tmp_path: Path) -> None:

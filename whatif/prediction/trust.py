@@ -140,7 +140,8 @@ def _profiler(baseline: Baseline) -> list[Finding]:
     told, severity = "", Severity.NOTE  # a correction that is made, and that ranges allow for
     if calibration and calibration.met:
         if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
-            told = f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}"
+            aside = ", beside what other programs took" if calibration.own_pace != calibration.pace else ""
+            told = f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}{aside}"
     elif info.untraced_step_ns and baseline.clock != "span":
         times = baseline.measured_ns / info.untraced_step_ns
         if times > DOUBTFUL_SLOWDOWN:

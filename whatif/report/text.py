@@ -58,10 +58,12 @@ def print_prediction(prediction: Prediction) -> None:
         estimated = ", ".join(f"{count:,} {SOURCE_LABELS[key]}" for key, count in described(prediction.graph).items())
         if estimated:
             out.say(f"  tasks with estimated durations: {estimated}", "dim")
-        untraced = baseline.calibration.untraced if baseline.calibration else None
-        if untraced:
+        calibration = baseline.calibration
+        if calibration and calibration.untraced:
+            untraced = calibration.untraced
+            near = "to" if calibration.met else f"within {abs(100 * calibration.missed):.1f} % of"
             what = UNTRACED_LABELS[untraced.clock]
-            out.say(f"  baseline calibrated to {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
+            out.say(f"  baseline calibrated {near} {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
 
 
 def headline(prediction: Prediction) -> str:
