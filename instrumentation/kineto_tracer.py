@@ -77,13 +77,16 @@ class KinetoTracer:
             self._profiler.export_chrome_trace(str(self._scratch))
             # Names come from the user's program: they may hold bytes that are no text and control characters.
             trace = json.loads(self._scratch.read_text(encoding="utf-8", errors="replace"), strict=False)
+        except FileNotFoundError as error:  # On a full disk the profiler prints a line and goes on.
+            raise OSError(error.errno, "no trace file from torch.profiler") from error
         except ValueError as error:
             raise WhatifError(
                 f"expected valid JSON from torch.profiler, got {error}: record again with fewer steps, or another"
                 " torch."
             ) from error
         finally:
-            self._scratch.unlink(missing_ok=True)
+            for left in (self._scratch, self._scratch.with_name(f"{self._scratch.name}.tmp")):  # the profiler's own
+                left.unlink(missing_ok=True)
         assert isinstance(trace, dict)
         if self._lines is not None:
             lines, events = self._lines, trace["traceEvents"]

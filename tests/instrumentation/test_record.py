@@ -323,6 +323,18 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_profiler_that_finds_no_space_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints a line, keeps what it could write under a name of its own, and raises nothing."""
+    monkeypatch.setattr(
+        torch.profiler.profile, "export_chrome_trace", lambda profiler, path: Path(f"{path}.tmp").write_text("{")
+    )
+    with pytest.raises(WhatifError, match=r"got no trace file from torch\.profiler: free some space or choose another"):
+        record_steps(tmp_path / "run.json.gz")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("options", [{"steps": 2}, {"warmup_steps": 0}, {"untraced_steps": 1}])
 def test_too_few_steps_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
     (name,) = options
