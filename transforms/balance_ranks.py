@@ -14,6 +14,7 @@ from whatif import TaskGraph
 from whatif.questions.balance import balanced
 
 ACROSS_RANKS = True
+WHOLE_PASSES = True
 
 
 def transform(graph: TaskGraph, *, follow: Literal["fastest", "median", "mean"] = "fastest") -> TaskGraph:

@@ -16,6 +16,9 @@ from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.simulation.transfers import latency_of, workers_of
 
 
+WHOLE_PASSES = True
+
+
 def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     """Divide the durations of communication tasks by the factor."""
     if not factor > 0:

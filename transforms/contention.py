@@ -29,6 +29,8 @@ from whatif.models.exchange.contention import (
     virtual_operations,
 )
 
+WHOLE_PASSES = True
+
 
 def transform(
     graph: TaskGraph,

@@ -10,6 +10,8 @@ Effort: none: a hypothetical question, though another host or fewer cores shared
 
 from whatif import TaskGraph, TaskKind, WhatifError
 
+WHOLE_PASSES = True
+
 
 def transform(graph: TaskGraph, *, speedup: float = 2.0, loading: bool = True) -> TaskGraph:
     """Divide the durations of CPU tasks by the speedup."""

@@ -20,6 +20,8 @@ from whatif.models.exchange.compression import EXCHANGE, exchange_sparse
 from whatif.models.exchange.hierarchy import SCATTER
 from whatif.simulation.transfers import workers_of
 
+WHOLE_PASSES = True
+
 
 def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | None = None) -> TaskGraph:
     """Compress before every all-reduce and decompress after it; set `workers` if the recording lacks their number."""

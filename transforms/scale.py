@@ -10,6 +10,8 @@ from typing import Literal
 
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 
+WHOLE_PASSES = True
+
 
 def transform(
     graph: TaskGraph,

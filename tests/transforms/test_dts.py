@@ -111,6 +111,11 @@ def test_more_bandwidth_than_any_and_one_client_is_the_plain_step(recorded: Base
         assert found.predicted_ms == pytest.approx(found.baseline_ms, rel=0.01)
 
 
+def test_what_needs_operators_is_refused_behind_it(recorded: Baseline) -> None:
+    with pytest.raises(whatif.WhatifError, match="name amp before dts"):
+        whatif.apply(recorded, "dts", "amp")
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_twice_changes_nothing_more(recorded: Baseline, name: str) -> None:
     spec = f"dts:architecture={name}"

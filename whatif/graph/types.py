@@ -78,6 +78,7 @@ class Change(Enum):
     ENCODES = "encodes feature maps"
     RECOMPUTES = "recomputes the forward pass"
     UPDATES_IN_BACKWARD = "updates in the backward pass"
+    IN_STAGES = "runs in the stages of a pipeline"
     ON_SEVERAL_PROCESSORS = "runs on several processors"
 
 

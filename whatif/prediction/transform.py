@@ -48,6 +48,10 @@ AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 
+# A built-in script that sets this, or adds workers, takes steps whose passes are one task each; any other looks into
+# passes.
+WHOLE_PASSES = "WHOLE_PASSES"
+
 # Types whose values can be written as text.
 _TEXT_KINDS = (bool, int, float, str, Path, *QUANTITIES)
 
@@ -117,11 +121,27 @@ class Transform:
 
     def _called(self, graph: TaskGraph) -> TaskGraph:
         """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
-        if not graph.info.ranks or getattr(self.function, "__globals__", {}).get(ACROSS_RANKS):
+        told = getattr(self.function, "__globals__", {})
+        if told.get("__name__", "").startswith(BUILT_IN_PACKAGE) and self.axis < 0 and not told.get(WHOLE_PASSES):
+            _check_operators(graph, self.name)
+        if not graph.info.ranks or told.get(ACROSS_RANKS):
             return self.function(graph, **self.options)
         from whatif.ingest.ranks.merge import rank_by_rank
 
         return rank_by_rank(graph, lambda one: self.function(one, **self.options))
+
+
+def _check_operators(graph: TaskGraph, name: str) -> None:
+    """Raise WhatifError where each pass of the steps is one task; the what-if ``name`` needs their operators."""
+    from whatif.graph.types import Change
+
+    made = {Change.IN_STAGES: "pipeline", Change.ON_SEVERAL_PROCESSORS: "dts"}
+    for change in graph.info.changes:
+        if change in made:
+            raise WhatifError(
+                f"{name}: expected steps of operators and kernels, got those that {made[change]} made, in which each "
+                f"pass is one task; name {name} before {made[change]}."
+            )
 
 
 def load_transform(spec: str | Path, **options: Any) -> Transform:

@@ -14,6 +14,7 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
+    Change,
     Float64,
     Int64,
     TaskKind,
@@ -230,4 +231,5 @@ def _call_ns(graph: TaskGraph, boundary_bytes: Int64) -> tuple[Float64, Float64,
 def _with_gradients(graph: TaskGraph, frame: Frame, gradient_bytes: Int64) -> TaskGraph:
     column = np.zeros(len(frame), dtype=np.int64)
     column[frame.backward] = gradient_bytes
-    return graph.attach(**{GRADIENTS: np.tile(column, len(graph) // len(frame))})
+    tiled = graph.attach(**{GRADIENTS: np.tile(column, len(graph) // len(frame))})
+    return tiled.with_change(Change.IN_STAGES)

@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Int64, Phase, TaskKind
+from whatif.graph.types import Change, Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange.collective_tasks import with_workers
@@ -33,7 +33,7 @@ CHANNEL = "stage {stage}: network"
 
 def is_pipelined(graph: TaskGraph) -> bool:
     """Say whether the steps are those of a pipeline's stages, which ``pipeline`` made."""
-    return GRADIENTS in graph.attached
+    return Change.IN_STAGES in graph.info.changes
 
 
 def refuse_stages(graph: TaskGraph, name: str) -> None:
