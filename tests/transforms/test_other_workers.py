@@ -71,6 +71,14 @@ def test_waiting_for_peers_stays() -> None:
     assert np.subtract(found[::2], taken_ns(1_000_000, 4)).tolist() == pytest.approx([0, 7_000, 3_000], abs=200)
 
 
+def test_a_second_what_if_knows_what_was_waited() -> None:
+    graph = recorded(2, (0, 7_000, 3_000))
+    spec = "distributed:workers=4,bandwidth=8Gbps,latency_us=0,algorithm=ring"
+    once = apply(graph, spec)
+    assert lengths(apply(once, spec)) == lengths(once)
+    assert lengths(apply(apply(graph, "distributed:workers=8"), spec)) == lengths(once)
+
+
 def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
     graph = recorded(4)
     alone = apply(graph, "distributed:workers=1")

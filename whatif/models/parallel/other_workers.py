@@ -37,6 +37,8 @@ from whatif.units import counted
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # A column: what stays as recorded on any number of workers.
 STAYING = "stays on other workers"
+# A column: what each collective that was issued again had waited for peers, ns, which stays in its time.
+WAITED = "waited for peers"
 _UNIT = Link(1e9, 1.0)  # a round takes 1 ns, and so does a byte
 
 
@@ -206,6 +208,8 @@ def _waiting_ns(graph: TaskGraph, task: Int64) -> Int64:
     """
     if not len(task) or COLLECTIVE in graph.attached:
         return np.zeros(len(task), dtype=np.int64)
+    if WAITED in graph.attached:  # an earlier what-if has found out
+        return np.asarray(np.minimum(graph.attached[WAITED][task], graph.duration_ns[task]), dtype=np.int64)
     if graph.on_gpu.any():
         return waiting_for_peers(graph)[task]
     place, _ = _from_the_end(graph, task)
@@ -242,7 +246,9 @@ def _issued_again(
         found.task, np.rint(transfer_ns + found.wait_ns), low_ns=np.rint(np.minimum(low_ns, transfer_ns)),
         high_ns=np.rint(np.maximum(high_ns, transfer_ns) + found.wait_ns),
     )  # fmt: skip
-    return tell(graph, found.task, latency_ns + found.wait_ns, workers)
+    waited_ns = np.zeros(len(graph), dtype=np.int64)
+    waited_ns[found.task] = found.wait_ns
+    return tell(graph, found.task, latency_ns + found.wait_ns, workers).attach(**{WAITED: waited_ns})
 
 
 def _latency_share(latency: Float64, whole: Float64) -> Float64:
