@@ -27,6 +27,14 @@ def own(own_traces: Path) -> Callable[[str], TaskGraph]:
     return lambda name: graph_of(own_traces / name)
 
 
+@pytest.mark.parametrize("specs", [["batch_size:factor=1"], ["distributed:workers=4", "bandwidth:factor=1"]])
+def test_a_factor_of_one_changes_nothing(own: Callable[[str], TaskGraph], specs: list[str]) -> None:
+    found = whatif.apply(own(TRANSFORMER), *specs)
+    without = whatif.apply(own(TRANSFORMER), *specs[:-1])
+    assert not found.applied[-1].changed
+    assert (found.low_ms, found.predicted_ms, found.high_ms) == (without.low_ms, without.predicted_ms, without.high_ms)
+
+
 @pytest.mark.parametrize(("transform", "name"), [("amp", RESNET), ("fused_adam", TRANSFORMER)])
 def test_twice_is_once(own: Callable[[str], TaskGraph], transform: str, name: str) -> None:
     once, twice = whatif.apply(own(name), transform), whatif.apply(own(name), transform, transform)

@@ -15,7 +15,6 @@ from whatif import TaskGraph, TaskKind, WhatifError
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.simulation.transfers import latency_of, workers_of
 
-
 WHOLE_PASSES = True
 
 
@@ -29,6 +28,8 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
             f"bandwidth: {graph.info.path or 'this recording'} has no communication that could get faster; give "
             "a recording of one rank of a distributed run, or first name a transform that adds communication."
         )
+    if factor == 1:
+        return graph
     modelled = communication & (workers_of(graph) > 0)
     tasks, latency_ns = np.flatnonzero(modelled), latency_of(graph)[modelled]
     now_ns = np.maximum(graph.duration_ns[tasks], 1)

@@ -47,6 +47,8 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
     if factor is None or not 0 < factor < 1e6:
         raise WhatifError(f"batch_size: expected a factor above 0 and below a million, got {factor}.")
     check_sizes_known(graph, "batch_size")
+    if factor == 1:
+        return graph
     graph, tasks = change_memory(graph, lambda memory: with_batch(memory, factor)), batch_tasks(graph)
     graph = put(graph, tasks, at_batch(graph, tasks, factor))
     graph = work_at_batch(graph, tasks, factor)
