@@ -12,6 +12,8 @@ Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=Fal
 from whatif import TaskGraph, WhatifError
 from whatif.models import are_classes, change_memory, checkpointed, recompute, segments
 
+AXIS = "passes"
+
 
 def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
     """Recompute the segments; `layers` is a regular expression that matches whole layer names."""

@@ -53,6 +53,19 @@ def test_what_stands_between_keeps_its_place_ahead_of_the_outer_axis() -> None:
     assert names == ["activation_checkpoint", "pipeline", "distributed", "scale"]
 
 
+@pytest.mark.parametrize("outer", ["fsdp:workers=4", "pipeline:stages=2,micro_batches=2"])
+def test_passes_that_are_recomputed_lie_inside_of_what_gathers_or_cuts_them(outer: str) -> None:
+    """Behind fsdp they would start before the parameters that they need are there."""
+    before, behind = apply(gpt2(), "activation_checkpoint", outer), apply(gpt2(), outer, "activation_checkpoint")
+    assert behind.predicted_ms == before.predicted_ms > apply(gpt2(), outer).predicted_ms
+
+
+def test_what_is_recomputed_is_cut_first() -> None:
+    tensor = "tensor_parallel:workers=2"
+    found = [apply(gpt2(), *specs) for specs in ((tensor, "activation_checkpoint"), ("activation_checkpoint", tensor))]
+    assert found[0].predicted_ms == found[1].predicted_ms
+
+
 def test_no_axis_is_dropped() -> None:
     """Each one's transfers are there, and slower links lengthen the step by them."""
     together = apply(gpt2(), *three())

@@ -48,8 +48,8 @@ AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 
-# A built-in script that sets this, or adds workers, takes steps whose passes are one task each; any other looks into
-# passes.
+# A built-in script that sets this, or whose axis lies further out, takes steps whose passes are one task each; any
+# other looks into passes.
 WHOLE_PASSES = "WHOLE_PASSES"
 
 # Types whose values can be written as text.
@@ -122,7 +122,8 @@ class Transform:
     def _called(self, graph: TaskGraph) -> TaskGraph:
         """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
         told = getattr(self.function, "__globals__", {})
-        if told.get("__name__", "").startswith(BUILT_IN_PACKAGE) and self.axis < 0 and not told.get(WHOLE_PASSES):
+        built_in = told.get("__name__", "").startswith(BUILT_IN_PACKAGE)
+        if built_in and self.axis < AXES.index("pipeline") and not told.get(WHOLE_PASSES):
             _check_operators(graph, self.name)
         if not graph.info.ranks or told.get(ACROSS_RANKS):
             return self.function(graph, **self.options)
