@@ -37,7 +37,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     if graph.select(kind=TaskKind.COMMUNICATION).any():
         raise WhatifError(
             f"optimizer_in_backward: expected training on one device, got collectives in {where}: a gradient that "
-            "other ranks add to is not ready with its layer; apply it before what adds communication."
+            "other ranks add to is not ready with its layer; leave out what exchanges gradients."
         )
     if needs_all_gradients(graph):
         raise WhatifError(

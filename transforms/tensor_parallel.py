@@ -61,7 +61,7 @@ def transform(
     if is_split(graph):
         raise WhatifError("tensor_parallel: expected a whole model, got one that is cut across workers already.")
     refuse_stages(graph, "tensor_parallel")
-    check_exchanges_nothing(graph, "tensor_parallel")
+    check_exchanges_nothing(graph, "tensor_parallel", updates=False)
     if Change.RECOMPUTES in graph.info.changes:
         raise WhatifError("tensor_parallel: expected steps that recompute nothing; name it before the checkpoints.")
     split = find_split(graph, layers, vocabulary=vocabulary)

@@ -113,11 +113,21 @@ def test_after_a_loss_scaler_the_update_cannot_be_split() -> None:
         changed("optimizer_in_backward", inserted.graph)
 
 
+def test_what_needs_all_gradients_is_refused_behind_it() -> None:
+    pieces = changed("optimizer_in_backward", training_step())
+    with pytest.raises(WhatifError, match="target=bf16"):
+        changed("amp", pieces)
+    assert len(changed("amp:target=bf16", pieces)) >= len(pieces)
+    for exchange in ("distributed", "zero", "fsdp", "p3:workers=2", "parameter_server:workers=2", "pipeline"):
+        with pytest.raises(WhatifError, match="leave one of the two out"):
+            changed(exchange, pieces)
+
+
 def test_collectives_and_inference_are_refused() -> None:
     graph = training_step()
     kind = graph.kind.copy()
     kind[id_of(graph, "bwd a")] = TaskKind.COMMUNICATION
-    with pytest.raises(WhatifError, match="one device"):
+    with pytest.raises(WhatifError, match="leave out what exchanges gradients"):
         changed("optimizer_in_backward", graph.replace(kind=kind))
     no_update = graph.remove(graph.select(phase=UPDATE))
     with pytest.raises(WhatifError, match="inference"):

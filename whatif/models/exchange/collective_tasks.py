@@ -17,6 +17,7 @@ from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
+    Change,
     TaskKind,
     Thread,
     ThreadKind,
@@ -74,8 +75,16 @@ def communicates(graph: TaskGraph) -> bool:
     return bool(exchanged.any()) or _told_workers(graph) is not None
 
 
-def check_exchanges_nothing(graph: TaskGraph, name: str) -> None:
-    """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker."""
+def check_exchanges_nothing(graph: TaskGraph, name: str, *, updates: bool = True) -> None:
+    """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker.
+
+    ``updates``: also where the update is not behind the backward pass, so that it could not wait for an exchange.
+    """
+    if updates and Change.UPDATES_IN_BACKWARD in graph.info.changes:
+        raise WhatifError(
+            f"{name}: expected an update behind the backward pass, got that of optimizer_in_backward inside of it, "
+            "which is modelled for one device; leave one of the two out."
+        )
     if communicates(graph):
         put_in = bool((workers_of(graph) > 0).any())
         told = "name it before the what-if that added this" if put_in else "record one worker"

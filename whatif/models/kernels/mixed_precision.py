@@ -20,6 +20,7 @@ from whatif.graph.recorded import AUTOCAST_CASTS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
+    Change,
     Float64,
     Int64,
     Phase,
@@ -34,6 +35,7 @@ from whatif.models.durations.forms import of_convolutions, operator_names
 from whatif.models.durations.memory_rate import cast_gbyte_s, memory_gbyte_s
 from whatif.models.kernels.stored_weights import forward_only, stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
+from whatif.runtime.errors import WhatifError
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8
@@ -80,6 +82,11 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     if AUTOCAST_CASTS in graph.attached:
         lots += _told_casts(graph, gpu, call_ns)
     if loss_scaler:
+        if Change.UPDATES_IN_BACKWARD in graph.info.changes:
+            raise WhatifError(
+                "amp: expected an update behind the backward pass, whose gradients the loss scaler of fp16 reads all "
+                "first, got that of optimizer_in_backward inside of it; say amp:target=bf16, which needs none."
+            )
         begins = update_begins(graph)
         lots += _loss_scaler(graph, begins, gpu, call_ns)
         updates = graph.on_gpu & (graph.phase == Phase.UPDATE)
