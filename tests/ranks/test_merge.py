@@ -116,6 +116,20 @@ def test_what_a_transform_puts_in_meets_too() -> None:
     assert [end_of(late, rank, "all_reduce of x") for rank in (0, 1)] == [127, 127]
 
 
+def test_copies_of_a_collective_meet_their_like() -> None:
+    def again(graph: TaskGraph) -> TaskGraph:
+        """All-reduce a second time at the end, as a pass that is run again does."""
+        (tail,) = np.flatnonzero(graph.select(name="^tail$"))
+        new = graph.insert(whatif.NewTasks([tail], "once more", TaskKind.COMMUNICATION, 5, thread=1))
+        column = new.graph.attached[COLLECTIVE].copy()
+        column[new.ids] = column.max()
+        return new.graph.attach(**{COLLECTIVE: column})
+
+    graph = whatif.apply(two_ranks().graph, again).graph
+    late = graph.with_duration(graph.select(name="^tail$") & (ranks_of(graph) == 1), 30)
+    assert [end_of(late, rank, "once more") for rank in (0, 1)] == [127, 127]
+
+
 @pytest.mark.parametrize("origin_ns", [0, 12_345, -(10**15), 10**18])
 def test_a_shifted_clock_changes_nothing(origin_ns: int) -> None:
     ranks = two_ranks(origin_ns=origin_ns)
