@@ -9,7 +9,7 @@ Model:  before the backward work of each segment its forward work comes again, w
 Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=False) around each repeated layer.
 """
 
-from whatif import TaskGraph, WhatifError
+from whatif import Change, TaskGraph, WhatifError
 from whatif.models import are_classes, change_memory, checkpointed, recompute, segments
 
 AXIS = "passes"
@@ -26,6 +26,11 @@ def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
         )
     changed = recompute(graph, chosen)
     if changed is graph:
+        if "cuda_graph" in graph.info.execution and Change.RECOMPUTES not in graph.info.changes:
+            raise WhatifError(
+                "activation_checkpoint: expected passes that the CPU launches kernel by kernel, got CUDA graphs; name "
+                "activation_checkpoint before cuda_graph, or record without graphs."
+            )
         return graph.unchanged(
             "activation_checkpoint: no step has forward and backward work of these layers that is not recomputed yet; "
             "nothing changes"

@@ -21,6 +21,7 @@ from whatif.models.durations.measured import (
     scale_measured,
     with_form,
 )
+from whatif.models.kernels.fusion import without_norms
 
 FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
 
@@ -31,7 +32,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     ratio, spread = form_ratio(graph, "eval")
     known = np.isfinite(ratio) & ~graph.select(phase=Phase.UPDATE)
     if not (norm | known).any():
-        return graph.unchanged("batch_norm_eval: the recording has no batch normalization; nothing changes")
+        return without_norms(graph, "batch_norm_eval")
     if has_form(graph, "eval").any():
         return graph.unchanged("batch_norm_eval: the batch normalization is in eval mode already; nothing changes")
     graph = scale_measured(graph, known, ratio, spread)

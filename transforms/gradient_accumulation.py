@@ -11,7 +11,7 @@ Model:  loading, forward and backward pass happen `passes` times, each with a wh
 Effort: small: several backward passes before optimizer.step(), the loss divided by their number.
 """
 
-from whatif import TaskGraph, WhatifError
+from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import accumulated, add_gradients, backward_ends, change_memory, with_batch_size
 from whatif.models.exchange.more_passes import with_passes
 
@@ -25,6 +25,8 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
     if not len(backward_ends(graph)):
         got = "none" if graph.info.n_steps else "one without steps; call profiler.step() after each"
+        if graph.select(phase=Phase.BACKWARD).any():
+            got = "one inside of CUDA graphs; name gradient_accumulation before cuda_graph, or record without graphs"
         raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:
         return graph

@@ -19,6 +19,7 @@ import numpy as np
 from whatif import Phase, TaskGraph
 from whatif.models import CallRole, KernelFamily, layer_calls, not_modelled
 from whatif.models.durations.estimator import Estimates, Source, put
+from whatif.models.kernels.fusion import without_norms
 
 NORM_RATIO = 1 / 2
 # Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).
@@ -32,7 +33,7 @@ def transform(graph: TaskGraph, *, activations: Literal["after_norm", "all"] = "
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
     norm = worker & passes & (graph.family == KernelFamily.NORMALIZATION)
     if not norm.any():
-        return graph.unchanged("rebatchnorm: the recording has no batch normalization; nothing changes")
+        return without_norms(graph, "rebatchnorm")
     if DONE in graph.attached:
         return graph.unchanged("rebatchnorm: the batch normalization is restructured already; nothing changes")
     calls = layer_calls(graph)

@@ -153,6 +153,19 @@ def test_flash_attention_comes_before_compile() -> None:
     assert "fused attention" in names(changed(graph, "flash_attention", "compile"))
 
 
+@pytest.mark.parametrize("name", ["rebatchnorm", "batch_norm_eval"])
+def test_normalization_is_changed_before_compile(name: str) -> None:
+    after = changed(layer_of(*BLOCK).graph(), "compile", name)
+    assert f"put {name} before compile" in after.notes[-1]
+
+
+def test_passes_are_repeated_before_they_are_captured(own_traces: Path) -> None:
+    graph = changed(whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz"), "cuda_graph")
+    for name in ("gradient_accumulation", "activation_checkpoint"):
+        with pytest.raises(WhatifError, match=f"{name} before cuda_graph"):
+            changed(graph, name)
+
+
 def test_the_softmax_of_a_loss_lies_between_two_passes() -> None:
     """Where its other kernels are fused, products of the forward and of the backward pass lie on either side of it."""
     build = Build(CPU, STREAM)

@@ -122,6 +122,14 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     return contract(graph, fate), told
 
 
+def without_norms(graph: TaskGraph, name: str) -> TaskGraph:
+    """Return the graph with a note that the what-if ``name`` finds no batch normalization, or none of its own."""
+    has = "the recording has no batch normalization"
+    if "compiled" in graph.info.execution:
+        has = f"no batch normalization has a kernel of its own in compiled code: put {name} before compile"
+    return graph.unchanged(f"{name}: {has}; nothing changes")
+
+
 def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
     """Let the CPU enter each compiled region: one for each pass of a step and each stretch between two waits in it.
 
