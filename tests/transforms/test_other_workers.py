@@ -118,6 +118,14 @@ def test_another_network_is_its_own_model() -> None:
     assert lengths(found) == 3 * [1_500_000, 13_500_000]
 
 
+def test_another_network_needs_the_sizes() -> None:
+    graph = recorded(2)
+    unknown = graph.replace(size_bytes=np.full(len(graph), -1))
+    with pytest.raises(WhatifError, match="collectives of known size for another network"):
+        apply(unknown, "distributed:workers=4,bandwidth=8Gbps")
+    assert lengths(apply(unknown, "distributed:workers=4")) != lengths(unknown)
+
+
 def test_what_is_no_collective_of_all_is_named() -> None:
     with pytest.raises(WhatifError, match="got ncclDevKernel_SendRecv alone"):
         apply(recorded(2, name="ncclDevKernel_SendRecv(ncclDevKernelArgs)"), "distributed:workers=4")

@@ -68,8 +68,8 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     """Return the recording of one of several workers as one of ``workers``; ``name`` is of the what-if that asks.
 
     ``network``: that of so many workers; None is the recorded one. On as many workers and the recorded network nothing
-    changes; on one nothing is sent. Raises WhatifError where it is unknown how many workers were recorded, or which
-    collectives are known.
+    changes; on one nothing is sent. Raises WhatifError where it is unknown how many workers were recorded, which
+    collectives are known, or how much they send over another network.
     """
     recorded = recorded_workers(graph)
     path = graph.info.path or "this recording"
@@ -91,6 +91,11 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         known = ", ".join(KNOWN)
         raise WhatifError(
             f"{name}: expected {known} among all {recorded} workers in {path}, got {', '.join(others)} alone."
+        )
+    if network is not None and workers > 1 and not (found.size_bytes >= 0).any():
+        raise WhatifError(
+            f"{name}: expected collectives of known size for another network, got none in {path}; name no bandwidth, "
+            f"cluster or table for the recorded network, or name {name} before what fuses or captures the update."
         )
     notes = [f"{name}: recorded on {counted(recorded, 'worker')}, predicted on {workers}, each with its recorded batch"]
     if others:
