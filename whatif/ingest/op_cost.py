@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _TYPES: dict[str, tuple[str, int]] = {
     "unsigned char": ("int", 1),
     "bool": ("int", 1),
 }
+_NO_TYPE = ("", None)
 
 # No device holds a tensor of 2**44 elements, no operator of a step does 2**62 operations: larger numbers are damage
 # or malice.
@@ -108,22 +110,20 @@ def input_tensors(dims: Any, types: Any) -> Inputs | None:
         return None
     types = types if isinstance(types, list) else []
     inputs: list[Tensor | None] = []
-    for position, shape in enumerate(dims):
-        spelled = types[position] if position < len(types) and isinstance(types[position], str) else ""
-        dtype, element_bytes = _TYPES.get(spelled.lower(), ("", None))
-        if not isinstance(shape, list) or not _is_shape(shape):
+    for shape, spelled in zip_longest(dims, types[: len(dims)]):
+        dtype, element_bytes = _TYPES.get(spelled.lower(), _NO_TYPE) if isinstance(spelled, str) else _NO_TYPE
+        # A scalar, a list or nothing has no dimensions: a tensor without any has a type.
+        if not isinstance(shape, list) or not (_is_shape(shape) if shape else dtype):
             inputs.append(None)
         elif prod(shape) > _MOST_ELEMENTS:
             return None
-        elif not shape and not dtype:
-            inputs.append(None)  # a scalar, a list or nothing: a tensor without dimensions has a type
         else:
             inputs.append(Tensor(tuple(shape), dtype, element_bytes))
     return inputs
 
 
 def _is_shape(shape: list[Any]) -> bool:
-    return len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and size >= 0 for size in shape)
+    return len(shape) <= _MOST_DIMENSIONS and {*map(type, shape)} == {int} and min(shape) >= 0
 
 
 def _cost(flops: int | None, read: Sequence[Tensor], written: tuple[int, ...] | None, like: Tensor) -> OpCost | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import pairwise
+
 import numpy as np
 from msgspec import Struct, field
 
@@ -243,27 +246,24 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
     """Tell what flows into each row: the first tensor of its first operator with a shape that is not a weight's."""
     looks_up = np.array(["embedding" in name or "index_select" in name for name in events.names], dtype=np.bool_)
     chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
-    row: Int64 = rows.forward_row[chosen]
-    _, first = np.unique(row, return_index=True)
-    names, shapes = events.name[rows.forward[chosen]], events.shape[rows.forward[chosen]]
-    tensors = dict[int, Tensor | None]()  # the first tensor of each shape; None where there is none
-    for place in first.tolist():
+    names, shapes = (column[rows.forward[chosen]].tolist() for column in (events.name, events.shape))
+    numbers, firsts = np.unique(rows.forward_row[chosen], return_index=True)
+
+    @cache
+    def tensor_of(shape: int) -> Tensor | None:
+        """The first tensor with several dimensions."""
+        inputs = input_tensors(*events.shapes[shape][:2]) or []
+        return next((tensor for tensor in inputs if tensor is not None and len(tensor.shape) > 1), None)
+
+    for number, (first, end) in zip(numbers.tolist(), pairwise([*firsts.tolist(), len(names)]), strict=True):
         # The first operators of a row may have numbers alone.
-        mine = np.arange(place, min(place + 8, len(row)))
-        mine = mine[row[mine] == row[place]]
-        called = list[tuple[str, Tensor]]()
-        for name, shape in zip(names[mine].tolist(), shapes[mine].tolist(), strict=True):
-            if shape not in tensors:
-                dims, types, _ = events.shapes[shape]
-                several = (t for t in input_tensors(dims, types) or [] if t is not None and len(t.shape) > 1)
-                tensors[shape] = next(several, None)
-            tensor = tensors[shape]
-            if tensor is not None:
-                called.append((events.names[name], tensor))
+        called = [(events.names[names[at]], shapes[at]) for at in range(first, min(first + 8, end))]
         # A linear layer whose operators alone are recorded begins with its weight: cast, and transposed.
-        weight = next((tensor.shape for name, tensor in called if name == "aten::t"), None)
-        taken = (tensor for name, tensor in called if tensor.shape != weight or name not in _OF_WEIGHTS)
-        found[int(row[place])].input = next((tensor.size_bytes for tensor in taken), 0)
+        transposed = (tensor_of(shape) for name, shape in called if name == "aten::t")
+        weight = next((tensor.shape for tensor in transposed if tensor is not None), None)
+        taken = ((name, tensor) for name, shape in called if (tensor := tensor_of(shape)) is not None)
+        inputs = (tensor for name, tensor in taken if tensor.shape != weight or name not in _OF_WEIGHTS)
+        found[number].input = next((tensor.size_bytes for tensor in inputs), 0)
 
 
 def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:
