@@ -14,6 +14,7 @@ from whatif.graph.kernels import (
     classify_operator,
     collective_of,
 )
+from whatif.graph.order import places
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     BEFORE_NAME,
@@ -186,7 +187,7 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
         dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
     # By their rows: a mask that follows no pattern takes several times as long.
     others = np.flatnonzero(~kernels)
-    family, dtype = families[name], dtypes[name]
+    family, dtype = families.take(name), dtypes.take(name)
     family[others], dtype[others] = -1, 0
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMCPY)] = KernelFamily.COPY
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMSET)] = KernelFamily.MEMSET
@@ -265,10 +266,10 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
         start_ns = columns["start_ns"][mine]
         order = np.argsort(start_ns, kind="stable")
         mine, start_ns = mine[order], start_ns[order]
-        first = np.searchsorted(start_ns, handoffs.start_ns, side="left")
-        last = np.searchsorted(start_ns, handoffs.end_ns, side="left") - 1
-        before = np.searchsorted(main_start_ns, handoffs.start_ns, side="left") - 1
-        behind = np.searchsorted(wait_ns, handoffs.end_ns, side="left")
+        first = places(start_ns, handoffs.start_ns)
+        last = places(start_ns, handoffs.end_ns) - 1
+        before = places(main_start_ns, handoffs.start_ns) - 1
+        behind = places(wait_ns, handoffs.end_ns)
         sound = (first < len(mine)) & (last >= first) & (before >= 0) & (behind < len(wait))
         sources += [main[before[sound]], mine[last[sound]]]
         targets += [mine[first[sound]], wait[behind[sound]]]

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from whatif.graph.columns import concatenated
+from whatif.graph.order import places
 from whatif.graph.types import (
     Array,
     Bool,
@@ -58,7 +59,7 @@ class Parts(Struct):
 def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
     """Look at a trace from every side that the graph needs; ``rule`` is what its user says of the steps."""
     marks = name_marks(events.names)
-    operators = by_track(events, np.flatnonzero(events.category == EventCategory.CPU_OP))
+    operators = by_track(events, events.of_category[EventCategory.CPU_OP])
     calls = find_calls(events)
     gpu = find_gpu_side(events, calls, is_amd=is_amd)
     tracks = find_cpu_tracks(events, operators, calls, marks, has_gpu=bool(len(gpu.event)))
@@ -202,7 +203,7 @@ def _waits_behind(parts: Parts, columns: dict[str, Array], bursts: tuple[Int64, 
     call = columns["call"][waiting]
     yield _wait_rows(columns, waiting, parts.calls.end_ns[call], times.excess_ns[call], Role.CALL_WAIT)
     main_start_ns = columns["start_ns"][: np.searchsorted(columns["thread"], 1)]
-    behind = np.maximum(np.searchsorted(main_start_ns, bursts[1], side="left") - 1, 0)
+    behind = np.maximum(places(main_start_ns, bursts[1]) - 1, 0)
     yield _wait_rows(columns, behind, bursts[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
 
 

@@ -22,6 +22,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.grouped import rows_named
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
@@ -109,8 +110,8 @@ def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32,
 
 def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterator[tuple[Array, Described]]:
     """The calls (places in ``calls``) of each half of a gradient, described by what encloses it."""
-    wholes = {code for code, name in enumerate(events.names) if _WHOLE.fullmatch(name)}
-    outer = np.flatnonzero((events.category == EventCategory.CPU_OP) & np.isin(events.name, list(wholes)))
+    wholes = np.array([_WHOLE.fullmatch(name) is not None for name in events.names], dtype=np.bool_)
+    outer = rows_named(events, EventCategory.CPU_OP, wholes)
     if not len(outer):
         return
     members = np.flatnonzero(np.isin(calls.which, halves))
@@ -120,7 +121,7 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
         mine, own = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
         if not len(mine):
             continue
-        end_ns = events.start_ns[mine] + events.duration_ns[mine]
+        end_ns = events.end_ns[mine]
         at = interval_of(events.start_ns[inner[own]], events.start_ns[mine], end_ns)
         enclosing[own] = np.where(at >= 0, mine[at], MISSING)
     members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))

@@ -50,8 +50,7 @@ def with_collective_sizes(
         mine = np.flatnonzero(calls.track[call] == track)
         if not len(rows):
             continue
-        start_ns = events.start_ns[rows]
-        at = Nest(start_ns, start_ns + events.duration_ns[rows]).innermost(calls.start_ns[call[mine]])
+        at = Nest(events.start_ns[rows], events.end_ns[rows]).innermost(calls.start_ns[call[mine]])
         for task, row in zip(tasks[mine[at >= 0]].tolist(), rows[at[at >= 0]].tolist(), strict=True):
             tensors = input_tensors(*events.shapes[events.shape[row]][:2]) or []
             known = [tensor for tensor in tensors if tensor is not None]

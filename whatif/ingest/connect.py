@@ -96,7 +96,7 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
     launched = np.flatnonzero(gpu.call >= 0)
     by_call = launched[np.argsort(gpu.call[launched], kind="stable")]
     called = gpu.call[by_call]
-    at = np.searchsorted(called, asks, side="right")
+    at = places(called, asks, side="right")
     found = at < len(called)
     asks, at = asks[found], at[found]
     same_thread = calls.track[called[at]] == calls.track[asks]

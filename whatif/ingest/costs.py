@@ -63,7 +63,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
 def _counted_inside(events: Events, operator: Int64, flops: Int64) -> Bool:
     """Which operators call others whose FLOPs are known (linear calls addmm), the shape of ``operator``."""
     rows = each_once(operator[flops >= 0])
-    start_ns, end_ns = events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows]
+    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     order = np.lexsort((-end_ns, start_ns, events.track[rows]))
     rows, start_ns, end_ns = rows[order], start_ns[order], end_ns[order]
     # Calls nest: behind one that holds others the first of these follows.

@@ -14,7 +14,7 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import Calls
-from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
+from whatif.ingest.grouped import Grouped, by_track, named, rows_marked, rows_named
 from whatif.ingest.handoff import Handoffs, activity, find_handoffs
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import loops
@@ -47,7 +47,7 @@ def find_cpu_tracks(events: Events, operators: Grouped, calls: Calls, marks: Nam
             main = int(marked.argmax())
             break
     else:
-        forward = operators.rows[~marks.autograd[events.name[operators.rows]]]
+        forward = named(events, operators.rows, ~marks.autograd)
         weight = np.bincount(events.track[forward], minlength=len(events.tracks)) * works
         # Without operators: the thread that calls first is the one that starts the others.
         by_calls = has_gpu and not weight.any()
@@ -64,14 +64,14 @@ def find_all_handoffs(
     thread are ignored: parameters on the CPU are accumulated by the caller while it waits.
     """
     autograd = np.zeros(len(events.tracks), dtype=np.bool_)
-    autograd[events.track[operators.rows[marks.autograd[events.name[operators.rows]]]]] = True
+    autograd[events.track[named(events, operators.rows, marks.autograd)]] = True
     if not len(operators.rows):
         autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
     if not tracks:
         return []
     calls_of = Grouped(np.arange(len(calls.track)), calls.track)
     own = operators[tracks[0]]
-    main = activity(events, calls, own[~marks.autograd[events.name[own]]], calls_of[tracks[0]])
+    main = activity(events, calls, named(events, own, ~marks.autograd), calls_of[tracks[0]])
     return [
         find_handoffs(track, main, activity(events, calls, operators[track], calls_of[track]))
         for track in tracks[1:]
@@ -88,12 +88,11 @@ class Cutter:
         self._events, self._operators, self._calls = events, operators, calls
         cutting = [
             rows_named(events, EventCategory.ANNOTATION, _cuts(marks)),
-            np.flatnonzero(events.category == EventCategory.MODULE),
-            operators.rows[by_operator | marks.autograd[events.name[operators.rows]]],
+            events.of_category[EventCategory.MODULE],
+            operators.rows if by_operator else named(events, operators.rows, marks.autograd),
         ]
         self._cutting = by_track(events, np.sort(np.concatenate(cutting), kind="stable"))
-        on_host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-        self._recorded = by_track(events, np.flatnonzero(on_host))
+        self._recorded = by_track(events, events.on_host)
         self._calls_of = Grouped(np.arange(len(calls.track)), calls.track)
 
     def cut(
@@ -108,11 +107,10 @@ class Cutter:
         mine = self._calls_of[track]
         call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
         cutting, operators = self._cutting[track], self._operators[track]
-        starts, ends = events.start_ns[cutting], events.start_ns[cutting] + events.duration_ns[cutting]
+        starts, ends = events.start_ns[cutting], events.end_ns[cutting]
         bounds = [*(extent_ns or ())]
         if len(operators):
-            whole_ns = events.start_ns[operators]
-            bounds += [int(whole_ns[0]), int((whole_ns + events.duration_ns[operators]).max())]
+            bounds += [int(events.start_ns[operators[0]]), int(events.end_ns[operators].max())]
         if len(mine):
             bounds += [int(call_start_ns[0]), int(call_end_ns[-1])]
         low, high = min(bounds), max(bounds)

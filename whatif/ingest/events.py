@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Stamps(Struct, frozen=True):
         return Stamps(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
-class Events(Struct, frozen=True):
+class Events(Struct, frozen=True, dict=True):
     """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
 
     Codes index the tables below; ``MISSING`` (-1) marks what the trace does not say.
@@ -137,6 +138,22 @@ class Events(Struct, frozen=True):
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @cached_property
+    def end_ns(self) -> Int64:
+        """When each event ends, ns, shape (n_events,)."""
+        return self.start_ns + self.duration_ns
+
+    @cached_property
+    def of_category(self) -> tuple[Int64, ...]:
+        """The rows of each ``EventCategory``, ascending."""
+        return tuple(np.flatnonzero(self.category == category) for category in EventCategory)
+
+    @cached_property
+    def on_host(self) -> Int64:
+        """The rows of operators and annotations, ascending."""
+        both = self.of_category[EventCategory.CPU_OP], self.of_category[EventCategory.ANNOTATION]
+        return np.sort(np.concatenate(both), kind="stable")
 
     @property
     def base_ns(self) -> int:

@@ -8,11 +8,11 @@ import numpy as np
 
 from whatif.graph.order import each_once
 from whatif.graph.recorded import Execution, Recorded
-from whatif.graph.types import Bool, Int64, among
+from whatif.graph.types import Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track, rows_marked
+from whatif.ingest.events import Events
+from whatif.ingest.grouped import Grouped, by_track, named
 from whatif.simulation.intervals import interval_of, union
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
@@ -41,13 +41,11 @@ def _compiled(parts: Parts) -> list[str]:
     events, marks = parts.events, parts.marks
     used = np.bincount(events.name[parts.operators.rows], minlength=len(events.names)) > 0
     regions = {region for region, of_operator in zip(marks.region, used.tolist(), strict=True) if of_operator} - {""}
-    by_compiler = rows_marked(events, marks.compiled)
-    own = among(events.category[by_compiler], [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    by_compiler = by_compiler[own]
+    by_compiler = named(events, events.on_host, marks.compiled)
     gpu = parts.gpu
     if len(gpu.event):
         generated = np.array([_INDUCTOR_KERNEL.match(name) is not None for name in events.names], dtype=np.bool_)
-        inside = generated[events.name[gpu.event]] | _launched_inside(parts, by_compiler)
+        inside = generated.take(events.name[gpu.event]) | _launched_inside(parts, by_compiler)
         duration_ns = gpu.end_ns - gpu.start_ns
         time_ns, all_ns, what = int(duration_ns[inside].sum()), int(duration_ns.sum()), "GPU"
     else:
@@ -111,8 +109,7 @@ def _counted(n: int, one: str, many: str = "") -> str:
 
 
 def _union(events: Events, chosen: Int64) -> tuple[Int64, Int64]:
-    start_ns = events.start_ns[chosen]
-    return union(start_ns, start_ns + events.duration_ns[chosen])
+    return union(events.start_ns[chosen], events.end_ns[chosen])
 
 
 def _union_ns(events: Events, chosen: Int64) -> int:

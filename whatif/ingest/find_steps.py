@@ -10,6 +10,7 @@ from whatif.graph.order import places
 from whatif.graph.task_graph import matching
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.grouped import rows_named
 from whatif.ingest.marks import NameMarks, sequences_served
 from whatif.runtime.errors import WhatifError
 
@@ -84,14 +85,15 @@ def find_steps(
         return _by_mark(events, rule.mark)
     if rule.count is not None:
         return _by_count(events, main, launched, rule.count)
-    profiler = _marks(events, marks.step.take(events.name) & (events.track == main))
+    rows = rows_named(events, EventCategory.ANNOTATION, marks.step)
+    profiler = _outermost(events, rows[events.track[rows] == main])
     if len(profiler[0]):
         start_ns, end_ns = _without_stub(*profiler)
         return Steps(np.append(start_ns, end_ns[-1]), "profiler marks")
     served = _by_serving(events)
     if served is not None:
         return served
-    optimizer = _marks(events, marks.optimizer.take(events.name) & (events.category == EventCategory.ANNOTATION))
+    optimizer = _outermost(events, rows_named(events, EventCategory.ANNOTATION, marks.optimizer))
     if len(optimizer[0]) >= 2:
         # A step ends with the optimizer; the first one began before the recording, or with it.
         first_ns = int(events.start_ns[events.track == main].min(initial=optimizer[0][0]))
@@ -140,7 +142,7 @@ def _by_serving(events: Events) -> Steps | None:
     sequences = {code: n for code, name in enumerate(events.names) if (n := sequences_served(name)) is not None}
     served = np.zeros(len(events.names), dtype=np.bool_)
     served[list(sequences)] = True
-    rows = np.flatnonzero(served.take(events.name) & (events.category == EventCategory.ANNOTATION))
+    rows = rows_named(events, EventCategory.ANNOTATION, served)
     if len(rows) < 2:
         return None
     start_ns, end_ns = _outermost(events, rows)
@@ -165,14 +167,9 @@ def _by_count(events: Events, main: int, launched: Launched, count: int) -> Step
     return Steps(np.maximum.accumulate(edges_ns), f"{count} steps, as asked for")
 
 
-def _marks(events: Events, chosen: Bool) -> tuple[Int64, Int64]:
-    """Starts and ends of the outermost marks: some are recorded twice, one inside the other."""
-    return _outermost(events, np.flatnonzero(chosen & (events.category == EventCategory.ANNOTATION)))
-
-
 def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:
-    start_ns = events.start_ns[rows]
-    end_ns = start_ns + events.duration_ns[rows]
+    """Starts and ends of the outermost marks: some are recorded twice, one inside the other."""
+    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     if not len(rows):
         return start_ns, end_ns
     reach = np.maximum.accumulate(end_ns)
@@ -245,7 +242,7 @@ def _holds_all(kernel: Int64, n_steps: int) -> bool:
 
 def _of_one_step_each(events: Events, marks: NameMarks, start_ns: Int64, end_ns: Int64) -> Int64:
     """The ends of the optimizer marks that end a step: two without a backward pass between them are one update."""
-    backward = marks.autograd.take(events.name) & (events.category == EventCategory.CPU_OP)
+    backward = rows_named(events, EventCategory.CPU_OP, marks.autograd)
     begins_ns = np.sort(events.start_ns[backward])
     if not len(begins_ns):
         return end_ns

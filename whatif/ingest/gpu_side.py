@@ -89,16 +89,17 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
 
 def find_calls(events: Events) -> Calls:
     """Return the calls of a trace; threads that do nothing but poll are left out."""
-    rows = np.flatnonzero(events.category == EventCategory.RUNTIME)
+    rows = events.of_category[EventCategory.RUNTIME]
     kinds = call_kinds(events.names, np.bincount(events.name[rows], minlength=len(events.names)) > 0)
-    rows = rows[~_polling_tracks(events, rows, kinds)[events.track[rows]]]
+    polling = _polling_tracks(events, rows, kinds)
+    rows = rows[~polling.take(events.track[rows])] if polling.any() else rows
     rows = by_track(events, rows).rows
-    opens, end_ns = _opening(events.track[rows], events.start_ns[rows], events.duration_ns[rows])
+    opens, end_ns = _opening(events.track[rows], events.start_ns[rows], events.end_ns[rows])
     group, outer = np.cumsum(opens) - 1, rows[np.flatnonzero(opens)]
     inner_kind = np.zeros(len(outer), dtype=np.int8)
     inner = np.flatnonzero(~opens)
     np.maximum.at(inner_kind, group[inner], kinds[events.name[rows[inner]]])
-    outer_kind = kinds[events.name[outer]]
+    outer_kind = kinds.take(events.name[outer])
     of_event = np.full(len(events), MISSING, dtype=np.int64)
     of_event[rows] = group
     return Calls(
@@ -112,9 +113,9 @@ def find_calls(events: Events) -> Calls:
     )
 
 
-def _opening(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Bool, Int64]:
+def _opening(track: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64]:
     """Which calls, sorted by (track, start), begin a group that overlaps on its thread, and the end of each group."""
-    reach_ns = running_maximum(start_ns + duration_ns, track)
+    reach_ns = running_maximum(end_ns, track)
     opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
     last = np.append(opens[1:], True)[: len(track)]
     return opens, reach_ns[np.flatnonzero(last)]
@@ -122,13 +123,13 @@ def _opening(track: Int32, start_ns: Int64, duration_ns: Int64) -> tuple[Bool, I
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
     """Tracks whose calls only ask whether something is done, shape (n_tracks,)."""
-    n_tracks = len(events.tracks)
-    polls = among(kinds, [CallKind.POLL, CallKind.OTHER])[events.name[rows]]
-    polling = np.bincount(events.track[rows[polls]], minlength=n_tracks) > 0
-    polling &= np.bincount(events.track[rows[~polls]], minlength=n_tracks) == 0
+    polls = among(kinds, [CallKind.POLL, CallKind.OTHER]).take(events.name[rows])
+    polling = np.zeros(len(events.tracks), dtype=np.bool_)
+    polling[events.track[rows[np.flatnonzero(polls)]]] = True
+    polling[events.track[rows[np.flatnonzero(~polls)]]] = False
     if polling.any():
-        works = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-        polling &= np.bincount(events.track[works], minlength=n_tracks) == 0
+        for category in (EventCategory.CPU_OP, EventCategory.ANNOTATION):
+            polling[events.track[events.of_category[category]]] = False
     return polling
 
 
@@ -145,8 +146,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     streams = np.stack([codes >> 32, (codes & 0xFFFFFFFF) - 2**31], axis=1)
     order = np.lexsort((events.start_ns[rows], stream))
     rows, stream = rows[order], stream[order]
-    start_ns = events.start_ns[rows]
-    end_ns = start_ns + events.duration_ns[rows]
+    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     correlated = _correlated_calls(events, calls, rows)
     call = correlated.copy()
     call[_start_early(calls, correlated, start_ns)] = MISSING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool, Finding, Severity
@@ -46,6 +46,7 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
 
 
 def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
+    events = msgspec.structs.replace(events)  # keeps what is found of it no longer than the graph is made
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
     parts = find_parts(events, is_amd=_is_amd(info, events), rule=rule)
@@ -107,8 +108,8 @@ def _passes(info: GraphInfo, rows: StepRows | None) -> int:
 
 def refuse_what_has_no_work(events: Events, path: str) -> None:
     """Raise WhatifError, one sentence, for a file that says nothing about training or inference work."""
-    categories = np.bincount(events.category, minlength=len(EventCategory)) if len(events) else np.zeros(16, int)
-    kernels = categories[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET]].sum()
+    count = [len(rows) for rows in events.of_category]
+    kernels = sum(count[category] for category in (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET))
     foreign = events.header.get("_whatif_foreign_categories") or {}
     devices = sorted({str(name).split("_")[0] for name in foreign if _is_accelerator(str(name))})
     if devices and not kernels:
@@ -120,12 +121,12 @@ def refuse_what_has_no_work(events: Events, path: str) -> None:
         return
     lost = sum(events.dropped.values())
     path = f"{path} ({lost} of its events could not be read)" if lost else path
-    if categories[EventCategory.RUNTIME]:
+    if count[EventCategory.RUNTIME]:
         raise WhatifError(
-            f"{path}: expected GPU kernels, got {categories[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
+            f"{path}: expected GPU kernels, got {count[EventCategory.RUNTIME]} CUDA runtime calls and no kernel, "
             "so the recording lost its GPU half; record again with ProfilerActivity.CUDA (and permission for CUPTI)."
         )
-    if not categories[EventCategory.CPU_OP]:
+    if not count[EventCategory.CPU_OP]:
         what = "no event at all" if not len(events) and not foreign else "only events of another tool"
         raise WhatifError(
             f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {what}; "

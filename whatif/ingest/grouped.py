@@ -53,7 +53,9 @@ def rows_marked(events: Events, marked: Bool) -> Int64:
 
 def rows_named(events: Events, category: EventCategory, marked: Bool) -> Int64:
     """Return the rows of the events of one category whose name is marked, shape (n_names,)."""
-    if not marked.any():
-        return np.empty(0, dtype=np.int64)
-    rows = np.flatnonzero(events.category == category)
-    return rows[marked[events.name[rows]]]
+    return named(events, events.of_category[category], marked)
+
+
+def named(events: Events, rows: Int64, marked: Bool) -> Int64:
+    """Return those of the rows whose event has a marked name; ``marked`` has the shape (n_names,)."""
+    return rows[np.flatnonzero(marked.take(events.name[rows]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from whatif.graph.order import places
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
 from whatif.ingest.gpu_side import Calls
@@ -30,7 +31,7 @@ class Handoffs(Struct, frozen=True):
 def activity(events: Events, calls: Calls, operators: Int64, mine: Int64) -> tuple[Int64, Int64]:
     """Return the disjoint intervals in which a thread's ``operators`` (rows) or calls ``mine`` (rows) run."""
     start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[mine]])
-    end_ns = np.concatenate([events.start_ns[operators] + events.duration_ns[operators], calls.end_ns[mine]])
+    end_ns = np.concatenate([events.end_ns[operators], calls.end_ns[mine]])
     order = np.argsort(start_ns, kind="stable")
     return union(start_ns[order], end_ns[order])
 
@@ -46,8 +47,8 @@ def find_handoffs(track: int, main: tuple[Int64, Int64], other: tuple[Int64, Int
     if not len(busy_start_ns) or len(main_start_ns) < 2:
         return Handoffs(track, none, none, busy_start_ns, busy_end_ns)
     pause_start_ns, pause_end_ns = main_end_ns[:-1], main_start_ns[1:]
-    first = np.searchsorted(busy_start_ns, pause_start_ns - TOLERANCE_NS, side="left")
-    last = np.searchsorted(busy_end_ns, pause_end_ns + TOLERANCE_NS, side="right") - 1
+    first = places(busy_start_ns, pause_start_ns - TOLERANCE_NS)
+    last = places(busy_end_ns, pause_end_ns + TOLERANCE_NS, side="right") - 1
     # Work that straddles an end of the pause ran beside the main thread, not for it.
     before = np.append(np.iinfo(np.int64).min, busy_end_ns)[first]
     after = np.append(busy_start_ns, np.iinfo(np.int64).max)[last + 1]

@@ -20,6 +20,7 @@ from whatif.ingest.calls import CallKind
 from whatif.ingest.events import CUT, EventCategory, Events
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.gpu_side import LATE_NS
+from whatif.ingest.grouped import named
 from whatif.ingest.rows import running_maximum
 
 # What is lost or wrong in this share of its kind changes answers by less than ranges are wide, or by more than targets
@@ -217,7 +218,7 @@ def _ends_after_its_wait(parts: Parts) -> Int64:
     gpu, calls = parts.gpu, parts.calls
     names, known = parts.events.names, gpu.call >= 0
     to_pages = np.array(["DtoH" in name and "Pageable" in name for name in names], dtype=np.bool_)
-    copies = np.flatnonzero(known & to_pages[parts.events.name[gpu.event]])
+    copies = np.flatnonzero(known & to_pages.take(parts.events.name[gpu.event]))
     late_ns = gpu.end_ns[copies] - calls.end_ns[gpu.call[copies]]
     waits = np.flatnonzero(calls.kind == CallKind.DEVICE_SYNC)
     if len({device for device, _ in gpu.streams}) == 1 and len(waits) and known.any():
@@ -319,7 +320,7 @@ def _beyond(parts: Parts, _: TaskGraph) -> Iterator[What]:
     host = among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME, EventCategory.ANNOTATION])
     if not host.any():
         return
-    begin_ns, end_ns = int(events.start_ns[host].min()), int((events.start_ns + events.duration_ns)[host].max())
+    begin_ns, end_ns = int(events.start_ns[host].min()), int(events.end_ns[host].max())
     longer = (duration_ns > max(end_ns - begin_ns, OUTLIER * np.median(duration_ns))) & (gpu.end_ns > end_ns)
     if longer.any():
         told = _s(int(longer.sum()), "GPU task", ("lasts", "last"))
@@ -407,8 +408,8 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[What]:
     if gaps:
         told = f"{_s(gaps, 'step mark', ('is', 'are'))} missing between ProfilerStep#{min(marks)} and #{max(marks)}"
         yield Severity.DOUBT, gaps, f"{told}: unmarked steps are counted with the one before", RECORD_AGAIN
-    numbered = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION]) & (events.external_id > 0)
-    ids = np.sort(events.external_id[numbered], kind="stable")  # nearly sorted already
+    ids = np.sort(events.external_id[events.on_host], kind="stable")  # nearly sorted already
+    ids = ids[np.searchsorted(ids, 1) :]
     ids = ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids  # np.unique takes twice as long
     holes = np.diff(ids) - 1
     if np.count_nonzero(holes > 0) > max(FEW_HOLES, DOUBT_SHARE * len(ids)):
@@ -422,10 +423,9 @@ def _hole(parts: Parts, _: TaskGraph) -> Iterator[What]:
     events = parts.events
     if len(events) < 2:
         return
-    end_ns = events.start_ns + events.duration_ns
-    if (events.start_ns[1:] - end_ns[:-1]).max() <= HOLE_NS:  # longer ones may still run: holes are shorter
+    if (events.start_ns[1:] - events.end_ns[:-1]).max() <= HOLE_NS:  # longer ones may still run: holes are shorter
         return
-    end_ns = np.maximum.accumulate(end_ns)
+    end_ns = np.maximum.accumulate(events.end_ns)
     span_ns = int(end_ns[-1] - events.start_ns[0])
     hole_ns = int((events.start_ns[1:] - end_ns[:-1]).max())
     if hole_ns > max(HOLE_SHARE * span_ns, HOLE_NS):
@@ -439,7 +439,7 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     edges_ns = parts.steps.edges_ns
     steady = len(edges_ns) > last > first
     begin_ns = int(edges_ns[first]) if steady else int(events.start_ns.min())
-    end_ns = int(edges_ns[last]) if steady else int((events.start_ns + events.duration_ns).max())
+    end_ns = int(edges_ns[last]) if steady else int(events.end_ns.max())
     within = (calls.start_ns >= begin_ns) & (calls.start_ns < end_ns)
     called = np.bincount(calls.name, minlength=len(events.names)) > 0
     cold = np.array(
@@ -461,8 +461,8 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
     tuning = np.array([any(word in name for word in _TUNING) for name in map(str.lower, events.names)], dtype=np.bool_)
     if not tuning.any():
         return
-    host = among(events.category, [EventCategory.CPU_OP, EventCategory.ANNOTATION])
-    rows = np.flatnonzero(tuning.take(events.name) & host & (events.start_ns >= begin_ns) & (events.start_ns < end_ns))
+    rows = named(events, events.on_host, tuning)
+    rows = rows[(events.start_ns[rows] >= begin_ns) & (events.start_ns[rows] < end_ns)]
     if len(rows):
         told = f"libraries search for their fastest kernels {len(rows):,} times in {where}: the recording is cold"
         yield Severity.DOUBT, len(rows), told, remedy

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.order import each_once
+from whatif.graph.order import each_once, places
 from whatif.graph.types import (
     Array,
     Bool,
@@ -91,7 +91,7 @@ class Labeller:
         rows = np.flatnonzero(building)
         if not len(step_ns) or not len(rows):
             return building
-        steps_before = np.searchsorted(step_ns, events.start_ns[rows])
+        steps_before = places(step_ns, events.start_ns[rows])
         sequence, which = np.unique(events.sequence[rows], return_inverse=True)
         latest = np.zeros(len(sequence), dtype=np.int64)
         np.maximum.at(latest, np.asarray(which).reshape(-1), steps_before)
@@ -109,8 +109,7 @@ class Labeller:
         return found
 
     def _nest(self, rows: Array) -> Nest:
-        start_ns = self._events.start_ns[rows]
-        return Nest(start_ns, start_ns + self._events.duration_ns[rows])
+        return Nest(self._events.start_ns[rows], self._events.end_ns[rows])
 
     def enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
         """Return the innermost module at each time; where there is none, the innermost compiled region."""
@@ -124,7 +123,7 @@ class Labeller:
         if not len(rows):
             return np.zeros(len(time_ns), dtype=np.int32)
         found = self._nest(rows).innermost(time_ns)
-        return np.append(code_of_name[self._events.name[rows]], np.int32(0))[found]
+        return np.append(code_of_name.take(self._events.name[rows]), np.int32(0))[found]
 
     def _sequence_layers(self) -> tuple[Int64, Int32]:
         """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
@@ -146,7 +145,7 @@ class Labeller:
         sequence, layer = self._layer_of_sequence
         rows = np.flatnonzero(self.is_backward & (events.sequence >= 0))
         if len(sequence):
-            at = np.minimum(np.searchsorted(sequence, events.sequence[rows]), len(sequence) - 1)
+            at = np.minimum(places(sequence, events.sequence[rows]), len(sequence) - 1)
             layers[rows] = np.where(sequence[at] == events.sequence[rows], layer[at], 0)
         self._through_flows(layers)
         return layers
@@ -237,8 +236,8 @@ def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:
     if not len(rows):
         return np.zeros(len(time_ns), dtype=np.bool_)
     start_ns = np.sort(events.start_ns[rows])
-    end_ns = np.sort(events.start_ns[rows] + events.duration_ns[rows])
-    return np.searchsorted(start_ns, time_ns, side="right") > np.searchsorted(end_ns, time_ns, side="right")
+    end_ns = np.sort(events.end_ns[rows])
+    return places(start_ns, time_ns, side="right") > places(end_ns, time_ns, side="right")
 
 
 def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:
@@ -254,7 +253,7 @@ def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool
     if not len(known):
         return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)
     order = known[np.argsort(time_ns[known], kind="stable")]
-    at = np.searchsorted(time_ns[order], time_ns[unknown], side="right")
+    at = places(time_ns[order], time_ns[unknown], side="right")
     before = np.where(at > 0, phase[order[np.maximum(at - 1, 0)]], Phase.UNKNOWN)
     after = np.where(at < len(order), phase[order[np.minimum(at, len(order) - 1)]], Phase.UNKNOWN)
     result = np.full(len(unknown), Phase.FORWARD, dtype=np.int8)

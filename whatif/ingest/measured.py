@@ -55,14 +55,14 @@ def _outermost(events: Events) -> Int64:
     """For each event the outermost ``aten::`` operator that it is or lies in, shape (n_events,); -1 where none."""
     result = np.full(len(events), -1, dtype=np.int64)
     is_aten = np.array([name.startswith("aten::") for name in events.names], dtype=np.bool_)
-    operators = np.flatnonzero(events.category == EventCategory.CPU_OP)
+    operators = events.of_category[EventCategory.CPU_OP]
     for track in each_once(events.track[operators]):
         mine = operators[events.track[operators] == track]
         aten = mine[is_aten[events.name[mine]]]
         if not len(aten):
             continue
         # Rows are sorted by (start, -duration): one that ends no later than any before it lies inside another.
-        end_ns = events.start_ns[aten] + events.duration_ns[aten]
+        end_ns = events.end_ns[aten]
         reach_ns = np.maximum.accumulate(end_ns)
         outer = np.append(True, events.start_ns[aten][1:] >= reach_ns[:-1])
         roots, root_end_ns = aten[outer], end_ns[outer]

@@ -50,7 +50,7 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
 def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
     """Whether gradients are set to zero and not to None: one operator for each parameter, or one for all."""
     events = parts.events
-    end_ns = events.start_ns[rows.forward] + events.duration_ns[rows.forward]
+    end_ns = events.end_ns[rows.forward]
     outer = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
     names = events.name[rows.forward[outer]]
     each, all_at_once = (

@@ -120,7 +120,7 @@ def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[Row
         kept = cache[key]
         if kept is None:
             continue
-        end_ns = start_ns + int(events.duration_ns[event])
+        end_ns = int(events.end_ns[event])
         if unknown is not None:
             _tell_result(found[unknown[0]], *unknown, kept.source, tensors)
         unknown = (row, kept) if kept.unknown else None

@@ -59,7 +59,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
         middle = (len(edges_ns) - 1) // 2
         begin_ns, end_ns = int(edges_ns[middle]), int(edges_ns[middle + 1])
     else:
-        begin_ns, end_ns = int(events.start_ns[0]), int((events.start_ns + events.duration_ns).max()) + 1
+        begin_ns, end_ns = int(events.start_ns[0]), int(events.end_ns.max()) + 1
     window = slice(*np.searchsorted(events.start_ns, [begin_ns, end_ns]).tolist())
     inside = np.arange(window.start, window.stop)
     inside = inside[events.category[inside] == EventCategory.CPU_OP]
@@ -79,7 +79,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
         return None
     backward = backward[events.start_ns[backward] >= first]
     backward_ns = int(events.start_ns[backward[0]])
-    update_ns = int((events.start_ns[backward] + events.duration_ns[backward]).max())
+    update_ns = int((events.end_ns[backward]).max())
     # What comes before the first operator that builds belongs to the pass: a batch's types are changed there.
     forward = forward[events.start_ns[forward] < backward_ns]
     if len(passes) > 1:
@@ -101,7 +101,7 @@ def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
     if layer.any():
         begins = np.append(True, layer[1:] != layer[:-1]) if len(layer) else np.empty(0, dtype=np.bool_)
         return tuple(layers[code] for code in layer[begins].tolist()), np.cumsum(begins).astype(np.int64) - 1
-    end_ns = events.start_ns[forward] + events.duration_ns[forward]
+    end_ns = events.end_ns[forward]
     begins = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
     names = tuple(events.names[code].removeprefix("aten::") for code in events.name[forward[begins]].tolist())
     return names, np.cumsum(begins).astype(np.int64) - 1

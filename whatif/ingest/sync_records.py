@@ -13,7 +13,8 @@ def recorded_sources(events: Events, calls: Calls, gpu: GpuSide) -> list[tuple[i
 
     The task is the last one launched on the event's stream before the event was recorded; -1 where there is none.
     """
-    rows = np.flatnonzero((events.category == EventCategory.SYNC) & (events.wait_correlation > 0))
+    rows = events.of_category[EventCategory.SYNC]
+    rows = rows[events.wait_correlation[rows] > 0]
     if not len(rows) or not len(calls.event):
         return []
     call_of = {c: i for i, c in enumerate(events.correlation[calls.event].tolist()) if c > 0}

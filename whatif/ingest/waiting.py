@@ -55,7 +55,7 @@ def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
     # Copies in the two directions return at different moments: each is a kind of call of its own.
     direction = np.zeros(n, dtype=np.int64)
     if len(gpu.event):
-        of_task = _copy_directions(events.names)[events.name[gpu.event]]
+        of_task = _copy_directions(events.names).take(events.name[gpu.event])
         direction = np.where(target >= 0, of_task[np.maximum(target, 0)] + 1, 0)
     group = calls.name.astype(np.int64) * 8 + direction
     times = CallTimes(
@@ -139,7 +139,8 @@ def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
 def _recorded_streams(events: Events, calls: Calls, gpu: GpuSide) -> Int64:
     """The stream that a synchronisation record gives for each call, -1 where none does."""
     known = np.full(len(calls.event), MISSING, dtype=np.int64)
-    rows = np.flatnonzero((events.category == EventCategory.SYNC) & (events.stream >= 0) & (events.correlation > 0))
+    rows = events.of_category[EventCategory.SYNC]
+    rows = rows[(events.stream[rows] >= 0) & (events.correlation[rows] > 0)]
     if not len(rows):
         return known
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
