@@ -69,7 +69,7 @@ def test_times_need_no_order() -> None:
 
 
 @pytest.mark.parametrize("loops", LOOPS)
-def test_an_interval_knows_what_lies_right_inside_it(loops: Loops) -> None:
+def test_an_interval_with_one_inside_lasts_longer_by_its_own_time(loops: Loops) -> None:
     rng = np.random.default_rng(2)
     for n in (1, 5, 40, 200):
         starts, ends = nested(rng, n)
@@ -83,13 +83,16 @@ def test_an_interval_knows_what_lies_right_inside_it(loops: Loops) -> None:
                 expected[outer[-1]][0] += 1
                 expected[outer[-1]][1] += int(counted[i])
                 expected[outer[-1]][2] += durations[i]
-        n_children, n_counted = np.zeros((2, len(starts)), np.int32)
-        inner_ns = np.zeros(len(starts), np.int64)
-        loops.children(
-            np.array(starts, np.int64), np.array(durations, np.int64), np.sort(lasts), counted.view(np.uint8),
-            n_children, n_counted, inner_ns,
+        begin, own_ns = starts[n // 4], np.empty(len(starts), np.int64)
+        found = loops.wrappers(
+            np.array(starts, np.int64), np.array(durations, np.int64), np.sort(lasts), counted.view(np.uint8), begin,
+            own_ns,
         )  # fmt: skip
-        assert [list(row) for row in zip(n_children, n_counted, inner_ns, strict=True)] == expected
+        assert own_ns[:found].tolist() == [
+            durations[i] - inner[2]
+            for i, inner in enumerate(expected)
+            if counted[i] and inner[:2] == [1, 1] and starts[i] >= begin
+        ]
 
 
 @pytest.mark.parametrize("loops", LOOPS)

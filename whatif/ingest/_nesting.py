@@ -107,25 +107,29 @@ def innermost(
                     found[i] = at
 
 
-def children(
+def wrappers(
     start_ns: cython.const[cython.longlong][::1],
     duration_ns: cython.const[cython.longlong][::1],
     ends_ns: cython.const[cython.longlong][::1],
     counted: cython.const[cython.uchar][::1],
-    n_children: cython.int[::1],
-    n_counted: cython.int[::1],
-    inner_ns: cython.longlong[::1],
-) -> None:
-    """Add up for each interval how many lie right inside it, how many of these are ``counted``, and how long they last.
+    begin_ns: cython.double,
+    own_ns: cython.longlong[::1],
+) -> int:
+    """Fill in how much longer each interval lasts than what lies right inside it, where that is one; return how many.
 
-    The outputs are zero at first. No interval is empty: each ends behind its start, whatever its duration.
+    Both are ``counted``, and the outer one begins at ``begin_ns`` or later. No interval is empty: each ends behind its
+    start, whatever its duration.
     """
     n: cython.Py_ssize_t = len(start_ns)
     i: cython.Py_ssize_t
     closed: cython.Py_ssize_t = 0
     depth: cython.Py_ssize_t
     parent: cython.Py_ssize_t
+    found: cython.Py_ssize_t = 0
     latest: cython.longlong[::1] = _counts(n + 1)
+    inner: cython.longlong[::1] = _counts(
+        n
+    )  # what lies right inside and is alone there, counted from 1; -1 where none is
     with cython.nogil:
         for i in range(n):
             while closed < n and ends_ns[closed] <= start_ns[i]:
@@ -134,9 +138,14 @@ def children(
             latest[depth] = i
             if depth > 0:
                 parent = latest[depth - 1]
-                n_children[parent] += 1
-                n_counted[parent] += counted[i]
-                inner_ns[parent] += duration_ns[i]
+                inner[parent] = i + 1 if counted[i] and inner[parent] == 0 else -1
+        for i in range(n):
+            if counted[i] and inner[i] > 0 and start_ns[i] >= begin_ns:
+                own_ns[found] = duration_ns[i] - duration_ns[inner[i] - 1]
+                if own_ns[found] < 0:
+                    own_ns[found] = 0
+                found += 1
+    return found
 
 
 def newest_of_others(

@@ -94,7 +94,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": duration_ns * ~unexplained,
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": step,
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
-        "correlation_id": correlation, "family": family, "dtype": np.where(dtype > 0, dtype, op_dtype),
+        "correlation_id": correlation, "family": family, "dtype": dtype + op_dtype * (dtype == 0),
         "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
     }  # fmt: skip
     graph = TaskGraph(
@@ -175,7 +175,7 @@ def _with_collectives(
 
 def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) -> tuple[Array, Array]:
     """Kernel family and dtype code of each GPU task and CPU operator (-1 and 0 elsewhere): a name is read once."""
-    kernels = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
+    kernels = np.flatnonzero(among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP]))
     operators = bool((columns["kind"] == TaskKind.CPU_OP).any())
     families = np.full(len(names), -1, dtype=np.int8)
     dtypes = np.zeros(len(names), dtype=np.int8)
@@ -185,10 +185,8 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
         )
         families[code] = kernel_family
         dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
-    # By their rows: a mask that follows no pattern takes several times as long.
-    others = np.flatnonzero(~kernels)
-    family, dtype = families.take(name), dtypes.take(name)
-    family[others], dtype[others] = -1, 0
+    family, dtype = np.full(len(name), -1, dtype=np.int8), np.zeros(len(name), dtype=np.int8)
+    family[kernels], dtype[kernels] = families.take(name[kernels]), dtypes.take(name[kernels])
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMCPY)] = KernelFamily.COPY
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMSET)] = KernelFamily.MEMSET
     return family, dtype

@@ -6,6 +6,8 @@ property of the call: added to a child on another thread it would count twice (d
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from msgspec import Struct
 
@@ -29,6 +31,14 @@ class CpuTasks(Struct, frozen=True):
     start_ns: Int64
     end_ns: Int64
     call: Int64
+
+    def edges_among(self, at_ns: Int64, side: Literal["left", "right"] = "left") -> tuple[Int64, Int64]:
+        """Return where the start and the end of each piece would stand among sorted times, as ``places`` does."""
+        last = places(at_ns, self.end_ns, side=side)
+        first = np.append(places(at_ns, self.start_ns[:1], side=side), last[:-1])
+        apart = np.flatnonzero(self.start_ns[1:] != self.end_ns[:-1]) + 1
+        first[apart] = places(at_ns, self.start_ns[apart], side=side)
+        return first, last
 
 
 def find_cpu_tracks(events: Events, operators: Grouped, calls: Calls, marks: NameMarks, *, has_gpu: bool) -> list[int]:
@@ -133,8 +143,8 @@ class Cutter:
         estimate.
         """
         begins_ns = self._events.start_ns[self._recorded[track]]  # sorted, as all events are
-        before_end = places(begins_ns, pieces.end_ns, side="right")
-        return before_end - places(begins_ns, pieces.start_ns, side="right") + (pieces.call >= 0)
+        first, last = pieces.edges_among(begins_ns, side="right")
+        return last - first + (pieces.call >= 0)
 
 
 def _cuts(marks: NameMarks) -> Bool:

@@ -19,7 +19,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import by_track
+from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.rows import running_maximum
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
@@ -144,7 +144,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     codes = each_once(key)
     stream: Int32 = np.searchsorted(codes, key).astype(np.int32)
     streams = np.stack([codes >> 32, (codes & 0xFFFFFFFF) - 2**31], axis=1)
-    order = np.lexsort((events.start_ns[rows], stream))
+    order = Grouped(np.arange(len(rows)), stream).rows  # each one's in the order of time
     rows, stream = rows[order], stream[order]
     start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     correlated = _correlated_calls(events, calls, rows)

@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.order import places
 from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.ingest.cpu_side import CpuTasks
@@ -73,10 +72,12 @@ class ProfilerCost(Struct, frozen=True):
         # An event's start is the end of the piece before it.
         cost_ns = _between(at_ns, self._before_ns[rows], pieces, side="right")
         cost_ns += _between(at_ns, self._inside_ns[rows], pieces, side="left")
-        python_at_ns = self._events.python.time_ns[self._python[track]]
-        first, last = (places(python_at_ns, edges_ns) for edges_ns in (pieces.start_ns, pieces.end_ns))
-        cost_ns += self._python_ns * (last - first)
-        return cost_ns + np.where(pieces.call >= 0, self._call_ns, 0.0)
+        python = self._python[track]
+        if len(python):
+            first, last = pieces.edges_among(self._events.python.time_ns[python])
+            cost_ns += self._python_ns * (last - first)
+        cost_ns += self._call_ns * (pieces.call >= 0)
+        return cost_ns
 
 
 def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal["left", "right"]) -> Float64:
@@ -84,7 +85,7 @@ def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal[
     if not cost_ns.any():
         return np.zeros(len(pieces.start_ns))
     total = np.append(0.0, np.cumsum(cost_ns))
-    first, last = (places(at_ns, edges_ns, side=side) for edges_ns in (pieces.start_ns, pieces.end_ns))
+    first, last = pieces.edges_among(at_ns, side=side)
     return np.asarray(total[last] - total[first])
 
 
@@ -119,8 +120,10 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
     own_ns = float(before_ns.sum())
     n_memory = len(events.allocations) if events.allocations is not None else 0
     memory_ns = MEMORY_US.mid * 1e3 * n_memory
-    before_ns[operators.rows] += memory_ns / len(operators.rows)
-    inside_ns[stacks] = 1e3 * (STACK_US + FRAME_US * events.frames[stacks])
+    if n_memory:
+        before_ns[operators.rows] += memory_ns / len(operators.rows)
+    walked = np.flatnonzero(stacks)
+    inside_ns[walked] = 1e3 * (STACK_US + FRAME_US * events.frames[walked])
     parts = [
         (own_ns, kappa),
         (memory_ns, MEMORY_US),
@@ -170,14 +173,11 @@ def _mean_ns(times_ns: Float64) -> float:
 
 def wrapper_ns(events: Events, rows: Int64) -> Float64:
     """Return the exclusive times of the operators among a thread's events whose only child is an operator, ns."""
-    start_ns = events.start_ns[rows]
+    start_ns, duration_ns = events.start_ns[rows], events.duration_ns[rows]
+    is_operator = events.category[rows] == EventCategory.CPU_OP
     # An event without a duration is inside of what it lies in, and has an inside of its own.
-    end_ns = start_ns + np.maximum(events.duration_ns[rows], 1)
-    duration_ns, is_operator = events.duration_ns[rows], events.category[rows] == EventCategory.CPU_OP
-    n_children, operators = np.zeros((2, len(rows)), dtype=np.int32)
-    inner_ns = np.zeros(len(rows), dtype=np.int64)
-    ends_ns = np.sort(end_ns, kind="stable")
-    loops.children(start_ns, duration_ns, ends_ns, is_operator.view(np.uint8), n_children, operators, inner_ns)
-    cold_ns = start_ns[0] + COLD_SHARE * (ends_ns[-1] - start_ns[0])
-    chosen = np.flatnonzero(is_operator & (n_children == 1) & (operators == 1) & (start_ns >= cold_ns))
-    return np.asarray(np.maximum(duration_ns[chosen] - inner_ns[chosen], 0), dtype=np.float64)
+    ends_ns = np.sort(start_ns + np.maximum(duration_ns, 1), kind="stable")
+    warm_ns = start_ns[0] + COLD_SHARE * (ends_ns[-1] - start_ns[0])
+    own_ns = np.empty(len(rows), dtype=np.int64)
+    n = loops.wrappers(start_ns, duration_ns, ends_ns, is_operator.view(np.uint8), warm_ns, own_ns)
+    return own_ns[:n].astype(np.float64)
