@@ -97,11 +97,12 @@ def test_places_are_those_of_a_search(loops: Loops, right: bool) -> None:
             assert found.tolist() == np.searchsorted(ordered, values, "right" if right else "left").tolist()
 
 
-def test_rows_are_put_in_order_by_two_columns() -> None:
+def test_rows_are_put_in_order_by_several_columns() -> None:
     rng = np.random.default_rng(2)
     for n in (0, 1, 2, 50, 400):
-        first, then = rng.integers(0, n // 4 + 1, n), rng.integers(0, 3, n)
+        first, then, last = rng.integers(0, n // 4 + 1, n), rng.integers(0, 3, n), rng.random(n)
         assert order_by(first, then).tolist() == np.lexsort((then, first)).tolist()
+        assert order_by(first, then, last).tolist() == np.lexsort((last, then, first)).tolist()
 
 
 def test_equal_rows_have_one_number() -> None:

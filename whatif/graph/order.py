@@ -51,7 +51,7 @@ def each_once(values: Array) -> Array:
     return found
 
 
-def order_by(first: Array, then: Array) -> Int64:
+def order_by(first: Array, *then: Array) -> Int64:
     """Return the stable order by ``first`` and, where that is equal, by ``then``; fast where ``first`` is in runs."""
     order = np.argsort(first, kind="stable")
     ordered = first[order]
@@ -59,7 +59,7 @@ def order_by(first: Array, then: Array) -> Int64:
     if same.any():
         tied = np.append(False, same) | np.append(same, False)
         rows = order[tied]
-        order[tied] = rows[np.lexsort((then[rows], first[rows]))]
+        order[tied] = rows[np.lexsort([column[rows] for column in (*reversed(then), first)])]
     return order
 
 

@@ -273,7 +273,7 @@ class TaskGraph:
     def launch_of(self) -> Int32:
         """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""
         launch = np.full(len(self), -1, dtype=np.int32)
-        links = self.dependencies.kind == DependencyKind.LAUNCH
+        links = np.flatnonzero(self.dependencies.kind == DependencyKind.LAUNCH)
         launch[self.dependencies.target[links]] = self.dependencies.source[links]
         return launch
 

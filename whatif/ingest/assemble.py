@@ -14,7 +14,7 @@ from whatif.graph.kernels import (
     classify_operator,
     collective_of,
 )
-from whatif.graph.order import places
+from whatif.graph.order import order_by, places
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     BEFORE_NAME,
@@ -49,20 +49,21 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     cpu = cpu_rows(parts) if parts.tracks else _no_rows()
     if len(cpu):
         finish_phases(cpu, parts)
-    gpu = gpu_rows(parts, cpu)
+    row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
+    gpu = gpu_rows(parts, cpu, row_of_call)
     origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
     waits = connect.stream_waits(events, parts.calls, parts.call_times, parts.gpu, origin_ns)
     held = _stream_wait_rows(gpu, waits)
     lead = _lead_in_rows(cpu, parts, origin_ns)
     blocks = [cpu, gpu, held, lead]
     blocks = [block for block in blocks if len(block) or block is cpu]
-    order = np.lexsort([np.concatenate([b.columns[key] for b in blocks]) for key in ("sequence", "thread", "key_ns")])
+    order = order_by(*(np.concatenate([b.columns[key] for b in blocks]) for key in ("key_ns", "thread", "sequence")))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     n_cpu, n_gpu = len(cpu), len(gpu)
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
     held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
-    dependencies, wait_table = _dependencies(parts, cpu, waits, cpu_place, gpu_place, held_place)
+    dependencies, wait_table = _dependencies(parts, cpu, row_of_call, waits, cpu_place, gpu_place, held_place)
     step = parts.steps.of(_step_time(blocks, cpu, gpu)[order])
     del place, cpu_place, gpu_place, held_place
     # One after the other, and taken from the blocks: the columns of a long trace are large.
@@ -156,9 +157,9 @@ def _with_collectives(
     event = columns["event"]
     if not (events.detail >= 0).any():
         return names, name
-    known = (columns["kind"] == TaskKind.KERNEL) & (event >= 0)
-    known[known] = events.detail[event[known]] >= 0
-    if not known.any():
+    known = np.flatnonzero((columns["kind"] == TaskKind.KERNEL) & (event >= 0))
+    known = known[events.detail[event[known]] >= 0]
+    if not len(known):
         return names, name
     detail = events.detail[event[known]].astype(np.int64)
     pairs, which = np.unique(name[known] * len(events.details) + detail, return_inverse=True)
@@ -202,11 +203,16 @@ def _step_time(blocks: list[Rows], cpu: Rows, gpu: Rows) -> Int64:
 
 
 def _dependencies(
-    parts: Parts, cpu: Rows, waits: connect.StreamWaits, cpu_place: Int64, gpu_place: Int64, held_place: Int64
+    parts: Parts,
+    cpu: Rows,
+    row_of_call: Int64,
+    waits: connect.StreamWaits,
+    cpu_place: Int64,
+    gpu_place: Int64,
+    held_place: Int64,
 ) -> tuple[Dependencies, Waits]:
-    calls, times = parts.calls, parts.call_times
+    times = parts.call_times
     found = []
-    row_of_call = rows_of_calls(cpu.columns, len(calls.event)) if len(cpu) else np.empty(0, np.int64)
     launched = np.flatnonzero(parts.gpu.call >= 0)
     launch_row = row_of_call[parts.gpu.call[launched]] if len(launched) else launched
     known = launch_row >= 0

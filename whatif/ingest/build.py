@@ -34,7 +34,7 @@ from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
 from whatif.ingest.profiler_cost import ProfilerCost, find_profiler_cost
-from whatif.ingest.rows import Role, Rows, joined, rows_of_calls, running_maximum, wait_rows
+from whatif.ingest.rows import Role, Rows, joined, running_maximum, wait_rows
 from whatif.ingest.waiting import CallTimes, call_times
 from whatif.simulation.intervals import interval_of
 
@@ -218,11 +218,10 @@ def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns
     )  # fmt: skip
 
 
-def gpu_rows(parts: Parts, cpu: Rows) -> Rows:
-    """Return the GPU tasks with the labels of the calls that launched them."""
+def gpu_rows(parts: Parts, cpu: Rows, row_of_call: Int64) -> Rows:
+    """Return the GPU tasks with the labels of the calls that launched them; ``row_of_call``: see ``rows_of_calls``."""
     gpu, events = parts.gpu, parts.events
     n = len(gpu.event)
-    row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
     launch_row = _inherited(of_calls(row_of_call, gpu.call, -1), gpu.stream)
 
     def inherit(name: str, default: int) -> Array:

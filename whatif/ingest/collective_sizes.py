@@ -24,10 +24,12 @@ def process_groups(events: Events, columns: dict[str, Array]) -> tuple[Int32, tu
     told = np.flatnonzero((columns["kind"] == TaskKind.KERNEL) & (columns["event"] >= 0))
     told = told[events.group[columns["event"][told]] >= 0]
     event = columns["event"][told]
-    pairs = np.stack([events.group[event], events.group_size[event]], axis=1)
-    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
-    row[told] = np.asarray(which).reshape(-1)
-    names = [(*events.details[code].partition(" ")[::2], size) for code, size in distinct.tolist()]
+    # One number a pair: np.unique sorts rows of a table ten times slower.
+    pairs = (events.group[event].astype(np.int64) << 32) + (events.group_size[event].astype(np.int64) + 2**31)
+    distinct = each_once(pairs)
+    row[told] = np.searchsorted(distinct, pairs)
+    groups = [(pair >> 32, (pair & 0xFFFFFFFF) - 2**31) for pair in distinct.tolist()]
+    names = [(*events.details[code].partition(" ")[::2], size) for code, size in groups]
     return row, tuple(ProcessGroup(name, ranks, size) for name, ranks, size in names)
 
 
@@ -36,13 +38,12 @@ def with_collective_sizes(
 ) -> Int64:
     """Return the bytes of every task, shape (n_tasks,): those of collectives too where torch wrote their tensors."""
     named = np.fromiter((name.startswith(PREFIX) for name in events.names), dtype=np.bool_, count=len(events.names))
-    launched = (columns["call"] >= 0) & (columns["event"] >= 0)
-    needed = (family == KernelFamily.COMMUNICATION) & (size_bytes < 0) & launched
-    if not named.any() or not needed.any():
+    if not named.any():
         return size_bytes
+    launched = (columns["call"] >= 0) & (columns["event"] >= 0)
+    tasks = np.flatnonzero((family == KernelFamily.COMMUNICATION) & (size_bytes < 0) & launched)
     around_calls = rows_named(events, EventCategory.ANNOTATION, named)
     around = by_track(events, around_calls[events.shape[around_calls] >= 0])
-    tasks = np.flatnonzero(needed)
     call = columns["call"][tasks].astype(np.int64)
     found = size_bytes.copy()
     for track in each_once(calls.track[call]).tolist():

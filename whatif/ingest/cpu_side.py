@@ -79,11 +79,10 @@ def find_all_handoffs(
         autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
     if not tracks:
         return []
-    calls_of = Grouped(np.arange(len(calls.track)), calls.track)
     own = operators[tracks[0]]
-    main = activity(events, calls, named(events, own, ~marks.autograd), calls_of[tracks[0]])
+    main = activity(events, calls, named(events, own, ~marks.autograd), calls.of_track[tracks[0]])
     return [
-        find_handoffs(track, main, activity(events, calls, operators[track], calls_of[track]))
+        find_handoffs(track, main, activity(events, calls, operators[track], calls.of_track[track]))
         for track in tracks[1:]
         if autograd[track]
     ]
@@ -103,7 +102,6 @@ class Cutter:
         ]
         self._cutting = by_track(events, np.sort(np.concatenate(cutting), kind="stable"))
         self._recorded = by_track(events, events.on_host)
-        self._calls_of = Grouped(np.arange(len(calls.track)), calls.track)
 
     def cut(
         self, track: int, *, edges_ns: Int64, extent_ns: tuple[int, int] | None, left_out: tuple[Int64, Int64]
@@ -114,7 +112,7 @@ class Cutter:
         thread only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
         """
         events, calls = self._events, self._calls
-        mine = self._calls_of[track]
+        mine = calls.of_track[track]
         call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
         cutting, operators = self._cutting[track], self._operators[track]
         starts, ends = events.start_ns[cutting], events.end_ns[cutting]

@@ -12,7 +12,7 @@ from whatif.graph.types import Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import Events
-from whatif.ingest.grouped import Grouped, by_track, named
+from whatif.ingest.grouped import by_track, named
 from whatif.simulation.intervals import interval_of, union
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
@@ -89,9 +89,8 @@ def _launched_inside(parts: Parts, by_compiler: Int64) -> Bool:
     inside = np.zeros(len(calls.event), dtype=np.bool_)
     if not len(by_compiler):
         return np.zeros(len(parts.gpu.event), dtype=np.bool_)
-    calls_of = Grouped(np.arange(len(calls.track)), calls.track)
     for track, rows in by_track(events, by_compiler).items():
-        mine = calls_of[track]
+        mine = calls.of_track[track]
         start_ns, end_ns = _union(events, rows)
         inside[mine] = interval_of(calls.start_ns[mine], start_ns, end_ns) >= 0
     return _of_calls(parts, inside)

@@ -45,6 +45,7 @@ class Calls(Struct, frozen=True):
 
     event: Int64  # the outer call's row in Events
     track: Int32
+    of_track: Grouped  # the calls of each track
     start_ns: Int64
     end_ns: Int64
     kind: Int8
@@ -105,6 +106,7 @@ def find_calls(events: Events) -> Calls:
     return Calls(
         event=outer,
         track=events.track[outer],
+        of_track=Grouped(np.arange(len(outer)), events.track[outer]),
         start_ns=events.start_ns[outer],
         end_ns=end_ns,
         kind=np.where(outer_kind == CallKind.OTHER, inner_kind, outer_kind).astype(np.int8),
@@ -174,15 +176,14 @@ def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
 
 def _correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
     """The call of each GPU row by correlation id, -1 for none; one call may launch many tasks."""
-    launching = np.flatnonzero(calls.of_event >= 0)
-    launching = launching[events.correlation[launching] > 0]
+    launching = events.of_category[EventCategory.RUNTIME]
+    launching = launching[(calls.of_event[launching] >= 0) & (events.correlation[launching] > 0)]
     # Kineto gives synchronisations correlation ids of their own; a call without GPU work does no harm here.
     launching = launching[np.argsort(events.correlation[launching], kind="stable")]
     ids = events.correlation[launching]
     wanted = events.correlation[rows]
     at = places(ids, wanted)
-    hit = (at < len(ids)) & (wanted > 0)
-    hit[hit] = ids[at[hit]] == wanted[hit]
+    hit = np.flatnonzero((np.append(ids, 0)[at] == wanted) & (wanted > 0))
     call = np.full(len(rows), MISSING, dtype=np.int64)
     call[hit] = calls.of_event[launching[at[hit]]]
     return call

@@ -458,9 +458,11 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[What]:
         told = f"{_s(len(rows), 'call', ('that loads code or allocates takes', 'that load code or allocate take'))}"
         severity = Severity.DOUBT if share > COLD_SHARE else Severity.NOTE
         yield severity, len(rows), f"{told} {100 * share:.0f} % of {where}: the recording is cold", remedy
-    tuning = np.array([any(word in name for word in _TUNING) for name in map(str.lower, events.names)], dtype=np.bool_)
-    if not tuning.any():
+    names = [name.lower() for name in events.names]
+    words = [word for word in _TUNING if word in "\n".join(names)]
+    if not words:
         return
+    tuning = np.array([any(word in name for word in words) for name in names], dtype=np.bool_)
     rows = named(events, events.on_host, tuning)
     rows = rows[(events.start_ns[rows] >= begin_ns) & (events.start_ns[rows] < end_ns)]
     if len(rows):
@@ -486,8 +488,9 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[What]:
     waited = duration_ns[order] > WAITED * fastest
     excess_ns = float((duration_ns[order] - fastest)[waited].sum())
     streams = [t.kind == ThreadKind.STREAM for t in graph.threads]
-    on_gpu = np.array(streams, dtype=np.bool_).take(graph.thread)
-    span_ns = int((graph.start_ns + graph.duration_ns)[on_gpu].max() - graph.start_ns[on_gpu].min())
+    on_gpu = np.flatnonzero(np.array(streams, dtype=np.bool_).take(graph.thread))
+    start_ns = graph.start_ns[on_gpu]
+    span_ns = int((start_ns + graph.duration_ns[on_gpu]).max() - start_ns.min())
     share = excess_ns / max(span_ns, 1)
     if waited.any() and share > DOUBT_SHARE:
         count = int(waited.sum())

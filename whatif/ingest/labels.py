@@ -224,7 +224,8 @@ def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:
     """Add the layers that names of events stand for; returns the layer of every name, shape (n_names,), 0 for none."""
     codes = np.zeros(len(events.names), dtype=np.int32)
     known = {layer: code for code, layer in enumerate(layers)}
-    for code in np.flatnonzero(np.bincount(events.name)).tolist():
+    used = np.flatnonzero(np.bincount(events.name)).tolist() if any(named) else ()
+    for code in used:
         layer = named[code]
         codes[code] = known.setdefault(layer, len(layers))
         if codes[code] == len(layers):

@@ -56,14 +56,16 @@ def sequences_served(name: str) -> int | None:
 
 
 def name_marks(names: list[str]) -> NameMarks:
-    """Read every name of a trace once; a pattern is tried only where what it always holds is in one of the names."""
+    """Read every name of a trace once; a pattern is tried only where one of the texts that it always holds is."""
 
     joined = "\n".join(names)
 
-    def matches(pattern: re.Pattern[str], holds: str = "") -> Bool:
-        if holds not in joined:
-            return np.zeros(len(names), dtype=np.bool_)
-        return np.fromiter((pattern.search(name) is not None for name in names), dtype=np.bool_, count=len(names))
+    def matches(pattern: re.Pattern[str], *holds: str) -> Bool:
+        found = np.zeros(len(names), dtype=np.bool_)
+        parts = [part for part in holds if part in joined]
+        for code, name in enumerate(names if parts else ()):
+            found[code] = any(part in name for part in parts) and pattern.search(name) is not None
+        return found
 
     layer, region = [""] * len(names), [""] * len(names)
     if "nn.Module: " in joined or "whatif::layer::" in joined:
@@ -72,6 +74,6 @@ def name_marks(names: list[str]) -> NameMarks:
         region = [f"(compiled region {found.group(1)})" if (found := REGION.match(name)) else "" for name in names]
     return NameMarks(
         matches(STEP, "ProfilerStep#"), matches(OPTIMIZER, "Optimizer.step#"), matches(UPDATE, "Optimizer."),
-        matches(LOADING, "DataLoader"), matches(AUTOGRAD), layer, matches(COMPILED, "Comp"), region,
-        matches(PAUSE, "whatif::gc"),
+        matches(LOADING, "DataLoader"), matches(AUTOGRAD, "autograd::", "Backward", "AccumulateGrad"), layer,
+        matches(COMPILED, "Comp"), region, matches(PAUSE, "whatif::gc"),
     )  # fmt: skip

@@ -23,9 +23,9 @@ def measured_rows(events: Events, operator: Array, recorded: Recorded) -> Int32:
     """
     rows = np.full(len(operator), -1, dtype=np.int32)
     known = _row_of_signature(recorded)
-    tasks = np.flatnonzero(operator >= 0)
-    if not known or not len(tasks):
+    if not known:
         return rows
+    tasks = np.flatnonzero(operator >= 0)
     outermost = _outermost(events)[operator[tasks].astype(np.int64)]
     tasks, outermost = tasks[outermost >= 0], outermost[outermost >= 0]
     if not len(tasks):
