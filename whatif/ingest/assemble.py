@@ -64,14 +64,17 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
     held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
     dependencies, wait_table = _dependencies(parts, cpu, row_of_call, waits, cpu_place, gpu_place, held_place)
-    step = parts.steps.of(_step_time(blocks, cpu, gpu)[order])
-    del place, cpu_place, gpu_place, held_place
+    launched_ns = of_calls(cpu.columns["start_ns"], gpu.columns["launch_row"], gpu.columns["start_ns"])
     # One after the other, and taken from the blocks: the columns of a long trace are large.
     for block in blocks:
         for ordering in ("key_ns", "sequence", "landmark"):
             del block.columns[ordering]
     columns = {name: np.concatenate([b.columns.pop(name) for b in blocks]).take(order) for name in list(cpu.columns)}
-    del order
+    # A task's step is that of its own start on the CPU, of its launch on the GPU.
+    time_ns = columns["start_ns"].astype(np.int64)
+    time_ns[gpu_place] = launched_ns
+    step = parts.steps.of(time_ns)
+    del order, place, cpu_place, gpu_place, held_place, time_ns
 
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
@@ -83,8 +86,9 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     called, operators = called_operators(events, calls, len(name))
     kind = columns["kind"].astype(np.int8)
     kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
-    duration_ns = np.maximum(columns["duration_ns"].astype(np.int64), 0)
-    unexplained = (kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE])
+    duration_ns = np.maximum(columns["duration_ns"].astype(np.int64, copy=False), 0)
+    low_ns = duration_ns.copy()
+    low_ns[np.flatnonzero((kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE]))] = 0
     event = columns["event"].astype(np.int64)
     correlation, warps, registers = (
         of_events(told, event) for told in (events.correlation, events.warps, events.registers)
@@ -92,7 +96,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     given = {
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
-        "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": duration_ns * ~unexplained,
+        "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": low_ns,
         "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": step,
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
         "correlation_id": correlation, "family": family, "dtype": dtype + op_dtype * (dtype == 0),
@@ -191,15 +195,6 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMCPY)] = KernelFamily.COPY
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMSET)] = KernelFamily.MEMSET
     return family, dtype
-
-
-def _step_time(blocks: list[Rows], cpu: Rows, gpu: Rows) -> Int64:
-    """The time that decides a task's step: its own start on the CPU, its launch's on the GPU; in the blocks' order."""
-    launch = gpu.columns["launch_row"]
-    launched = of_calls(cpu.columns["start_ns"], launch, gpu.columns["start_ns"])
-    result = np.concatenate([block.columns["start_ns"] for block in blocks])
-    result[len(cpu) : len(cpu) + len(gpu)] = launched
-    return result.astype(np.int64, copy=False)
 
 
 def _dependencies(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from whatif.graph.described import Described
 from whatif.graph.kernels import KernelFamily
-from whatif.graph.order import each_once
+from whatif.graph.order import each_once, places
 from whatif.graph.types import (
     Array,
     Int8,
@@ -22,7 +22,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import rows_named
+from whatif.ingest.grouped import rows_marked, rows_named
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
@@ -60,7 +60,7 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
     key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
     codes = each_once(key)
     distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
-    return Calls(task, operator, np.searchsorted(codes, key), distinct)
+    return Calls(task, operator, places(codes, key), distinct)
 
 
 def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -> Int8:
@@ -68,13 +68,14 @@ def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -
 
     Where shapes are recorded the call itself says so (``called_operators``), and its products keep their family.
     """
-    convolution = np.array([_CONVOLUTION.match(name) is not None for name in events.names] + [False])
+    convolution = np.array([_CONVOLUTION.match(name) is not None for name in events.names], dtype=np.bool_)
     if not convolution.any():
         return family
-    operator = columns["operator"].astype(np.int64)
-    inside = (operator >= 0) & (family == KernelFamily.GEMM)
-    inside[inside] = convolution[events.name[operator[inside]]] & (events.shape[operator[inside]] < 0)
-    return np.where(inside, KernelFamily.CONVOLUTION, family).astype(np.int8)
+    products = np.flatnonzero((columns["operator"] >= 0) & (family == KernelFamily.GEMM))
+    operator = columns["operator"][products]
+    family = family.copy()
+    family[products[convolution[events.name[operator]] & (events.shape[operator] < 0)]] = KernelFamily.CONVOLUTION
+    return family
 
 
 def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:
@@ -114,7 +115,7 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
     outer = rows_named(events, EventCategory.CPU_OP, wholes)
     if not len(outer):
         return
-    members = np.flatnonzero(np.isin(calls.which, halves))
+    members = np.flatnonzero(np.isin(np.arange(len(calls.distinct)), halves)[calls.which])
     inner = calls.operator[members]
     enclosing = np.full(len(members), MISSING, dtype=np.int64)
     for track in each_once(events.track[inner]):
@@ -139,8 +140,9 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
 def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
     """Stride and padding of the convolutions whose gradient the recording holds, by the sizes of input and weight."""
     found: dict[str, tuple[list[int], list[int]]] = {}
-    codes = [code for code, name in enumerate(events.names) if _WHOLE.fullmatch(name) or name in _BACKWARD_PLACES]
-    rows = np.flatnonzero(np.isin(events.name, codes) & (events.shape >= 0))
+    whole = [bool(_WHOLE.fullmatch(name)) or name in _BACKWARD_PLACES for name in events.names]
+    rows = rows_marked(events, np.array(whole, dtype=np.bool_))
+    rows = rows[events.shape[rows] >= 0]
     for code in each_once(events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]).tolist():
         name, shape = divmod(code, len(events.shapes))
         grad, x, weight = _BACKWARD_PLACES.get(events.names[name], (1, 0, 2))

@@ -45,16 +45,13 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     dtype[task] = op_dtype
     matrix = among(family[task], MATRIX_FAMILIES)
     duration_ns = columns["duration_ns"][task]
-    called = np.zeros(len(events), dtype=np.bool_)
-    called[operator] = True
-    same_operator = (np.cumsum(called) - 1)[operator]
-    matrix_ns = np.bincount(same_operator, weights=np.where(matrix, duration_ns, 0))
-    kernels = np.bincount(same_operator)
-    matrices = np.bincount(same_operator, weights=matrix)
-    share = duration_ns / np.maximum(matrix_ns[same_operator], 1)
+    matrix_ns = np.bincount(operator, weights=duration_ns * matrix)
+    kernels = np.bincount(operator)
+    matrices = np.bincount(operator, weights=matrix)
+    share = duration_ns / np.maximum(matrix_ns[operator], 1)
     counts = matrix & (op_flops >= 0)
     flops[task[counts]] = np.rint(op_flops[counts] * share[counts]).astype(np.int64)
-    alone = (op_bytes >= 0) & ((kernels[same_operator] == 1) | (matrix & (matrices[same_operator] == 1)))
+    alone = (op_bytes >= 0) & ((kernels[operator] == 1) | (matrix & (matrices[operator] == 1)))
     alone &= size_bytes[task] < 0
     size_bytes[task[alone]] = op_bytes[alone]
     return flops, size_bytes, dtype

@@ -100,7 +100,9 @@ def find_calls(events: Events) -> Calls:
     inner_kind = np.zeros(len(outer), dtype=np.int8)
     inner = np.flatnonzero(~opens)
     np.maximum.at(inner_kind, group[inner], kinds[events.name[rows[inner]]])
-    outer_kind = kinds.take(events.name[outer])
+    kind = kinds.take(events.name[outer])
+    other = np.flatnonzero(kind == CallKind.OTHER)
+    kind[other] = inner_kind[other]
     of_event = np.full(len(events), MISSING, dtype=np.int64)
     of_event[rows] = group
     return Calls(
@@ -109,7 +111,7 @@ def find_calls(events: Events) -> Calls:
         of_track=Grouped(np.arange(len(outer)), events.track[outer]),
         start_ns=events.start_ns[outer],
         end_ns=end_ns,
-        kind=np.where(outer_kind == CallKind.OTHER, inner_kind, outer_kind).astype(np.int8),
+        kind=kind,
         name=events.name[outer],
         of_event=of_event,
     )

@@ -166,6 +166,8 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[What]:
             RECORD_AGAIN if launching else "record with ProfilerActivity.CPU as well",
         )  # fmt: skip
         return
+    if not unknown.any():
+        return
     # A stream first runs what was launched before the recording began.
     behind = np.maximum.accumulate(np.where(gpu.call >= 0, gpu.stream + 1, 0)) == gpu.stream + 1
     count = int(np.count_nonzero(unknown & behind))

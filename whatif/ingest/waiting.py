@@ -47,23 +47,22 @@ class CallTimes(Struct, frozen=True):
 def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
     """Split every call into work and waiting."""
     n = len(calls.event)
-    duration_ns = calls.end_ns - calls.start_ns
-    held = gpu.through_ns > calls.start_ns
-    work_ns = np.where(held, np.minimum(calls.end_ns - gpu.through_ns, gpu.usual_ns), duration_ns)
+    held = np.flatnonzero(gpu.through_ns > calls.start_ns)
+    work_ns = calls.end_ns - calls.start_ns
+    work_ns[held] = np.minimum(calls.end_ns[held] - gpu.through_ns[held], gpu.usual_ns[held])
     key_ns = gpu.through_ns
     can_wait, scope, target, done_ns = _targets(events, calls, gpu)
-    # Copies in the two directions return at different moments: each is a kind of call of its own.
-    direction = np.zeros(n, dtype=np.int64)
-    if len(gpu.event):
-        of_task = _copy_directions(events.names).take(events.name[gpu.event])
-        direction = np.where(target >= 0, of_task[np.maximum(target, 0)] + 1, 0)
-    group = calls.name.astype(np.int64) * 8 + direction
     times = CallTimes(
         work_ns, key_ns, can_wait, scope, target, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     )
     if len(gpu.event):
-        for code in each_once(group[can_wait]):
-            _split(times, np.flatnonzero(can_wait & (group == code)), calls, gpu, done_ns)
+        waiting = np.flatnonzero(can_wait)
+        task = target[waiting]
+        # Copies in the two directions return at different moments: each is a kind of call of its own.
+        direction = np.where(task >= 0, _copy_directions(events.names)[events.name[gpu.event[task]]] + 1, 0)
+        group = calls.name[waiting].astype(np.int64) * 8 + direction
+        for code in each_once(group):
+            _split(times, waiting[group == code], calls, gpu, done_ns)
     return times
 
 
