@@ -93,7 +93,7 @@ def compact(columns: dict[str, Any]) -> dict[str, Any]:
     kept = dict(columns)
     for name in columns.keys() - {"thread", "duration_ns", "low_ns", "high_ns", "start_ns"}:
         column = columns[name]
-        if column[0] == column[-1] and column.min() == column.max():
+        if column[0] == column[-1] == column.max() == column.min():
             kept[name] = np.broadcast_to(column[:1].copy(), column.shape) if len(column) > 1 else column
     for name in ("low_ns", "high_ns"):
         if columns[name] is columns["duration_ns"] or np.array_equal(columns[name], columns["duration_ns"]):

@@ -493,8 +493,8 @@ class TaskGraph:
         for dependencies in (self.dependencies, self.derived):
             if not len(dependencies):
                 continue
-            ids = np.concatenate([dependencies.source, dependencies.target])
-            if int(ids.min()) < 0 or int(ids.max()) >= n:
+            ends = dependencies.source, dependencies.target
+            if min(int(ids.min()) for ids in ends) < 0 or max(int(ids.max()) for ids in ends) >= n:
                 raise WhatifError(f"graph: a dependency names a task outside 0..{n - 1}.")
             backward = np.flatnonzero(dependencies.source >= dependencies.target)
             if len(backward):

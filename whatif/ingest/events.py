@@ -152,8 +152,11 @@ class Events(Struct, frozen=True, dict=True):
     @cached_property
     def on_host(self) -> Int64:
         """The rows of operators and annotations, ascending."""
-        both = self.of_category[EventCategory.CPU_OP], self.of_category[EventCategory.ANNOTATION]
-        return np.sort(np.concatenate(both), kind="stable")
+        return self.of_categories(EventCategory.CPU_OP, EventCategory.ANNOTATION)
+
+    def of_categories(self, *categories: EventCategory) -> Int64:
+        """Return the rows of several categories, ascending."""
+        return np.sort(np.concatenate([self.of_category[category] for category in categories]), kind="stable")
 
     @property
     def base_ns(self) -> int:

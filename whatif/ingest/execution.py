@@ -39,8 +39,9 @@ def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], l
 def _compiled(parts: Parts) -> list[str]:
     """Say what share of the time torch.compile's code takes; nothing where it runs none."""
     events, marks = parts.events, parts.marks
-    used = np.bincount(events.name[parts.operators.rows], minlength=len(events.names)) > 0
-    regions = {region for region, of_operator in zip(marks.region, used.tolist(), strict=True) if of_operator} - {""}
+    named_region = np.array([bool(region) for region in marks.region], dtype=np.bool_)
+    codes = each_once(events.name[named(events, parts.operators.rows, named_region)])
+    regions = {marks.region[code] for code in codes.tolist()}
     by_compiler = named(events, events.on_host, marks.compiled)
     gpu = parts.gpu
     if len(gpu.event):

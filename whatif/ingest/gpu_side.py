@@ -19,7 +19,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped, by_track, named
 from whatif.ingest.rows import running_maximum
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
@@ -79,12 +79,9 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
     """Return the value of each task's call, and ``default`` where the call was not recorded."""
     if not len(values):
         return np.broadcast_to(np.asarray(default, dtype=np.int64), (len(call),)).copy()
-    # The last value stands for tasks without a call: a mask that follows no pattern takes several times as long.
-    if isinstance(default, int):
-        return np.append(values, default)[call]
-    found = np.append(values, 0)[call]
+    found = values[call]
     unknown = np.flatnonzero(call < 0)
-    found[unknown] = default[unknown]
+    found[unknown] = default if isinstance(default, int) else default[unknown]
     return found
 
 
@@ -127,10 +124,10 @@ def _opening(track: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64]
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
     """Tracks whose calls only ask whether something is done, shape (n_tracks,)."""
-    polls = among(kinds, [CallKind.POLL, CallKind.OTHER]).take(events.name[rows])
+    polls = among(kinds, [CallKind.POLL, CallKind.OTHER])
     polling = np.zeros(len(events.tracks), dtype=np.bool_)
-    polling[events.track[rows[np.flatnonzero(polls)]]] = True
-    polling[events.track[rows[np.flatnonzero(~polls)]]] = False
+    polling[events.track[rows]] = True
+    polling[events.track[named(events, rows, ~polls)]] = False
     if polling.any():
         for category in (EventCategory.CPU_OP, EventCategory.ANNOTATION):
             polling[events.track[events.of_category[category]]] = False
@@ -139,7 +136,7 @@ def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
 
 def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     """Join GPU events with their calls and measure the trace's launch lag, stream lags and queue depth."""
-    rows = np.flatnonzero(among(events.category, GPU_CATEGORIES))
+    rows = events.of_categories(*GPU_CATEGORIES)
     # Where neither device nor stream is known, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)

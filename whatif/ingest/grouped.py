@@ -58,4 +58,4 @@ def rows_named(events: Events, category: EventCategory, marked: Bool) -> Int64:
 
 def named(events: Events, rows: Int64, marked: Bool) -> Int64:
     """Return those of the rows whose event has a marked name; ``marked`` has the shape (n_names,)."""
-    return rows[np.flatnonzero(marked.take(events.name[rows]))]
+    return rows[np.flatnonzero(marked.take(events.name[rows]))] if marked.any() else rows[:0]

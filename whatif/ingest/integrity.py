@@ -235,7 +235,8 @@ def _ends_after_its_wait(parts: Parts) -> Int64:
 def _overlaps(parts: Parts, scale: int = 1) -> Int64:
     """GPU tasks, by their place, that begin while an earlier one of their stream runs, for no known cause."""
     gpu = parts.gpu
-    end_ns = running_maximum(gpu.start_ns + (gpu.end_ns - gpu.start_ns) // scale, gpu.stream)
+    end_ns = gpu.end_ns if scale == 1 else gpu.start_ns + (gpu.end_ns - gpu.start_ns) // scale
+    end_ns = running_maximum(end_ns, gpu.stream)
     same = (gpu.stream[1:] == gpu.stream[:-1]) & ((gpu.call[1:] != gpu.call[:-1]) | (gpu.call[1:] < 0))
     return np.flatnonzero(same & (end_ns[:-1] > gpu.start_ns[1:] + OVERLAP_NS)) + 1
 
@@ -255,7 +256,7 @@ def _crossings(parts: Parts, scale: int = 1) -> Int64:
     """Operators, by their place, that end after the one before them on their thread, inside which they begin."""
     events, rows = parts.events, parts.operators.rows
     start_ns, track = events.start_ns[rows], events.track[rows]
-    end_ns = start_ns + events.duration_ns[rows] // scale
+    end_ns = events.end_ns[rows] if scale == 1 else start_ns + events.duration_ns[rows] // scale
     inside = (track[1:] == track[:-1]) & (start_ns[1:] + CROSSED_NS < end_ns[:-1])
     return np.flatnonzero(inside & (end_ns[1:] > end_ns[:-1] + CROSSED_NS)) + 1
 
