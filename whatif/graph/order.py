@@ -46,7 +46,7 @@ def spread(column: Array, skipped: Int64, n: int) -> Array:
 
 def each_once(values: Array) -> Array:
     """Return what ``np.unique`` does of integers, without its table of hashes and the module that it loads."""
-    ordered = np.sort(values, kind="stable")  # quick where they are in order, or nearly so
+    ordered = np.sort(values)
     found: Array = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return found
 

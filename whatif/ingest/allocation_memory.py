@@ -37,11 +37,14 @@ class Blocks(Struct, frozen=True):
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     """Pair what was taken with what was given back at the same address, for all that a step took or gave back."""
-    order = np.argsort(allocations.address, kind="stable")
-    taken = allocations.size_bytes[order] > 0
-    follows = np.append(allocations.address[order][1:] == allocations.address[order][:-1], False)
-    given_next = np.append(allocations.size_bytes[order][1:] < 0, False)
-    time_ns, size = allocations.time_ns[order], allocations.size_bytes[order]
+    # What comes behind the step says nothing of it: a block that is not given back by then outlives it.
+    order = np.argsort(allocations.address[: np.searchsorted(allocations.time_ns, end_ns)], kind="stable")
+    address, time_ns, size = (
+        column[order] for column in (allocations.address, allocations.time_ns, allocations.size_bytes)
+    )
+    taken = size > 0
+    follows = np.append(address[1:] == address[:-1], False)
+    given_next = np.append(size[1:] < 0, False)
     birth = np.flatnonzero(taken)
     has_end = (follows & given_next)[birth]
     death_ns = np.where(has_end, time_ns[np.minimum(birth + 1, len(order) - 1)], end_ns)

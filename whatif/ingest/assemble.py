@@ -150,8 +150,10 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
 
 def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
     extra = ["", SYNC_NAME, HANDOFF_NAME, UNEXPLAINED_NAME, BEFORE_NAME, IDLE_NAME]
-    # In the order of Role: negative codes count from the end of the events' own table.
-    return (*table, *extra), np.where(name < 0, len(table) - name, name).astype(np.int32)
+    name = name.astype(np.int32)
+    rows = np.flatnonzero(name < 0)
+    name[rows] = len(table) - name[rows]  # in the order of Role: these count from the end of the events' own table
+    return (*table, *extra), name
 
 
 def _with_collectives(

@@ -199,7 +199,7 @@ def _waits_behind(parts: Parts, columns: dict[str, Array], bursts: tuple[Int64, 
     """A wait behind every call that can wait, and on the main thread behind every burst that it handed over."""
     times = parts.call_times
     calling = np.flatnonzero(columns["call"] >= 0)
-    waiting = calling[times.can_wait[columns["call"][calling]]]
+    waiting = calling[np.flatnonzero(times.can_wait.take(columns["call"][calling]))]
     call = columns["call"][waiting]
     yield _wait_rows(columns, waiting, parts.calls.end_ns[call], times.excess_ns[call], Role.CALL_WAIT)
     main_start_ns = columns["start_ns"][: np.searchsorted(columns["thread"], 1)]

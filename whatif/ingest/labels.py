@@ -92,10 +92,11 @@ class Labeller:
         if not len(step_ns) or not len(rows):
             return building
         steps_before = places(step_ns, events.start_ns[rows])
-        sequence, which = np.unique(events.sequence[rows], return_inverse=True)
+        sequence = each_once(events.sequence[rows])
+        which = places(sequence, events.sequence[rows])
         latest = np.zeros(len(sequence), dtype=np.int64)
-        np.maximum.at(latest, np.asarray(which).reshape(-1), steps_before)
-        building[rows] = steps_before == latest[np.asarray(which).reshape(-1)]
+        np.maximum.at(latest, which, steps_before)
+        building[rows] = steps_before == latest[which]
         return building
 
     def _builders_that_recompute(self) -> Bool:
