@@ -14,7 +14,7 @@ from whatif.graph.kernels import (
     classify_operator,
     collective_of,
 )
-from whatif.graph.order import order_by, places
+from whatif.graph.order import each_once, order_by, places
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     BEFORE_NAME,
@@ -168,7 +168,8 @@ def _with_collectives(
     if not len(known):
         return names, name
     detail = events.detail[event[known]].astype(np.int64)
-    pairs, which = np.unique(name[known] * len(events.details) + detail, return_inverse=True)
+    pair = name[known] * len(events.details) + detail
+    pairs = each_once(pair)
     codes = pairs // len(events.details)
     added: dict[str, int] = {}
     for row, (code, told) in enumerate(zip(codes.tolist(), (pairs % len(events.details)).tolist(), strict=True)):
@@ -176,7 +177,7 @@ def _with_collectives(
         if not collective_of(kernel, "") and collective_of("", collective):
             codes[row] = len(names) + added.setdefault(f"{kernel.partition('(')[0]}({collective})", len(added))
     name = name.copy()
-    name[known] = codes[np.asarray(which).reshape(-1)]
+    name[known] = codes[places(pairs, pair)]
     return (*names, *added), name
 
 

@@ -15,6 +15,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.called import Calls
 from whatif.ingest.events import MISSING, Events
+from whatif.ingest.grouped import by_track
 from whatif.ingest.op_cost import input_dtype, op_cost
 from whatif.ingest.rows import of_events
 
@@ -59,12 +60,10 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
 
 def _counted_inside(events: Events, operator: Int64, flops: Int64) -> Bool:
     """Which operators call others whose FLOPs are known (linear calls addmm), the shape of ``operator``."""
-    rows = each_once(operator[flops >= 0])
-    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
-    order = np.lexsort((-end_ns, start_ns, events.track[rows]))
-    rows, start_ns, end_ns = rows[order], start_ns[order], end_ns[order]
+    rows = by_track(events, each_once(operator[flops >= 0])).rows
+    start_ns, end_ns, track = events.start_ns[rows], events.end_ns[rows], events.track[rows]
     # Calls nest: behind one that holds others the first of these follows.
-    holds = (events.track[rows][1:] == events.track[rows][:-1]) & (start_ns[1:] < end_ns[:-1])
+    holds = (track[1:] == track[:-1]) & (start_ns[1:] < end_ns[:-1])
     return np.isin(operator, rows[:-1][holds])
 
 
