@@ -39,7 +39,8 @@ class Bandwidth:
         byte_s = float(found[1]) * _factor(found[2]) / (8 if found[3] else 1) if found else 0.0
         if not _LEAST_BYTE_S <= byte_s <= _MOST_BYTE_S:
             raise WhatifError(
-                f"expected a bandwidth above 0 with its unit, as 25Gbps (bits) or 3.2GB/s (bytes), got {self.text!r}."
+                f"expected a bandwidth above 0 with its unit, as 25Gbps (bits) or 3.2GB/s (bytes), "
+                f"{'' if byte_s <= _MOST_BYTE_S else 'of at most 1 PB/s, '}got {self.text!r}."
             )
         object.__setattr__(self, "byte_s", byte_s)
 
@@ -62,7 +63,7 @@ class Size:
         if not 1 <= size <= _MOST_BYTES:
             raise WhatifError(
                 f"expected a size of 1 byte or more with its unit, as 4MB (a million bytes each) or 512KiB (1,024 "
-                f"each), got {self.text!r}."
+                f"each), {'' if size <= _MOST_BYTES else 'of at most 1 PB, '}got {self.text!r}."
             )
         object.__setattr__(self, "size_bytes", round(size))
 

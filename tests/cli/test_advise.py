@@ -149,7 +149,7 @@ def test_top_limits_the_rows_and_the_ranges(tmp_path: Path, capsys: pytest.Captu
     assert f"  2   {second}" not in table
     for wrong in ("0", "-1", "some"):
         assert main(["advise", trace, "--top", wrong]) == 2
-        assert "expected a number of 1 or more" in capsys.readouterr().err
+        assert "expected a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_another_clock_and_no_calibration(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_module_can_be_run() -> None:
         (["info"], "info: the following arguments are required: TRACE; see `whatif info --help`."),
         (["info", "a.json", "--b"], "info: unrecognized arguments: --b"),
         (["apply", "amp", "a.json", "--clok", "gpu"], "unrecognized arguments: --clok gpu; did you mean '--clock'?"),
-        (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a number of 1 or more, got '0'"),
+        (["explain", "a.json", "--top", "0"], "explain: argument --top: expected a whole number of 1 or more, got '0'"),
         (["apply", "scale", "a.json", "--clock", "sun"], "invalid choice: 'sun'"),
         (["apply", "scale"], "expected a trace as the last argument, got the transform 'scale'"),
         (["apply", "foo"], "expected NAME and TRACE, got only 'foo'"),

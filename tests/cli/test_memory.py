@@ -361,7 +361,7 @@ def test_bad_arguments(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture
         wrong = refused(capsys, trace, "--capacity", size)
         assert "memory: --capacity: expected a size of 1 byte or more with its unit" in wrong
     assert "--capacity" in refused(capsys, trace, "--capacity", "-1GiB")
-    assert "expected a number of 1 or more" in refused(capsys, trace, "--top", "0")
+    assert "expected a whole number of 1 or more" in refused(capsys, trace, "--top", "0")
     for plot in (str(tmp_path / "memory.txt"), "", str(tmp_path)):
         assert "ends in .png" in refused(capsys, trace, "--plot", plot)
     assert "create it first" in refused(capsys, trace, "--plot", str(tmp_path / "none" / "memory.png"))

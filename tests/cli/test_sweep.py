@@ -106,3 +106,11 @@ def test_bandwidth_without_communication_is_answered_for_workers(
     # With a what-if that puts transfers in, it is about these.
     assert main(["apply", "distributed:workers=4,bandwidth=1Gbps", "bandwidth", path, "--json"]) == 0
     assert "points" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_value_that_does_not_apply_is_no_value_with_that_step(
+    own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(own_traces / "predicted" / "gpt2_h100_predicted.json.gz")
+    assert main(["sweep", "distributed", path, "--vary", "workers=0,2"]) == 0
+    assert "ms with every value that applies (" in capsys.readouterr().out

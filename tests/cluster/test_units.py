@@ -69,6 +69,13 @@ def test_any_text_is_a_quantity_or_a_sentence(text: str) -> None:
         assert found == text or found.startswith("expected a")
 
 
+def test_what_is_too_much_is_said_to_be() -> None:
+    with pytest.raises(WhatifError, match=r"expected a size .* of at most 1 PB, got '1e9GB'"):
+        Size("1e9GB")
+    with pytest.raises(WhatifError, match=r"expected a bandwidth .* of at most 1 PB/s, got '1e9GB/s'"):
+        Bandwidth("1e9GB/s")
+
+
 def test_equal_rates_are_equal_however_they_are_spelled() -> None:
     assert Bandwidth("8Gbps") == Bandwidth("1GB/s")
     assert Size("1MB") == Size("1000kB")

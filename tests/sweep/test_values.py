@@ -84,6 +84,8 @@ def test_an_option_is_that_of_all_what_ifs_that_take_it() -> None:
         ("amp.workers=2", "got 'amp.workers'"),
         ("workers=two", "expected int, got 'two'"),
         ("bandwidth=25", "expected a bandwidth above 0 with its unit"),
+        ("bandwidth=1e9GB/s", "of at most 1 PB/s, got"),
+        ("bandwidth=1Gbps..2Gbps:1000000", "n from 2 to 100,000"),
     ],
 )
 def test_what_cannot_be_varied_is_told_in_a_sentence(text: str, part: str) -> None:

@@ -53,7 +53,7 @@ def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callab
 
 
 # Of rows, devices or processes.
-POSITIVE = whole_number(1, what="a number of 1 or more")
+POSITIVE = whole_number(1, what="a whole number of 1 or more")
 
 
 def with_torch(module: str, command: str, extras: str = "record") -> Any:

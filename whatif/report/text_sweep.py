@@ -83,7 +83,8 @@ def headline(found: Sweep) -> str:
     times = times_cell(found, best)
     steps = [point.step_ms for point in found.points if point.step_ms is not None]
     if len(found.points) > 1 and max(steps) - min(steps) <= SAME_STEP * min(steps):
-        return f"{names}: {step} with every value ({times} {times_header(found)})"
+        which = "every value" if len(steps) == len(found.points) else "every value that applies"
+        return f"{names}: {step} with {which} ({times} {times_header(found)})"
     if found.by_throughput:
         return f"{names}: most samples a second with {at}: {best.samples_per_s:,.1f} ({times} as many), {step} a step"
     return f"{names}: shortest with {at}: {step} ({times} {times_header(found)})"

@@ -106,8 +106,8 @@ def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
         first = last = 0.0
     if not (0 < first < math.inf and 0 < last < math.inf and 0 < last / first < math.inf and 2 <= count <= MOST_VALUES):
         raise WhatifError(
-            f"{of}: expected a..b:n with two numbers above 0 in one kind of unit and n of 2 or more, as in "
-            f"1Gbps..100Gbps:20, got {listed[:60]!r}."
+            f"{of}: expected a..b:n with two numbers above 0 in one kind of unit and n from 2 to {MOST_VALUES:,}, as "
+            f"in 1Gbps..100Gbps:20, got {listed[:60]!r}."
         )
     whole = not unit and all("." not in found[k] and float(found[k]).is_integer() for k in (1, 3))
     steps = (first * (last / first) ** (place / (count - 1)) for place in range(count))
