@@ -215,6 +215,10 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
     found = asked(capsys, "explain", "--top", "400", str(folder))
     shown = held.data("facts")["explain"]["ranks"]
     assert shown == json.loads(json.dumps(found["ranks"]).replace(f"{folder}{os.sep}", ""))
+    assert main(["info", str(folder)]) == 0
+    within = re.search(r"within [\d.]+ % of the step without", capsys.readouterr().out)
+    assert within is not None
+    assert within[0].removesuffix(" of the step without") in held.tables["t-quality"].column(2)["calibrated step"].text
     assert held.tables["t-ranks"].column(-1)["rank 1"].value == pytest.approx(shown["ranks"][1]["late_ms"], abs=1e-5)
     # A command that is shown can be typed: "rank0.json.gz and 1 more rank" cannot.
     commands = commands_of(tmp_path / "page.html")

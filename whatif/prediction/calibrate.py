@@ -119,6 +119,11 @@ class Calibration(Struct, frozen=True):
         return f"{done}; {self.reason}." if self.reason else f"{done}."
 
     @property
+    def missed_pct(self) -> float:
+        """How far the corrected step misses the measured one, in percent, as it is shown: never less than 0.01."""
+        return max(abs(100 * self.missed), 0.01)
+
+    @property
     def _where(self) -> str:
         """What the removed time is of: it adds up over threads, and ranks."""
         info = self.graph.info

@@ -86,9 +86,7 @@ def _print_steps(out: Report, summary: Summary) -> None:
         )
     calibration = baseline.calibration
     if calibration and calibration.untraced:
-        meets = (
-            f"within {max(abs(100 * calibration.missed), 0.01):.2f} % of {UNTRACED_LABELS[calibration.untraced.clock]}"
-        )
+        meets = f"within {calibration.missed_pct:.2f} % of {UNTRACED_LABELS[calibration.untraced.clock]}"
         rows.insert(3, ("calibrated", f"{ms(calibration.corrected_ns / 1e6)} ms", meets))
     if estimated := baseline.estimated_ms:
         spread = f"estimated: {ms(estimated['low'])} … {ms(estimated['high'])} ms"

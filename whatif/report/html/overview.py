@@ -105,7 +105,7 @@ def quality(facts: Facts) -> Html:
         add("unexplained wait", f"{wait_pct:.1f} %", unexplained, Made.MEASURED, wait_pct)
     calibration = baseline.calibration
     if calibration and calibration.untraced:
-        meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {abs(100 * calibration.missed):.2f} %"
+        meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {calibration.missed_pct:.2f} %"
         add_ms("calibrated step", calibration.corrected_ns / 1e6, meets, Made.SIMULATED)
     if estimated := baseline.estimated_ms:
         spread = f"estimated from the trace: {estimated['low']:.2f} … {estimated['high']:.2f} ms"
