@@ -436,3 +436,10 @@ def test_every_recording_of_ours_is_met_within_one_percent(own_traces: Path) -> 
         assert baseline.measured_ns == plain.measured_ns, path.name
         update = graph.phase == Phase.UPDATE
         assert int(baseline.graph.duration_ns[update].sum()) < int(graph.duration_ns[update].sum()), path.name
+
+
+def test_what_is_missed_by_less_than_is_shown_is_not_shown_as_nothing(own_traces: Path) -> None:
+    calibration = Baseline.of(whatif.read(own_traces / "ranks_cpu" / "twice_the_batch")).calibration
+    assert calibration is not None
+    assert abs(calibration.missed) < 5e-5
+    assert calibration.missed_pct == 0.01
