@@ -152,6 +152,11 @@ def test_memory_prunes_and_the_rest_is_said(predicted: Baseline) -> None:
         plan(predicted, [replace(asked, memory_bytes=10**6)])
 
 
+def test_copies_on_a_number_that_fills_no_nodes_are_not_said_to_lack_memory(predicted: Baseline) -> None:
+    found = plan(predicted, [asked_of(predicted, 12, CLUSTER, global_batch=96)])
+    assert all("fills equal members of 8 x any number, got 12" in str(why) for why in found.plain.values())
+
+
 def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Baseline) -> None:
     asked = replace(asked_of(predicted, 8, CLUSTER, global_batch=64), memory_bytes=10**6)
     with pytest.raises(WhatifError, match=r"of 0\.0009\d* GiB, got at least 0\.\d+ GiB \(tensor \d, pipeline"):
@@ -239,6 +244,8 @@ def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.Captur
         (["--gpus", "8", "--by", "cost"], "--prices"),
         (["--gpus", "8", "nothing"], "nothing"),
         (["--gpus", "8", "distributed", "--cluster", "dgx-h100"], "got distributed, which adds devices"),
+        (["--gpus", "8", "batch_size:factor=2"], "leave the batch as it is, got batch_size; "),
+        (["--gpus", "8", "amp", "gradient_accumulation:passes=2"], "--global-batch instead"),
     ],
 )
 def test_what_is_wrong_is_said(

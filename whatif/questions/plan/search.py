@@ -169,6 +169,8 @@ def asked_of(
     GPU, and on a what-if that adds devices itself.
     """
     adding = next((transform.name for transform in what_ifs if transform.axis >= 0), None)
+    if adding == "gradient_accumulation":
+        raise _changes_batch(adding)
     if adding is not None:
         raise WhatifError(
             f"plan: expected what-ifs of one device, got {adding}, which adds devices; the search does that."
@@ -239,6 +241,13 @@ def plan(
     return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit, each)
 
 
+def _changes_batch(names: str) -> WhatifError:
+    return WhatifError(
+        f"plan: expected what-ifs that leave the batch as it is, got {names}; the search varies micro-batches and "
+        "passes itself: say --global-batch instead."
+    )
+
+
 def _tensors(asked: Asked) -> list[int]:
     known = load_cluster(asked.cluster).levels
     node = (known[0].workers or 1) if known else MOST_TENSOR
@@ -258,6 +267,8 @@ def _estimated(
         composer = Composer(compose(middle_step(baseline.graph), transforms), asked.cluster)
     except WhatifError as error:
         return [], 0, str(error), None
+    if composer.batch != (baseline.graph.info.batch_size or 1):
+        raise _changes_batch(", ".join(t.name for t in asked.what_ifs if t.name != "device"))
     most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
     levels = load_cluster(asked.cluster).levels
     node = (levels[0].workers or 0) if len(levels) > 1 else 0
@@ -361,7 +372,7 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
             found[name] = (
                 "one device has no other" if asked.gpus == 1
                 else f"{asked.global_batch:,} samples cannot be divided among {asked.gpus:,} copies" if uneven
-                else "does not fit"
+                else _no_group_of_all(asked) or "does not fit"
             )  # fmt: skip
             continue
         best = fitting[0]
@@ -370,6 +381,15 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
         except WhatifError as error:
             found[name] = str(error)
     return found
+
+
+def _no_group_of_all(asked: Asked) -> str:
+    """Why the cluster has no group of all the devices; empty where it has one."""
+    try:
+        load_cluster(asked.cluster).network(asked.gpus)
+    except WhatifError as error:
+        return str(error)
+    return ""
 
 
 def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str) -> tuple[Row, ...]:
