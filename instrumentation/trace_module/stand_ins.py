@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -31,6 +32,10 @@ class AsOnDevice(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is nn.functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is nn.functional.multi_head_attention_forward:
+            # Within a function that is handled here no other one is: its attention would be that of meta tensors.
+            with mock.patch.object(nn.functional, "scaled_dot_product_attention", self._attention):
+                return func(*args, **kwargs)
         if func is torch.lstm and self._capability is None and runs_in_onednn(args[0], args[1]):
             return onednn_lstm(*args, **kwargs)
         return func(*args, **kwargs)

@@ -152,6 +152,20 @@ def test_gpus_run_dropout_and_attention_as_one_operator() -> None:
     assert (names["bmm"], names["_softmax"]) == (4 + 8, 2)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "fused"),
+    [
+        ({"dtype": "bf16"}, "_scaled_dot_product_flash_attention"),
+        ({}, "_scaled_dot_product_efficient_attention"),
+        ({"capability": None}, "_scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+def test_torchs_own_attention_layer_runs_the_fused_kernels_too(wanted: dict[str, Any], fused: str) -> None:
+    layer = taken("encoder_layer", ("", (2, 16, 64), ""), **wanted)
+    names = Counter(operation.name.removeprefix("aten::") for operation in layer.operations)
+    assert (names[fused], names["bmm"]) == (1, 0)
+
+
 @pytest.mark.parametrize("name", ["bert", "opt"])
 def test_models_of_transformers_are_taken_down(name: str) -> None:
     need("transformers")

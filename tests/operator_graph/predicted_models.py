@@ -100,6 +100,10 @@ class LooksAtPositions(nn.Module):
         return found
 
 
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+
 def built() -> nn.Module:
     """A module that is no class."""
     return TwoLinear()
