@@ -95,6 +95,7 @@ class Collector:
         self._called: list[nn.Module] = []  # what that found
         self._profilers: ScriptProfilers | None = None
         self._gave_way_after = 0  # steps, of which the last one ran with a profiler of the program's own
+        self._began_after = 0  # steps, before the first one of the optimizer or model that was found last
         self._models = 0  # models of a step of inference
         self.written: Path | None = None  # the recording's file, once it is written
 
@@ -171,14 +172,16 @@ class Collector:
                 "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "
                 "model, or call whatif.instrumentation.step() at the end of each step."
             )
-        needed, got = self.steps_needed, self.steps_seen - self._gave_way_after
+        needed, got = self.steps_needed, self.steps_seen - max(self._gave_way_after, self._began_after)
         to_share = got - (needed - self._steps - self._untraced_steps)
         advice = "run more steps"
         if to_share >= FEWEST_STEPS + FEWEST_UNTRACED_STEPS:
             steps = min(self._steps, to_share - FEWEST_UNTRACED_STEPS)
             advice += f", or try `--steps {steps} --untraced-steps {min(self._untraced_steps, to_share - steps)}`"
-        if self._gave_way_after:
+        if self._gave_way_after > self._began_after:
             return f"expected {needed} steps without the script's own profiler, got {got}: switch it off, or {advice}."
+        if self._began_after:
+            return f"expected {needed} steps from the script's last new {self._ends_steps} on, got {got}: {advice}."
         return f"expected {needed} steps, got {got}: {advice}."
 
     def _let_go(self) -> None:
@@ -243,8 +246,17 @@ class Collector:
 
     def _begin_again(self) -> None:
         """Search anew: several optimizers, or models, make one step, ended by the one whose first call came last."""
-        if self._recording is None or not self._recording.tracing:
-            self._abandon()
+        if self._recording is not None and self._recording.tracing and GPU.in_use():  # It has one session.
+            self._say(f"warning: the script has a new {self._ends_steps}: the recorded steps do different work")
+            return
+        if self._recording is not None:
+            self._say(f"the script has a new {self._ends_steps}: the recording begins again.")
+        self._began_after = self.steps_seen - 1
+        self._abandon()
+
+    @property
+    def _ends_steps(self) -> str:
+        return "model" if self._inference else "optimizer"
 
     def _abandon(self) -> None:
         if self._recording is not None:

@@ -157,6 +157,38 @@ for _ in range(100):
     assert names.count("Optimizer.step#SGD.step") == 3
 
 
+NEW_OPTIMIZERS = """
+model = nn.Linear(4, 2)
+for kind, steps in ((torch.optim.SGD, {0}), (torch.optim.Adam, {1})):
+    optimizer = kind(model.parameters())
+    for _ in range(steps):
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_new_optimizer_in_the_recorded_steps_begins_the_recording_again(tmp_path: Path) -> None:
+    """Steps of two optimizers would be of different work."""
+    said: list[str] = []
+    text = NEW_OPTIMIZERS.format(ALL_STEPS - 2, ALL_STEPS + 5)
+    path = collect(script(tmp_path, text), [], tmp_path / "run.json", say=said.append, **QUICK)
+    recording = json.loads(path.read_text())
+    names = [event["name"] for event in recording["traceEvents"]]
+    assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (0, 3)
+    assert recording["whatif"]["optimizer"]["type"] == "Adam"
+    assert "the script has a new optimizer: the recording begins again." in said
+
+
+def test_a_script_whose_optimizers_are_new_too_often_says_what_would_do(tmp_path: Path) -> None:
+    path = script(tmp_path, NEW_OPTIMIZERS.format(ALL_STEPS - 2, ALL_STEPS - 1))
+    sentence = (
+        f"expected {ALL_STEPS} steps from the script's last new optimizer on, got {ALL_STEPS - 1}: run more steps"
+    )
+    with pytest.raises(WhatifError, match=f"^{sentence}, or try `--steps 3 --untraced-steps 2`"):
+        collect(path, [], tmp_path / "run.json", **QUICK)
+    assert collect(path, [], tmp_path / "run.json", steps=3, untraced_steps=2)
+
+
 def test_an_optimizer_of_bare_tensors_is_enough(tmp_path: Path) -> None:
     recording = record(
         tmp_path,
