@@ -264,3 +264,20 @@ def test_removed_waits_let_the_cpu_run_ahead() -> None:
 def test_a_cpu_waits_for_no_gpu(own_traces: Path) -> None:
     with pytest.raises(WhatifError, match="expected a recording of GPU work"):
         whatif.load_transform("remove_syncs")(whatif.read(own_traces / "transformer_cpu.json.gz"))
+
+
+@pytest.mark.parametrize("view", [[], ["--by", "step"], ["--by", "layer"], ["--by", "stack"]], ids=" ".join)
+def test_every_view_tells_the_doubts_of_the_recording(
+    view: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = []
+    for number in range(6):
+        at = 100 * number
+        events += [mark(f"ProfilerStep#{number}", at, 100), mark("whatif::layer::fc", at, 80), op("aten::mm", at, 80)]
+    load = {"steps": 5, "wall_s": 2.0, "cpu_s": 1.0, "load": 9.0, "involuntary_switches": 300, "minor_faults": 0}
+    path = str(write_trace(tmp_path / "busy.json", events, whatif={"traced_load": load, "cpu_cores": 2}))
+    sentence = "busy machine, record again: per second of CPU time the program was preempted 300 times"
+    assert main(["explain", *view, path]) == 0
+    assert f"whatif: warning: {sentence}" in capsys.readouterr().err
+    assert main(["explain", *view, path, "--json"]) == 0
+    assert any(text.startswith(sentence) for text in json.loads(capsys.readouterr().out)["warnings"])

@@ -89,6 +89,13 @@ def run(args: argparse.Namespace) -> int:
     return show(args, lambda: {**explanation.to_dict(), **ranks_too}, print_text, warnings=explanation.warnings)
 
 
+def _warnings(baseline: Baseline) -> tuple[str, ...]:
+    """What every answer from this recording has to tell."""
+    from whatif.prediction.predict import apply
+
+    return apply(baseline).warnings
+
+
 def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> int:
     """Print how the recorded steps differ, and draw them if asked."""
     from whatif.questions.uneven_steps import uneven_steps
@@ -96,7 +103,13 @@ def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> in
     from whatif.report.text_steps import print_steps
 
     found = uneven_steps(graph, baseline)
-    return show(args, found.to_dict, lambda: print_steps(found), figure=lambda: steps_figure(found))
+    return show(
+        args,
+        found.to_dict,
+        lambda: print_steps(found),
+        figure=lambda: steps_figure(found),
+        warnings=_warnings(baseline),
+    )
 
 
 def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
@@ -105,7 +118,7 @@ def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
     from whatif.report.text_lines import print_lines
 
     found = line_parts(baseline, args.by, args.top)
-    return show(args, found.to_dict, lambda: print_lines(found))
+    return show(args, found.to_dict, lambda: print_lines(found), warnings=_warnings(baseline))
 
 
 def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
@@ -114,7 +127,7 @@ def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
     from whatif.report.text_lines import print_flame
 
     found = flame(baseline)
-    return show(args, found.to_dict, lambda: print_flame(found))
+    return show(args, found.to_dict, lambda: print_flame(found), warnings=_warnings(baseline))
 
 
 def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
@@ -124,7 +137,13 @@ def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
     from whatif.report.text_efficiency import print_efficiency
 
     found = efficiency(baseline, args.top)
-    return show(args, found.to_dict, lambda: print_efficiency(found), figure=lambda: roofline_figure(found))
+    return show(
+        args,
+        found.to_dict,
+        lambda: print_efficiency(found),
+        figure=lambda: roofline_figure(found),
+        warnings=_warnings(baseline),
+    )
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
