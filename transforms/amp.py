@@ -24,9 +24,17 @@ from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import change_memory, in_half
 from whatif.models.durations.estimator import device, put
 from whatif.models.durations.half_precision import runs_half_already
-from whatif.models.durations.precision import gets_faster, in_precision, switches, with_autocast, with_dtype
+from whatif.models.durations.precision import (
+    gets_faster,
+    in_precision,
+    note_without_shapes,
+    switches,
+    with_autocast,
+    with_dtype,
+)
 from whatif.models.kernels.autocast import autocast_on_cpu
 from whatif.models.kernels.mixed_precision import add_casts, is_matrix
+from whatif.models.layers.offload import PREFETCH
 
 
 def transform(
@@ -58,11 +66,9 @@ def transform(
     if not (gets_faster(graph, tasks, estimates) & matrix).any():
         return graph.unchanged(f"amp: no matrix kernel gets faster in {target}; nothing changes")
     half = switches(graph, tasks, estimates)
-    if not (graph.called[half & matrix] >= 0).any():
-        graph = graph.note(
-            "amp: this recording has no shapes (record_shapes=True), so usual operators of the kinds in its names "
-            "stand in, and the range is wide"
-        )
+    graph = note_without_shapes(graph, half & matrix, "amp")
+    if PREFETCH in graph.attached:
+        graph = graph.note("amp: put it before vdnn, whose copies keep the size that they have without")
     graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), half, target), in_half), target)
     gpu = device(graph)
     if gpu is None:

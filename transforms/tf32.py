@@ -12,7 +12,13 @@ Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cu
 
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.models.durations.estimator import check_units, put
-from whatif.models.durations.precision import gets_faster, in_precision, with_dtype, with_told_precision
+from whatif.models.durations.precision import (
+    gets_faster,
+    in_precision,
+    note_without_shapes,
+    with_dtype,
+    with_told_precision,
+)
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
@@ -25,5 +31,6 @@ def transform(graph: TaskGraph) -> TaskGraph:
     faster = gets_faster(graph, work, estimates)
     if not faster.any():
         return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
+    graph = note_without_shapes(graph, faster, "tf32")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
     return with_dtype(put(graph, work, estimates), faster, "tf32")

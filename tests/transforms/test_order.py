@@ -159,6 +159,13 @@ def test_normalization_is_changed_before_compile(name: str) -> None:
     assert f"put {name} before compile" in after.notes[-1]
 
 
+def test_maps_are_halved_before_they_are_offloaded(own_traces: Path) -> None:
+    graph = whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
+    said = "amp: put it before vdnn, whose copies keep the size that they have without"
+    assert said in changed(graph, "vdnn", "amp").notes
+    assert said not in changed(graph, "amp", "vdnn").notes
+
+
 def test_passes_are_repeated_before_they_are_captured(own_traces: Path) -> None:
     graph = changed(whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz"), "cuda_graph")
     for name in ("gradient_accumulation", "activation_checkpoint"):

@@ -122,6 +122,16 @@ def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
     return faster
 
 
+def note_without_shapes(graph: TaskGraph, tasks: Bool, name: str) -> TaskGraph:
+    """Return the graph, with a note of the what-if ``name`` where no task of the mask has an operator with shapes."""
+    if (graph.called[tasks] >= 0).any():
+        return graph
+    return graph.note(
+        f"{name}: this recording has no shapes (record_shapes=True), so usual operators of the kinds in its names "
+        "stand in, and the range is wide"
+    )
+
+
 def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGraph:
     """Remember that the step runs under autocast."""
     return with_told_precision(graph, autocast={"fp16": "float16", "bf16": "bfloat16"}[target])
