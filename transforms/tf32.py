@@ -5,8 +5,8 @@ Source: NVIDIA, "A100 Tensor Core GPU Architecture" (TF32 reads and writes fp32)
 Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by the ratio
         of the op database's answers in TF32 and in fp32 (whatif/models/durations/forms.py): their operands stay 4
         bytes, so that memory bounds them as before. A convolution whose kernel does not say fp32 runs in TF32 already
-        on a device that has it, as cuDNN does by default. Nothing else changes, no cast is added.
-        Ignored: another kernel choice.
+        on a device that has it, as cuDNN does by default. What would take longer keeps its fp32 kernel: PyTorch allows
+        TF32, and the library chooses. Nothing else changes, no cast is added. Ignored: another kernel choice.
 Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
 """
 
@@ -33,4 +33,4 @@ def transform(graph: TaskGraph) -> TaskGraph:
         return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
     graph = note_without_shapes(graph, faster, "tf32")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
-    return with_dtype(put(graph, work, estimates), faster, "tf32")
+    return with_dtype(put(graph, faster, in_precision(graph, faster, "tf32")), faster, "tf32")

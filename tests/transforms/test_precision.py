@@ -191,6 +191,15 @@ def test_tf32_gains_less_where_memory_binds() -> None:
     assert duration_of(changed(thin, "tf32"), "qkv") > 1.5 * duration_of(changed(square, "tf32"), "qkv")
 
 
+def test_tf32_lengthens_no_kernel_and_comes_before_or_after_channels_last(shared_traces: Path) -> None:
+    """The first convolution of a VGG, of three channels, used to take three times as long in TF32."""
+    baseline = Baseline.of(whatif.read(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"))
+    after = whatif.apply(baseline, "tf32").graph
+    assert (after.duration_ns <= baseline.graph.duration_ns).all()
+    orders = ("tf32", "channels_last"), ("channels_last", "tf32")
+    assert len({whatif.apply(baseline, *order).predicted_ms for order in orders}) == 1
+
+
 def test_a_convolution_that_does_not_say_fp32_runs_in_tf32_already() -> None:
     simt, unnamed = "ampere_scudnn_128x64_relu", "sm80_xmma_fprop_implicit_gemm_nhwc"
 
