@@ -105,6 +105,15 @@ def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsy
         assert ("MI250X has 2 dies, one for each rank: this is the time on MI250X-GCD" in said.err) == told
 
 
+def test_a_query_without_an_answer_names_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It once named the very device as the one with measurements, and for a CPU the closest GPUs alone."""
+    db = database(tmp_path / "cpu", (some_rows(3), origin("cpu:A CPU x1")), (some_rows(2), origin(T4))).folder
+    said = complaint(capsys, "query", "all_reduce:bytes=8,ranks=2", "--device", "cpu:A CPU x1", "--db", db)
+    assert "got measurements of matmul that do not; other devices with measurements: T4." in said
+    said = complaint(capsys, "query", "mm:m=8,n=8,k=8", "--device", "cpu", "--db", db)
+    assert "got 'cpu': the closest is P4; measured in the database: T4, cpu:A CPU x1." in said
+
+
 def test_an_interpolation_says_what_it_rests_on(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between 19 us at m=19 and 20 us at m=21, of 29 products."""
     inside = report(capsys, "query", "mm:m=20,n=64,k=64", "--device", "T4", "--db", db)

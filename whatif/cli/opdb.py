@@ -177,6 +177,11 @@ def _method(args: argparse.Namespace) -> Method | None:
     return Method(name=args.method or "unknown", includes_launch=launch, cache=args.cache or "unknown")
 
 
+def _some(names: Sequence[str]) -> str:
+    """Name the first ten."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+
+
 def _query(args: argparse.Namespace) -> int:
     from whatif.hardware.gpu import gpu_asked_for
     from whatif.opdb.asking import ask, parse_operator
@@ -195,15 +200,21 @@ def _query(args: argparse.Namespace) -> int:
         index, models = opened(args.db, progress=progress)
     device = str(device_name(args.device))
     if device not in index.devices() and facts(device) is None:
-        device = gpu_asked_for(args.device).name  # or a sentence that says which names are close
+        try:
+            device = gpu_asked_for(args.device).name
+        except WhatifError as error:  # it says which names are close
+            raise WhatifError(f"{error}; measured in the database: {_some(index.devices())}.") from None
     reply = ask(
         index, ops, device, method=args.method, framework=args.framework, launch=args.launch,
         models=(*models, *shipped_models()),
     )  # fmt: skip
     if reply.t_s is None:
+        here = sorted({c.family for c in index.contributions if c.origin.device.name == reply.device})
+        others = [name for name in reply.known_devices if name != reply.device]
         raise WhatifError(
-            f"opdb: expected measurements or facts of {reply.device}, got none for {args.operator}; "
-            f"devices with measurements: {', '.join(reply.known_devices) or 'none'}."
+            f"opdb: expected measurements or a data sheet of {reply.device} that tell of {args.operator}, got "
+            f"{f'measurements of {_some(here)} that do not' if here else 'none'}; other devices with measurements: "
+            f"{_some(others)}."
         )
     warnings, board, dtype = list(index.warnings), facts(args.device), str(reply.operator.get("dtype", ""))
     if board is not None and board.note_on_dies:

@@ -174,7 +174,8 @@ def load_gpu(name: str) -> Gpu:
     prefixed = [known for squeezed, known in by_name.items() if wanted and squeezed.startswith(wanted)]
     close = [by_name[match] for match in difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.6)]
     closest = list(dict.fromkeys(prefixed + close))[:4]
-    hint = f"the closest are {', '.join(closest)}" if closest else f"known are {', '.join(gpu_names())}"
+    are = "is" if len(closest) == 1 else "are"
+    hint = f"the closest {are} {', '.join(closest)}" if closest else f"known are {', '.join(gpu_names())}"
     raise WhatifError(f"expected the name of a known GPU, got {name!r}: {hint}")
 
 
