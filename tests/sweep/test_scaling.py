@@ -10,6 +10,7 @@ import whatif
 from whatif import WhatifError, load_transform
 from whatif.prediction.baseline import Baseline
 from whatif.questions.sweep.scaling import Scaling, Workers, scaling
+from whatif.report.text_sweep import efficiency_cell
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,11 @@ def test_the_efficiency_has_the_range_of_its_step(resnet: Baseline) -> None:
     assert found.verdict == ("4 workers train 3.20 times as much as one: an efficiency of 80 % (62 to 100 %)")
     told = found.to_dict()["rows"][1]
     assert (told["efficiency_low_pct"], told["efficiency_high_pct"]) == pytest.approx((62.5, 100.0))
+    assert efficiency_cell(found, rows[1]) == "80.0 (62 … 100)"
+    # Of 1.9 % the ends are no 2 and 2.
+    slow = Workers(8, 658.0, 595.0, 768.0)
+    strong = Scaling(resnet, (), True, 100.0, (rows[0], slow), ())
+    assert efficiency_cell(strong, slow) == "1.9 (1.6 … 2.1)"
 
 
 def test_strong_scaling_by_hand(resnet: Baseline) -> None:

@@ -137,7 +137,10 @@ def print_scaling(found: Scaling) -> None:
 def efficiency_cell(found: Scaling, row: Workers) -> str:
     """Return a row's efficiency with its range; one worker, with which the others are compared, has none."""
     ends, efficiency = found.efficiency_range_pct(row), pct(found.efficiency_pct(row) or 0.0)
-    return efficiency if ends is None or row.count == 1 else f"{efficiency} ({ends[0]:.0f} … {ends[1]:.0f})"
+    if ends is None or row.count == 1:
+        return efficiency
+    digits = 0 if ends[0] >= 10 else 1  # so that the cell's range holds its value
+    return f"{efficiency} ({ends[0]:.{digits}f} … {ends[1]:.{digits}f})"
 
 
 def exposed(found: Scaling) -> str:
