@@ -82,6 +82,8 @@ def test_a_batch_is_shared_by_no_more_workers_than_it_has_samples(resnet: Baseli
     assert found.rows[0].step_ms is not None
     assert found.rows[1].step_ms is None
     assert "than the batch has samples (32)" in found.rows[1].reason
+    assert "(32 workers)" in " ".join(found.notes)
+    assert "33 workers" not in " ".join(found.notes)
 
 
 def test_one_worker_alone_is_no_scaling(resnet: Baseline) -> None:

@@ -204,6 +204,7 @@ def scaling(
                 "step_ms": None,
                 "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
             }
+            said = ()  # of a step that is not shown
         rows.append(Workers(count, **fields))
         notes = said or notes
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
