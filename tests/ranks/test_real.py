@@ -127,6 +127,13 @@ def test_the_straggler_is_found_with_what_it_does_longer(own_traces: Path) -> No
     assert worst.excess[0].ms == pytest.approx(40, rel=0.25)
 
 
+def test_ranks_with_batches_of_their_own_train_the_samples_of_all(own_traces: Path) -> None:
+    """Rank 0 has 16 samples a step, rank 1 has 32; they counted as twice those of rank 0."""
+    graph = read_ranks([own_traces / "ranks_cpu" / "twice_the_batch"]).graph
+    assert graph.info.samples == 48
+    assert whatif.apply(graph, "batch_size:factor=0.5").graph.info.samples == 24
+
+
 def test_a_folder_is_read_like_a_recording(own_traces: Path) -> None:
     graph = whatif.read(own_traces / "ranks_cpu" / "even")
     assert len(graph.info.ranks) == 2

@@ -140,6 +140,9 @@ class GraphInfo:
     @property
     def samples(self) -> int | None:
         """How many samples all workers together train in a step; None where the batch is not known."""
+        if self.ranks and len(self.ranks) == self.workers:  # each may have a batch of its own
+            of_ranks = [rank.batch_size * rank.passes for rank in self.ranks if rank.batch_size is not None]
+            return sum(of_ranks) if len(of_ranks) == len(self.ranks) else None
         return None if self.batch_size is None else self.batch_size * self.passes * (self.workers or 1)
 
 
