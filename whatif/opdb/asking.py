@@ -77,7 +77,10 @@ def _integer(name: str, attribute: str, given: dict[str, str]) -> int:
         return _integer(name, default, given)
     value = given[attribute]
     if not value.isascii() or not value.isdecimal() or len(value) > 15 or int(value) > LARGEST_ATTRIBUTE:
-        raise WhatifError(f"opdb: {name}: expected an integer for {attribute}, got {value[:40]!r}.")
+        raise WhatifError(
+            f"opdb: {name}: expected a whole number from 0 to {LARGEST_ATTRIBUTE:,} for {attribute}, got "
+            f"{value[:40]!r}."
+        )
     return int(value)
 
 
