@@ -62,9 +62,10 @@ def in_axis_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return the transforms with those that add workers from the inside out, whatever the order they are named in.
 
     A block is cut across workers, stages are made of what each of these does, and copies of the stages exchange their
-    gradients. One that stands ahead of an inner axis moves right behind it; all others keep their order.
+    gradients. One that stands ahead of an inner axis moves right behind it; what changes the host goes last; all others
+    keep their order.
     """
-    ordered = list(transforms)
+    ordered = sorted(transforms, key=lambda transform: transform.goes_last)
     place = 0
     while place < len(ordered):
         inner = [at for at in range(place + 1, len(ordered)) if 0 <= ordered[at].axis < ordered[place].axis]

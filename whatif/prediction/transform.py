@@ -45,6 +45,9 @@ _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 # A script that adds workers, or passes, says along which axis: the innermost first, in which order they are applied.
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
+# A script that sets this changes the host, on which what others add runs as well: it is applied behind them.
+GOES_LAST = "GOES_LAST"
+
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 
@@ -84,6 +87,11 @@ class Transform:
         if told is not None and told not in AXES:
             raise WhatifError(f"transform {self.name!r}: expected AXIS to be one of {', '.join(AXES)}, got {told!r}.")
         return -1 if told is None else AXES.index(told)
+
+    @property
+    def goes_last(self) -> bool:
+        """Whether the script is applied behind all others, wherever it is named."""
+        return bool(getattr(self.function, "__globals__", {}).get(GOES_LAST))
 
     def with_options(self, options: Mapping[str, Any]) -> Transform:
         """Return this transform with options set; text is converted to each option's type.
