@@ -15,6 +15,7 @@ from whatif.models.durations.estimator import check_units, put
 from whatif.models.durations.precision import (
     gets_faster,
     in_precision,
+    no_longer,
     note_without_shapes,
     with_dtype,
     with_told_precision,
@@ -33,4 +34,5 @@ def transform(graph: TaskGraph) -> TaskGraph:
         return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
     graph = note_without_shapes(graph, faster, "tf32")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
-    return with_dtype(put(graph, faster, in_precision(graph, faster, "tf32")), faster, "tf32")
+    estimates = no_longer(graph, faster, in_precision(graph, faster, "tf32"))
+    return with_dtype(put(graph, faster, estimates), faster, "tf32")

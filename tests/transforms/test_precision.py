@@ -196,6 +196,7 @@ def test_tf32_lengthens_no_kernel_and_comes_before_or_after_channels_last(shared
     baseline = Baseline.of(whatif.read(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"))
     after = whatif.apply(baseline, "tf32").graph
     assert (after.duration_ns <= baseline.graph.duration_ns).all()
+    assert (after.high_ns <= baseline.graph.high_ns).all()
     orders = ("tf32", "channels_last"), ("channels_last", "tf32")
     assert len({whatif.apply(baseline, *order).predicted_ms for order in orders}) == 1
 

@@ -122,6 +122,11 @@ def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
     return faster
 
 
+def no_longer(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Estimates:
+    """Return the estimates of ``tasks`` whose ranges end where the present ones do: the library may keep its kernel."""
+    return structs.replace(estimates, high_ns=np.minimum(estimates.high_ns, graph.high_ns[tasks]))
+
+
 def note_without_shapes(graph: TaskGraph, tasks: Bool, name: str) -> TaskGraph:
     """Return the graph, with a note of the what-if ``name`` where no task of the mask has an operator with shapes."""
     if (graph.called[tasks] >= 0).any():
