@@ -170,7 +170,8 @@ class Collector:
         if self.steps_seen == 0:
             return (
                 "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "
-                "model, or call whatif.instrumentation.step() at the end of each step."
+                "model, or call whatif.instrumentation.step() at the end of each step, as where torch.compile holds "
+                "the optimizer's step()."
             )
         needed, got = self.steps_needed, self.steps_seen - max(self._gave_way_after, self._began_after)
         to_share = got - (needed - self._steps - self._untraced_steps)
