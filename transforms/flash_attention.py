@@ -16,7 +16,6 @@ from whatif import TaskGraph, WhatifError
 from whatif.models import KernelFamily, change_memory, without_scores
 from whatif.models.durations.half_precision import is_half
 from whatif.models.kernels.attention import fuse, fused_attention, unfused_attention
-from whatif.units import counted
 
 
 def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
@@ -39,4 +38,4 @@ def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
             "flash_attention: the products are not in half precision, which FlashAttention needs, so this is PyTorch's "
             "memory-efficient kernel; `whatif apply amp flash_attention` predicts FlashAttention itself"
         )
-    return graph.note(f"flash_attention: {counted(len(found), 'kernel')} instead of {replaced}")
+    return graph.note(f"flash_attention: {len(found)} kernel{'s' * (len(found) != 1)} instead of {replaced}")

@@ -96,7 +96,7 @@ def test_a_recording_without_its_operators_is_told(
     parts = {
         collect.RECORDER: SimpleNamespace(
             collect=lambda script, args, output, **options: SimpleNamespace(
-                recording=output, status=0, interrupted=False, stopped=False, caught=False, together=False
+                recording=output, status=0, steps=9, interrupted=False, stopped=False, caught=False, together=False
             )
         ),
         collect.OPERATOR_TIMES: SimpleNamespace(add_operator_times=measure),

@@ -277,7 +277,7 @@ def test_collect_hands_all_that_follows_to_the_script(
     def collect(script: str, args: list[str], output: Path, *, steps: int, **_: Any) -> types.SimpleNamespace:
         calls.append((script, args, output, steps))
         return types.SimpleNamespace(
-            recording=output, status=0, interrupted=False, stopped=False, caught=False, together=False
+            recording=output, status=0, steps=9, interrupted=False, stopped=False, caught=False, together=False
         )
 
     monkeypatch.setitem(sys.modules, "whatif.instrumentation.collect", types.SimpleNamespace(collect=collect))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers import telling
 from tests.transforms.communication_graphs import SLICED, apply, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.parallel.pipeline import GRADIENTS
+from whatif.graph.types import Change
 
 pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
@@ -141,8 +141,7 @@ def test_options_that_make_no_sense_are_one_sentence(options: str) -> None:
 
 def test_where_it_does_not_apply() -> None:
     once = apply(two_layers(2), "distributed:workers=2")
-    stages = two_layers(2)
-    stages = stages.attach(**{GRADIENTS: np.zeros(len(stages), dtype=np.int64)})
+    stages = two_layers(2).with_change(Change.IN_STAGES)
     for name in ("parameter_server", "p3"):
         with pytest.raises(WhatifError, match=f"{name}: expected steps that exchange no gradients yet"):
             apply(once, name)
