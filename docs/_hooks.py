@@ -114,7 +114,8 @@ def what_ifs() -> str:
     """Every built-in what-if with its summary and its effort, each a link to its own page."""
     parts = [
         "# What-ifs\n",
-        "Write options as `NAME:option=value,option=value`. Several names compose from left to right.\n",
+        "Write options as `NAME:option=value,option=value`. Several names compose; "
+        "[their order](estimates.md#the-order-of-what-ifs) is told with the estimates.\n",
         "| what-if | what it does | effort |",
         "|---|---|---|",
     ]

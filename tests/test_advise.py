@@ -30,7 +30,7 @@ from whatif.questions.advice.candidates import (
     installed,
 )
 from whatif.questions.advice.effort import Effort, EffortSize
-from whatif.questions.advice.trial import Refusal
+from whatif.questions.advice.trial import Refusal, Trial, Trier
 from whatif.questions.advice.warm_up import warm_up
 
 MS = 1_000_000
@@ -416,6 +416,16 @@ def recompute(graph: TaskGraph) -> TaskGraph:
     graph = graph.scale(graph.on_gpu, 1.1)
     return change_memory(graph, lambda memory: memory.with_layers(
         [layer._replace(activations=layer.activations // 4) for layer in memory.layers]))  # fmt: skip
+
+
+@pytest.mark.parametrize("specs", [("cpu:speedup=2", "distributed:workers=8"),
+                                   ("distributed:workers=4", "activation_checkpoint")])  # fmt: skip
+def test_a_trial_is_what_apply_predicts_in_whatever_order(own_traces: Path, specs: tuple[str, ...]) -> None:
+    """`memory` gave another step than `apply` where one of two what-ifs moves behind the other."""
+    baseline = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz"))
+    trial = Trier(baseline, may_move=True).attempt([whatif.load_transform(spec) for spec in specs])
+    assert isinstance(trial, Trial)
+    assert trial.predicted_ms == whatif.apply(baseline, *specs).predicted_ms
 
 
 def test_memory_is_told_where_the_recording_knows_it() -> None:

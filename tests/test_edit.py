@@ -179,7 +179,7 @@ def test_dependencies_between_tasks_that_do_not_exist_are_refused(source: int, t
         ([3, -1], r"ids of tasks in 0\.\.10, got -1; -1 stands for an unknown task, as in launch_of: leave it out\.$"),
         ([-2], r"ids of tasks in 0\.\.10, got -2\.$"),
         ([11], r"ids of tasks in 0\.\.10, got 11\.$"),
-        ([0.5], r"whole ids of tasks, got 0\.5\.$"),
+        ([1.0, 0.5], r"whole ids of tasks, got 0\.5\.$"),
         ("k0", r"ids of tasks: expected numbers, got 'k0'\.$"),
     ],
 )

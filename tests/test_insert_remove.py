@@ -224,7 +224,13 @@ def test_insert_refuses_gpu_work_on_a_cpu_thread(kind: TaskKind) -> None:
             r"expected one launched_after, or one for each of the 2 new tasks .*, got 3\.$",
         ),
         ({"launched_by": [0, 0, 0]}, r"expected one launched_by, or one for each of the 2 new tasks 'new', got 3\.$"),
-        ({"duration_ns": None}, "expected durations of 0 ns or more"),
+        ({"duration_ns": None}, "durations: expected 0 ns or more"),
+        ({"high_ns": np.nan}, "durations: expected 0 ns or more"),
+        ({"size_bytes": 1e300}, r"expected one size_bytes, or one for each of the 2 new tasks 'new', got 1e\+300\.$"),
+        (
+            {"kind": TaskKind.WAIT, "waits_for": [1, 1, 1]},
+            r"expected one waits_for, or one for each of the 2 .*, got 3\.$",
+        ),
     ],
 )
 def test_insert_says_which_field_does_not_fit_its_tasks(given: dict[str, Any], said: str) -> None:

@@ -31,7 +31,7 @@ def transform(graph: TaskGraph) -> TaskGraph:
     estimates = in_precision(graph, work, "tf32")
     faster = gets_faster(graph, work, estimates)
     if not faster.any():
-        return graph.unchanged("tf32: no matrix kernel runs in fp32 without tensor cores; nothing changes")
+        return graph.unchanged("tf32: no fp32 matrix kernel gets faster; nothing changes")
     graph = note_without_shapes(graph, faster, "tf32")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
     estimates = no_longer(graph, faster, in_precision(graph, faster, "tf32"))

@@ -132,6 +132,7 @@ def test_ranks_with_batches_of_their_own_train_the_samples_of_all(own_traces: Pa
     graph = read_ranks([own_traces / "ranks_cpu" / "twice_the_batch"]).graph
     assert graph.info.samples == 48
     assert whatif.apply(graph, "batch_size:factor=0.5").graph.info.samples == 24
+    assert whatif.apply(graph, "distributed:workers=4").graph.info.samples == 96
 
 
 def test_a_folder_is_read_like_a_recording(own_traces: Path) -> None:

@@ -1,4 +1,4 @@
-"""``whatif apply``: predict the step time; several what-ifs compose left to right."""
+"""``whatif apply``: predict the step time; several what-ifs compose."""
 
 from __future__ import annotations
 

@@ -206,12 +206,12 @@ def woven_in(
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), moved
 
 
-def as_ns(values: npt.ArrayLike) -> Int64:
+def as_ns(values: npt.ArrayLike, what: str = "durations") -> Int64:
     """Return whole nanoseconds. Raises WhatifError where a value is not finite or longer than a task can last."""
-    numbers = as_numbers("durations", values)
+    numbers = as_numbers(what, values)
     if not np.all(np.abs(numbers) <= MAX_DURATION_NS):
         raise WhatifError(
-            f"expected durations of 0 ns or more and below {MAX_DURATION_NS / 3.6e12:.0f} hours, got another one."
+            f"{what}: expected 0 ns or more and below {MAX_DURATION_NS / 3.6e12:.0f} hours, got another one."
         )
     return np.rint(numbers).astype(np.int64)
 
@@ -246,8 +246,9 @@ def as_index(graph: TaskGraph, tasks: Tasks) -> Array:
             + ("; -1 stands for an unknown task, as in launch_of: leave it out." if least == -1 else ".")
         )
     if tasks.dtype.kind == "f":
-        if np.any(tasks != np.rint(tasks)):
-            raise WhatifError(f"expected whole ids of tasks, got {tasks.flat[0]}.")
+        broken = tasks[tasks != np.rint(tasks)]
+        if len(broken):
+            raise WhatifError(f"expected whole ids of tasks, got {broken[0]}.")
         return tasks.astype(np.int64)
     return tasks
 

@@ -14,6 +14,7 @@ from whatif.graph.edit import (
     Columns,
     as_ids,
     as_ns,
+    as_numbers,
     reorder,
     woven_in,
 )
@@ -143,14 +144,15 @@ def _check_given(tasks: NewTasks) -> None:
 
 def _for_each(graph: TaskGraph, tasks: NewTasks, what: str, count: int) -> Int64 | None:
     given = getattr(tasks, what)
-    if given is None:
-        return None
-    ids = as_ids(graph, given)
-    if len(ids) not in (1, count):
+    return None if given is None else _one_or_each(tasks, what, as_ids(graph, given), count)
+
+
+def _one_or_each(tasks: NewTasks, what: str, given: Array, count: int) -> Array:
+    if given.size not in (1, count):
         raise WhatifError(
-            f"insert: expected one {what}, or one for each of the {count} new tasks {tasks.name!r}, got {len(ids)}."
+            f"insert: expected one {what}, or one for each of the {count} new tasks {tasks.name!r}, got {given.size}."
         )
-    return np.broadcast_to(ids, count)
+    return np.broadcast_to(given, count)
 
 
 def _woven(
@@ -178,7 +180,8 @@ def _woven(
             dependencies.append(Dependencies.of(by, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
         if tasks.waits_for is not None:
             waiting = np.broadcast_to(np.asarray(tasks.kind), len(ids)) == TaskKind.WAIT
-            scope = np.broadcast_to(np.asarray(tasks.waits_for), len(ids))[waiting]
+            told = as_numbers("insert: waits_for", tasks.waits_for)
+            scope = _one_or_each(tasks, "waits_for", told, len(ids))[waiting]
             lag_ns = np.full(len(scope), tasks.return_ns, dtype=np.int64)
             waits.append(Waits(ids[waiting].astype(np.int32), scope.astype(np.int32), lag_ns))
     edited = edited.replace(
@@ -206,7 +209,7 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
         result = np.empty(count, dtype=dtype)
         try:
             result[:] = default if value is None else value  # four times faster than to broadcast one value and convert
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise WhatifError(
                 f"insert: expected one {name}, or one for each of the {count} new tasks {tasks.name!r}, got "
                 + (f"{value!r}." if np.asarray(value).size in (1, count) else f"{np.asarray(value).size}.")
@@ -217,13 +220,13 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
     duration = given["duration_ns"] = as_ns(column("duration_ns", np.nan, np.float64))
     if duration.min() < 0:
         raise WhatifError(f"insert: expected durations of 0 ns or more for {tasks.name!r}, got {duration.min()}.")
+    low, high = (as_ns(column(name, duration, np.float64)) for name in ("low_ns", "high_ns"))
+    given |= {"low_ns": np.minimum(low, duration), "high_ns": np.maximum(high, duration)}
     rows = {
         each.name: column(each.name, getattr(graph, each.name)[after] if each.inherits else each.default, each.dtype)
         for each in COLUMNS
     }
     _check_threads(graph, tasks, rows["thread"], rows["kind"])
-    rows["low_ns"] = np.minimum(column("low_ns", duration, np.int64), duration)
-    rows["high_ns"] = np.maximum(column("high_ns", duration, np.int64), duration)
     return rows
 
 

@@ -140,9 +140,10 @@ class GraphInfo:
     @property
     def samples(self) -> int | None:
         """How many samples all workers together train in a step; None where the batch is not known."""
-        if self.ranks and len(self.ranks) == self.workers:  # each may have a batch of its own
+        if self.ranks:  # each may have a batch of its own; other workers are as these are on average
             of_ranks = [rank.batch_size * rank.passes for rank in self.ranks if rank.batch_size is not None]
-            return sum(of_ranks) if len(of_ranks) == len(self.ranks) else None
+            workers = self.workers or len(self.ranks)
+            return round(sum(of_ranks) * workers / len(of_ranks)) if len(of_ranks) == len(self.ranks) else None
         return None if self.batch_size is None else self.batch_size * self.passes * (self.workers or 1)
 
 
@@ -422,7 +423,7 @@ class TaskGraph:
         Raises WhatifError on a cycle, and where there are not as many sources as targets.
         """
         ends = as_ids(self, source), as_ids(self, target)
-        lags_ns, n = as_ns(lag_ns), len(ends[0])
+        lags_ns, n = as_ns(lag_ns, "add_dependencies: lag_ns"), len(ends[0])
         if len(ends[1]) != n:
             raise WhatifError(f"add_dependencies: expected a source for each target, got {n} and {len(ends[1])} tasks.")
         if lags_ns.size not in (1, n):

@@ -127,9 +127,8 @@ def wrappers(
     parent: cython.Py_ssize_t
     found: cython.Py_ssize_t = 0
     latest: cython.longlong[::1] = _counts(n + 1)
-    inner: cython.longlong[::1] = _counts(
-        n
-    )  # what lies right inside and is alone there, counted from 1; -1 where none is
+    # What lies right inside each one and is alone there, counted from 1; -1 where several lie there.
+    inner: cython.longlong[::1] = _counts(n)
     with cython.nogil:
         for i in range(n):
             while closed < n and ends_ns[closed] <= start_ns[i]:

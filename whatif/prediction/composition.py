@@ -1,4 +1,4 @@
-"""Several transforms, left to right: one graph, one schedule, and what each of them contributes to the gain."""
+"""Several transforms in turn (``in_axis_order``): one graph, one schedule, and what each contributes to the gain."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ NO_TRUTH = {
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
-# A script that adds workers, or passes, says along which axis: the innermost first, in which order they are applied.
+# A script that cuts a step, or repeats passes, says along which axis: the innermost first, in this order they apply.
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
 # A script that sets this changes the host, on which what others add runs as well: it is applied behind them.

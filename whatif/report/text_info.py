@@ -61,7 +61,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     facts = [("GPU", gpu + known + unknown), ("steps", steps)]
     if info.batch_size:
         own = sorted({rank.batch_size or 0 for rank in info.ranks})
-        batch = f"{' or '.join(map(str, own))}, by rank" if len(own) > 1 else str(info.batch_size)
+        batch = (
+            " or ".join(str(one or "unknown") for one in own) + ", by rank" if len(own) > 1 else str(info.batch_size)
+        )
         facts.append(("batch size", batch))
     if has_gpu:
         depth = f"blocks at {info.queue_depth:,} pending tasks" if info.queue_depth else "no limit seen"

@@ -390,6 +390,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         memory=first.memory,
         queue_depth=first.queue_depth,
         execution=first.execution,
+        changes=first.changes,
     )
     return merge(_meeting_anew(after), info, rank_numbers(graph), begins_of(graph)).replace(notes=notes)
 

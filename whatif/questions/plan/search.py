@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -11,10 +11,11 @@ from typing import Any
 from msgspec import Struct, structs
 
 from whatif.graph.memory import peak
+from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.composition import compose
+from whatif.prediction.composition import compose, in_axis_order
 from whatif.prediction.predict import apply
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
@@ -168,13 +169,15 @@ def asked_of(
     a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or
     GPU, and on a what-if that adds devices itself.
     """
-    adding = next((transform.name for transform in what_ifs if transform.axis >= 0), None)
-    if adding == "gradient_accumulation":
-        raise _changes_batch(adding)
-    if adding is not None:
-        raise WhatifError(
-            f"plan: expected what-ifs of one device, got {adding}, which adds devices; the search does that."
-        )
+    for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
+        if name == "gradient_accumulation":
+            raise _changes_batch(name)
+        if name == "activation_checkpoint":
+            raise WhatifError(f"plan: {name} is part of the search: it tries each plan with and without recomputation.")
+        if axis >= 0:
+            raise WhatifError(
+                f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
+            )
     info = baseline.graph.info
     found = load_cluster(cluster)
     own = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
@@ -241,6 +244,14 @@ def plan(
     return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit, each)
 
 
+def _that_change_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
+    """Yield the names of those that change the batch of the step that they are given."""
+    for what_if in in_axis_order(what_ifs):
+        before, graph = graph, compose(graph, [what_if])
+        if graph.info.batch_size != before.info.batch_size or graph.info.passes != before.info.passes:
+            yield what_if.name
+
+
 def _changes_batch(names: str) -> WhatifError:
     return WhatifError(
         f"plan: expected what-ifs that leave the batch as it is, got {names}; the search varies micro-batches and "
@@ -268,7 +279,7 @@ def _estimated(
     except WhatifError as error:
         return [], 0, str(error), None
     if composer.batch != (baseline.graph.info.batch_size or 1):
-        raise _changes_batch(", ".join(t.name for t in asked.what_ifs if t.name != "device"))
+        raise _changes_batch(", ".join(_that_change_batch(baseline.graph, asked.what_ifs)))
     most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
     levels = load_cluster(asked.cluster).levels
     node = (levels[0].workers or 0) if len(levels) > 1 else 0
