@@ -97,10 +97,11 @@ def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
     if not len(gpu):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
-    order = np.lexsort((gpu, launched, graph.step[gpu]))
-    steps = graph.step[gpu][order]
-    last = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
-    return np.asarray(gpu[order[last]], dtype=np.int64), np.zeros(len(last), dtype=np.bool_)
+    gpu = gpu[np.argsort(launched, kind="stable")]
+    last = np.full(int(graph.step[gpu].max()) + 1, -1, dtype=np.int64)
+    last[graph.step[gpu]] = gpu  # of several tasks of one step the one written last
+    last = last[last >= 0]
+    return last, np.zeros(len(last), dtype=np.bool_)
 
 
 def _marks_and_last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:

@@ -103,8 +103,7 @@ def gather(
     advice = advise(baseline, top=RANGED, progress=progress)
     first = None if asked or advice.first is None else advice.first.trial.transforms
     if first is not None:
-        tried = _or_why_not(lambda: apply(baseline, *first))  # tried it was with a stand-in for an unknown batch
-        prediction = tried if isinstance(tried, Prediction) else None
+        prediction = apply(baseline, *first)
     trial = Trier(baseline, may_move=True).attempt(asked) if asked else advice.first and advice.first.trial
     workers, assumed = spread_of(baseline.graph, asked)
     faster, varied, assumed_faster = bandwidths_of(baseline.graph, asked)
