@@ -177,7 +177,7 @@ def test_fit_and_query(own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFi
     db = database(tmp_path / "db", (measured(cpu, count=300), origin(cpu))).folder
     query = ("query", "sub:elements=50000", "--device", cpu, "--db", db)
     assert main(["opdb", *map(str, query)]) == 1
-    assert "expected measurements or facts" in capsys.readouterr().err
+    assert "expected measurements or a data sheet of cpu:some CPU x1" in capsys.readouterr().err
     said = report(capsys, "fit", "--db", db)
     assert [m["device"] for m in said["models"]] == [cpu]
     assert {f.suffix for f in (db / "models").iterdir()} == {".json", ".npz"}
