@@ -34,5 +34,5 @@ def transform(graph: TaskGraph) -> TaskGraph:
         return graph.unchanged("tf32: no fp32 matrix kernel gets faster; nothing changes")
     graph = note_without_shapes(graph, faster, "tf32")
     graph = with_told_precision(graph, matmul="tf32", conv="tf32")
-    estimates = no_longer(graph, faster, in_precision(graph, faster, "tf32"))
+    estimates = no_longer(graph, faster, estimates.take(faster[work]))
     return with_dtype(put(graph, faster, estimates), faster, "tf32")

@@ -61,7 +61,7 @@ def print_prediction(prediction: Prediction) -> None:
         calibration = baseline.calibration
         if calibration and calibration.untraced:
             untraced = calibration.untraced
-            near = "to" if calibration.met else f"within {abs(100 * calibration.missed):.1f} % of"
+            near = "to" if calibration.met else f"within {calibration.missed_pct:.1f} % of"
             what = UNTRACED_LABELS[untraced.clock]
             out.say(f"  baseline calibrated {near} {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from whatif.graph.edit import as_index
 from whatif.graph.selection import Tasks
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Float64, Int8, TaskKind
+from whatif.graph.types import Array, Float64, Int8, TaskKind
 from whatif.hardware.gpu import Gpu, find_gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_share
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD, memory_gbyte_s
@@ -48,6 +48,10 @@ class Estimates(Struct, frozen=True):
 
     def __len__(self) -> int:
         return len(self.duration_ns)
+
+    def take(self, rows: Array) -> Estimates:
+        """Return those of the ``rows``: a mask of shape (n,), or places."""
+        return Estimates(self.duration_ns[rows], self.low_ns[rows], self.high_ns[rows], self.source[rows])
 
     @staticmethod
     def of(
