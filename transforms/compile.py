@@ -11,9 +11,10 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         start-up work (calls of over 1 ms, in steps that are mostly such). On a CPU Inductor puts a model with
         convolutions into channels-last (torch's `_inductor/graph.py`, `decide_layout_opt`), with the effect that
         `channels_last` predicts; on a GPU that depends on its channels, and only the range of `channels_last compile`
-        covers it. `mode=reduce-overhead` puts each region into a CUDA graph as well; a step that a graph launches
-        already enters no region. Ignored: the time to compile, templates that Inductor tunes for products,
-        recomputation that it chooses, and memory.
+        covers it. The loops of a CPU are slow at the masks that the backward pass reads (`stored_masks.py`): of a ReLU
+        ahead of maximum pooling, a leaky ReLU, dropout. `mode=reduce-overhead` puts each region into a CUDA graph as
+        well; a step that a graph launches already enters no region. Ignored: the time to compile, templates that
+        Inductor tunes for products, recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), on a GPU with mode="reduce-overhead" for CUDA graphs. Graph breaks cost some gain.
 """
 

@@ -219,8 +219,9 @@ _OPERATOR_FAMILIES = (
     ),
     (
         KernelFamily.ELEMENTWISE,
-        r"::_?(foreach_)?(add|sub|mul|div|sqrt|rsqrt|pow|exp|log|neg|abs|relu|gelu|silu|sigmoid|tanh|threshold|clamp\w*"
-        r"|lerp|addcmul|addcdiv|where|dropout\w*|bernoulli|native_dropout\w*|maximum|minimum|eq|ne|lt|gt)(_backward)?_?$",
+        r"::_?(foreach_)?(add|sub|mul|div|sqrt|rsqrt|pow|square|exp|log|neg|abs|relu6?|leaky_relu|prelu|hardtanh|hardswish"
+        r"|hardsigmoid|elu|celu|selu|softplus|mish|gelu|silu|sigmoid|tanh|threshold|clamp\w*|lerp|addcmul|addcdiv|where"
+        r"|dropout\w*|bernoulli|native_dropout\w*|maximum|minimum|eq|ne|lt|gt)(_backward)?_?$",
     ),
 )  # fmt: skip
 

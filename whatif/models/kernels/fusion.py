@@ -38,6 +38,7 @@ from whatif.models.kernels.launches import (
     with_doubt_in_start_up,
 )
 from whatif.models.kernels.mixed_precision import WEIGHT_CAST_NAME
+from whatif.models.kernels.stored_masks import with_stored_masks
 from whatif.models.layers.columns import named, with_values
 
 FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wrapper)"
@@ -98,6 +99,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     host = compiled & graph.on_cpu & threads.take(graph.thread) & ~stays_outside(graph) & ~work
     staying = start_up(graph, host)
     chain = _chains(graph, order, of_cpu, number, compiled & ~staying[of_cpu])
+    graph = graph if on_gpu else with_stored_masks(graph, order)
     fate = np.full(len(graph), STAYS, dtype=np.int64)
     heads, sizes, graph = _with_fused_times(graph, order, chain, KEPT_ON_GPU if on_gpu else KEPT_ON_CPU, on_gpu=on_gpu)
     gone = np.ones(len(order), dtype=np.bool_)
