@@ -11,6 +11,7 @@ import pytest
 
 import whatif
 from tests.helpers import CPU, STREAM, Build, launched, mark, op, write_trace
+from tests.report_page import Page
 from whatif import DependencyKind, TaskGraph, WhatifError
 from whatif.cli.main import main
 from whatif.ingest.lines import is_users, read_lines
@@ -214,6 +215,8 @@ def test_advice_names_the_line_that_waits(tmp_path: Path, capsys: pytest.Capture
     assert line["gain_ms"] == pytest.approx(gain_ms, abs=0.001)
     assert main(["advise", str(trace)]) == 0
     assert "train.py(12): step › item" in capsys.readouterr().out
+    assert main(["report", str(trace), "-o", str(tmp_path / "page.html")]) == 0
+    assert Page(tmp_path / "page.html").data("facts")["advise"]["waiting_lines"] == [line]
 
 
 def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:

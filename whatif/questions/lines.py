@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,14 +165,14 @@ class WaitingLine(Struct, frozen=True):
         }
 
 
-def waiting_lines(baseline: Baseline) -> tuple[WaitingLine, ...]:
+def waiting_lines(baseline: Baseline, path: Path | None = None) -> tuple[WaitingLine, ...]:
     """Return the lines of a step that wait for the GPU longest; none where the trace holds no stacks.
 
-    A line's gain is that of ``remove_syncs`` for its waits alone.
+    A line's gain is that of ``remove_syncs`` for its waits alone. ``path`` is as of ``read_lines``.
     """
     graph = baseline.graph
     waiting_ms = blocked(baseline) / 1e6
-    if not waiting_ms.any() or (lines := lines_if_any(graph)) is None:
+    if not waiting_ms.any() or (lines := lines_if_any(graph, path=path)) is None:
         return ()
     counted, n_steps = _steps(baseline)
     chosen = counted & (waiting_ms > 0) & (lines.code >= 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -199,12 +200,18 @@ class Advice(Struct, frozen=True):
 
 
 def advise(
-    baseline: Baseline, candidates: Candidates | None = None, *, top: int = 10, progress: Progress | None = None
+    baseline: Baseline,
+    candidates: Candidates | None = None,
+    *,
+    top: int = 10,
+    path: Path | None = None,
+    progress: Progress | None = None,
 ) -> Advice:
     """Try every candidate on ``baseline``, then the promising combinations; by default all that is installed.
 
     Ranges are found for the ``top`` entries of each list. ``progress(done, total)`` counts what was tried alone. A
-    transform that does not apply, or fails, is listed with its reason and stops nothing.
+    transform that does not apply, or fails, is listed with its reason and stops nothing. ``path`` is the trace, for the
+    lines that wait, if the graph no longer says where it lies.
     """
     candidates = installed() if candidates is None else candidates
     refused = list(candidates.broken)
@@ -248,7 +255,7 @@ def advise(
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
         warm_up=warm_up(baseline),
-        waiting=waiting_lines(baseline),
+        waiting=waiting_lines(baseline, path),
     )
     first = result.first
     if first is None or first.range_ms is not None:

@@ -100,7 +100,7 @@ def gather(
     of several ranks; ``progress(done, total)`` counts the what-ifs that were tried.
     """
     prediction = apply(baseline, *asked) if asked else None
-    advice = advise(baseline, top=RANGED, progress=progress)
+    advice = advise(baseline, top=RANGED, path=path, progress=progress)
     first = None if asked or advice.first is None else advice.first.trial.transforms
     if first is not None:
         prediction = apply(baseline, *first)
