@@ -118,6 +118,16 @@ def test_the_clock_and_the_calibration_are_told(
     assert not any("--clock" in command or "--no-cal" in command for command in commands_of(page))
 
 
+def test_a_page_of_a_void_recording_names_commands_that_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shared_traces: Path
+) -> None:
+    lacks_kernels = shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz"
+    trace, page = Path(shutil.copy(lacks_kernels, tmp_path)), tmp_path / "page.html"
+    assert main(["report", str(trace), "scale:kind=gpu,factor=0.5", "--force", "-o", str(page), "--quiet"]) == 0
+    assert all(command.endswith(" --force") for command in commands_of(page))
+    check(page, answers(page, tmp_path, capsys, monkeypatch))
+
+
 def test_a_script_of_the_users_own_is_named_as_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.transform import Transform, load_transform
+from whatif.prediction.trust import trust_of
 from whatif.report.html.markup import Html, paragraph, tag
 from whatif.report.printable import printable
 from whatif.runtime.errors import WhatifError
@@ -51,4 +52,7 @@ def _options(baseline: Baseline) -> list[str]:
     clock = ["--clock", baseline.clock] if baseline.clock != default_clock(graph) else []
     corrects = graph.info.untraced_step_ns is not None or graph.info.profiler is not None
     as_recorded = baseline.calibration is None and corrects
-    return [*graph.info.step_option, *clock, *(["--as-recorded"] if as_recorded else [])]
+    void = trust_of(baseline).refusal(graph.info.path) is not None
+    return [
+        *graph.info.step_option, *clock, *(["--as-recorded"] if as_recorded else []), *(["--force"] if void else [])
+    ]  # fmt: skip
