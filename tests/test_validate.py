@@ -384,6 +384,9 @@ def test_a_folder_of_pairs_runs_no_script(what_if: Any, tmp_path: Path) -> None:
     [
         ("[[pair]", "TOML"), ("pair = 3", "another kind"), ("[[pair]]\nquestion = 'x'", "got no baseline"),
         ("[[run]]\nremark = 'x'", "got no name"), ("[[run]]\nname = 'x'\nscore = false", "got 'score'"),
+        ("[[run]]\nname = 'x'\nscored = 'no'", "true or false, got 'no'"),
+        ("[[run]]\nname = 'net/x'\nscored = false", "1: expected the name of a record in the folder.*got 'net/x'"),
+        ("[[pair]]\nbaseline = 'a'\nchanged = 'b'\nwhat_if = 'amp'\n" * 2, "pair, got that of ..pair.. 1 again"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_of_pairs_is_told_in_one_sentence(text: str, reason: str, tmp_path: Path) -> None:

@@ -304,10 +304,19 @@ def _read_pairs_file(
                 baseline=path.parent / str(row["baseline"]),
                 changed=path.parent / str(row["changed"]),
                 remark=str(row.get("remark", "")),
-                scored=row.get("scored", True) is True,
+                scored=row.get("scored", True),
             )
         )
+        compared = [(pair.baseline, pair.changed, pair.what_ifs) for pair in pairs]
+        if (first := compared.index(compared[-1])) < place:
+            raise WhatifError(f"{where}: expected another pair, got that of [[pair]] {first + 1} again; name it once.")
     runs = _rows(path, content, "run", _RUN_KEYS, required=("name",))
+    for place, row in enumerate(runs):
+        if not path.with_name(f"{str(row['name']).partition('/')[0]}.json").is_file():
+            raise WhatifError(
+                f"{path}: [[run]] {place + 1}: expected the name of a record in the folder, without .json, got "
+                f"{row['name']!r}; correct it."
+            )
     return pairs, {(path.parent, str(row["name"])): row for row in runs}
 
 
@@ -324,6 +333,8 @@ def _rows(
         if unknown := sorted(set(row) - keys):
             hint = closest(unknown[0], keys, "correct it.")
             raise WhatifError(f"{where}: expected {', '.join(sorted(keys))}, got {unknown[0]!r}; {hint}")
+        if not isinstance(scored := row.get("scored", True), bool):
+            raise WhatifError(f"{where}: expected scored = true or false, got {scored!r}; correct it.")
     return rows
 
 
