@@ -92,6 +92,16 @@ def test_a_count_that_fits_says_nothing_of_the_next(resnet: Baseline) -> None:
     assert [point.step_ms is None for point in found.points] == [False, True, False, True, False, True, False]
 
 
+@pytest.mark.parametrize("values", ["10Gbps,1Gbps", "1Gbps"])
+def test_a_note_says_of_which_value_it_is(resnet: Baseline, values: str) -> None:
+    """A network that is said to be slow is that of one row of the table, whether rows are simulated at once or not."""
+    (note,) = swept(resnet, ["distributed:workers=8"], f"bandwidth={values}").notes
+    assert note.startswith("at bandwidth=10Gbps: distributed: " if "," in values else "distributed: ")
+    assert ("8 at 9.5 Gbit/s" if "," in values else "8 at 0.95 Gbit/s") in note
+    (note,) = swept(resnet, ["distributed"], "workers=1,2").notes
+    assert note.startswith("at workers=1: distributed: one worker has no other")
+
+
 def test_values_that_are_one_in_several_spellings(resnet: Baseline) -> None:
     found = swept(resnet, ["distributed"], "bandwidth=1Gbps,1000Mbps,0.001Tbps,1.0Gbps,1e9bps,1000000Kbps")
     assert len({point.step_ms for point in found.points}) == 1

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from whatif.graph.memory import peak
 from whatif.graph.notebook_view import notebook_view, plot
@@ -68,7 +68,7 @@ class Sweep(Struct, frozen=True):
     transforms: tuple[Transform, ...]
     varied: tuple[Varied, ...]
     points: tuple[Point, ...]
-    notes: tuple[str, ...]  # what the what-ifs said at the first point where they apply
+    notes: tuple[str, ...]  # what the what-ifs said at the first point where they apply, each with its values
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -158,12 +158,11 @@ def sweep(
         )
     chosen = [_put(transforms, varied, combination) for combination in combinations]
     found: dict[int, Point] = {}
-    notes: tuple[str, ...] = ()
+    notes: dict[int, tuple[str, ...]] = {}
     length = len(varied[-1].values)
     for first in range(0, len(combinations), length):
         row = range(first, first + length)  # differs in the last option only
-        told = _at_once(baseline, transforms, varied[-1], chosen, row, found, combinations)
-        notes = notes or told
+        notes |= _at_once(baseline, transforms, varied[-1], chosen, row, found, combinations)
         if progress is not None:
             progress(len(found), len(combinations))
     left = [place for place in range(len(combinations)) if place not in found]
@@ -174,14 +173,20 @@ def sweep(
         strict=True,
     ):
         found[place] = Point(combinations[place], **point)
-        notes = notes or said
+        notes[place] = said
         done += 1
         if progress is not None:
             progress(done, len(combinations))
     points = tuple(found[place] for place in range(len(combinations)))
     if all(point.step_ms is None for point in points):
         raise WhatifError(points[0].reason)
-    return Sweep(baseline, tuple(transforms), tuple(varied), points, notes)
+    result = Sweep(baseline, tuple(transforms), tuple(varied), points, ())
+    told = min((place for place, said in notes.items() if said), default=None)
+    if told is None:
+        return result
+    values = [f"{option}={value}" for option, value in zip(result.options, points[told].values, strict=True)]
+    at = f"at {', '.join(values)}: " if len(points) > 1 else ""
+    return structs.replace(result, notes=tuple(f"{at}{note}" for note in notes[told]))
 
 
 def _put(transforms: Sequence[Transform], varied: Sequence[Varied], values: Sequence[str]) -> tuple[Transform, ...]:
@@ -199,13 +204,13 @@ def _at_once(
     row: Sequence[int],
     found: dict[int, Point],
     combinations: Sequence[tuple[str, ...]],
-) -> tuple[str, ...]:
-    """Put the points of a row that can be simulated together into ``found``; give what the what-ifs said."""
+) -> dict[int, tuple[str, ...]]:
+    """Put the points of a row that can be simulated together into ``found``; give what the what-ifs said, by place."""
     if isinstance(chosen[row[0]][varied.of[0]].options[varied.option], int):
-        return ()  # of counts one may fit and the next not, as the workers that fill equal nodes
+        return {}  # of counts one may fit and the next not, as the workers that fill equal nodes
     numbers = [varied.number(transforms, combinations[place][-1]) for place in row]
     if any(number is None or number <= 0 for number in numbers) or single_schedule(chosen[row[0]]) is not None:
-        return ()
+        return {}
     order = np.argsort(np.array(numbers, dtype=np.float64), kind="stable")
     graphs: dict[int, TaskGraph] = {}
 
@@ -214,10 +219,10 @@ def _at_once(
             graphs[place] = simulated_at(compose(baseline.graph, chosen[row[int(order[place])]]))
         return graphs[place]
 
-    notes: tuple[str, ...] = ()
+    notes: dict[int, tuple[str, ...]] = {}
     try:
         for piece in pieces(np.array(numbers, dtype=np.float64)[order], graph_at, baseline.clock):
-            notes = notes or new_notes(baseline.graph, piece.first)
+            notes[row[int(order[piece.places[0]])]] = new_notes(baseline.graph, piece.first)
             step_ns = piece.steps.predicted_ns
             low_ns, high_ns = range_ns(baseline, piece.first, *piece.steps, piece.sums)
             columns = (step_ns, np.minimum(low_ns, step_ns), np.maximum(high_ns, step_ns))
