@@ -86,6 +86,19 @@ def test_a_layer_that_became_slower_is_named(own_traces: Path) -> None:
         assert f"largest change: layer {graph.layers[code]} " in str(found.causes[0])
 
 
+@pytest.mark.parametrize(
+    ("folder", "cause"), [("sleeping", "Python and the framework"), ("twice_the_batch", "operators")]
+)
+def test_a_rank_that_is_not_the_first_holds_all_up(folder: str, cause: str, own_traces: Path) -> None:
+    """The first rank works as long as before: what grew is on the path through the other one."""
+    graphs = [whatif.read_ranks([own_traces / "ranks_cpu" / name]).graph for name in ("even", folder)]
+    for two, sign in ((TwoRecordings.of(*graphs), "+"), (TwoRecordings.of(*graphs[::-1]), "-")):
+        found = compare(two, describe=False).cause
+        assert found is not None
+        assert found.name == cause
+        assert f"({sign}" in found.where
+
+
 @pytest.mark.parametrize("version", ["2020-12", "2021-06"])
 def test_the_loader_pairs_of_others(version: str, shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both steps grew by 24 %: without loader workers the step waits for its batch."""

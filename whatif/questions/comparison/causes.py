@@ -97,10 +97,9 @@ def cause_of(found: Sequence[Cause], change_ms: float) -> Cause | None:
 
 
 def _by_kind(baseline: Baseline) -> Float64:
-    """The work of a step by task kind, ms, of the first rank."""
-    graph = baseline.graph
-    work_ms = step_work_ms(baseline) * graph.of_clock
-    return np.bincount(graph.kind, weights=work_ms, minlength=len(TaskKind)).astype(np.float64)
+    """The work of a step by task kind, ms, of all ranks: their critical path runs through any of them."""
+    work_ms = step_work_ms(baseline)
+    return np.bincount(baseline.graph.kind, weights=work_ms, minlength=len(TaskKind)).astype(np.float64)
 
 
 def _where(
