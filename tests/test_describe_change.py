@@ -14,6 +14,7 @@ from tests.helpers import facts_of, replace
 from whatif import GraphInfo, TaskGraph
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.recorded import Recorded
+from whatif.graph.types import Phase, TaskKind
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.change_candidates import accumulated_passes, batch_factor
 from whatif.questions.comparison.compare import compare
@@ -39,7 +40,7 @@ def test_chance_is_not_a_description() -> None:
     faster = [(name, ns // 2, layer, family) for name, ns, layer, family in BEFORE]
     found = describe_change(TwoRecordings.of(run(BEFORE), run(faster)))
     assert found.found is None
-    assert found.sentence == "the same program; the machine's pace changed: both make the same calls"
+    assert found.sentence == "the same program: both make the same calls"  # nothing tells a pace
     other = describe_change(TwoRecordings.of(run(BEFORE), run([*faster, ("k", 1 * MS, "r", KernelFamily.SOFTMAX)])))
     assert other.found is None
     assert other.sentence.startswith("no what-if describes the change")
@@ -188,6 +189,21 @@ def test_another_pace_alone_is_said(own_traces: Path) -> None:
         f"the same program; the machine's pace changed: both make the same calls, and a call takes {two.pace:.2f} "
         "times as long in B (median)"
     )
+
+
+def test_a_pause_between_the_same_calls_is_no_pace(own_traces: Path) -> None:
+    """The framework's time before each update grows by 8 ms: a call takes as long as before."""
+    graph = whatif.read(str(own_traces / "transformer_cpu.json.gz"))
+    gaps = np.flatnonzero((graph.kind == TaskKind.GAP) & (graph.phase == Phase.UPDATE))
+    duration_ns = graph.duration_ns.copy()
+    duration_ns[gaps[np.unique(graph.step[gaps], return_index=True)[1]]] += 8 * MS
+    slower = graph.with_duration(np.ones(len(graph), dtype=np.bool_), duration_ns)
+    times_ns = {clock: simulate(slower).step_times_ns(clock) for clock in graph.info.measured_step_ns}
+    slower = slower.replace(info=replace(slower.info, measured_step_ns=times_ns))
+    two = TwoRecordings.of(graph, slower, calibrated=False)
+    assert two.change_pct > 10
+    said = describe_change(two).sentence
+    assert said == "the same program: both make the same calls, and a call takes 1.00 times as long in B (median)"
 
 
 @pytest.mark.slow

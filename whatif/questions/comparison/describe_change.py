@@ -201,7 +201,8 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
 
 def _same_program(pace: float | None) -> str:
     told = "" if pace is None else f", and a call takes {pace:.2f} times as long in B (median)"
-    return f"the same program; the machine's pace changed: both make the same calls{told}"
+    other = "" if pace is None or abs(pace - 1) < TOLD_PACE else "; the machine's pace changed"
+    return f"the same program{other}: both make the same calls{told}"
 
 
 def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
