@@ -213,9 +213,10 @@ def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: 
     held = written(tmp_path, folder)
     assert held.source == written(tmp_path, *sorted(folder.iterdir())).source
     assert str(own_traces) not in held.source
-    found = asked(capsys, "explain", "--top", "400", str(folder))
-    shown = held.data("facts")["explain"]["ranks"]
-    assert shown == json.loads(json.dumps(found["ranks"]).replace(f"{folder}{os.sep}", ""))
+    for command in ("info", "explain"):
+        found = asked(capsys, command, str(folder))
+        shown = held.data("facts")[command]["ranks"]
+        assert shown == json.loads(json.dumps(found["ranks"]).replace(f"{folder}{os.sep}", ""))
     assert main(["info", str(folder)]) == 0
     within = re.search(r"within [\d.]+ % of the step without", capsys.readouterr().out)
     assert within is not None

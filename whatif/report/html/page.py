@@ -160,9 +160,10 @@ def _facts(facts: Facts) -> dict[str, Any]:
     def answer(found: Any) -> Any:
         return {"reason": found} if isinstance(found, str) else found.to_dict()
 
+    ranks = {"ranks": facts.ranks.to_dict()} if facts.ranks else {}
     return {
-        "info": facts.summary.to_dict(),
-        "explain": {**facts.explanation.to_dict(), **({"ranks": facts.ranks.to_dict()} if facts.ranks else {})},
+        "info": {**facts.summary.to_dict(), **ranks},
+        "explain": {**facts.explanation.to_dict(), **ranks},
         "efficiency": facts.efficiency.to_dict(),
         "flame": facts.flame.to_dict(),
         "steps": facts.steps.to_dict() if facts.steps else None,
