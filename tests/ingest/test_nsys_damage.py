@@ -12,6 +12,7 @@ import pytest
 import whatif
 from tests.ingest.nsys_report import PID, Report, global_id
 from whatif import WhatifError
+from whatif.graph.types import Severity
 from whatif.ingest.events import EventCategory
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.nsys import read_nsys
@@ -151,6 +152,14 @@ def test_identifiers_of_any_type_and_size_cost_only_themselves(tmp_path: Path) -
     assert (events.category == EventCategory.KERNEL).sum() == 20
     assert not events.dropped
     assert whatif.read(path).check()
+
+
+def test_kernels_without_a_name_are_told(tmp_path: Path) -> None:
+    path = report(20).write(tmp_path / "a.sqlite")
+    change(path, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 999 WHERE correlationId < 3")
+    (finding,) = (found for found in whatif.read(path).info.findings if found.check == "lost names")
+    assert finding.severity == Severity.DOUBT
+    assert finding.sentence.startswith("2 of 20 GPU tasks have no name")
 
 
 def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:

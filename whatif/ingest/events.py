@@ -17,6 +17,8 @@ from whatif.runtime.errors import WhatifError
 
 # What stands in an integer column where the trace says nothing.
 MISSING = -1
+# Stands for the name of an event whose recording lost it.
+NO_NAME = "(no name)"
 # The check of a recording whose finding comes before all others.
 CUT = "end of the file"
 

@@ -17,7 +17,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Finding, Int64, Severity, TaskKind, ThreadKind, among
 from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import CUT, EventCategory, Events
+from whatif.ingest.events import CUT, NO_NAME, EventCategory, Events
 from whatif.ingest.file_bytes import ends_early
 from whatif.ingest.gpu_side import LATE_NS
 from whatif.ingest.grouped import named
@@ -120,6 +120,17 @@ def _no_gpu_events(parts: Parts, graph: TaskGraph) -> Iterator[What]:
             f"the recording names the GPU {graph.info.gpu} and holds no GPU event: the GPU's half is missing",
             "record again with ProfilerActivity.CUDA and permission for CUPTI, unless the program ran on the CPU alone",
         )  # fmt: skip
+
+
+def _nameless(parts: Parts, _: TaskGraph) -> Iterator[What]:
+    events, rows = parts.events, parts.gpu.event
+    count, of = (
+        len(named(events, rows, np.array([name == NO_NAME for name in events.names], dtype=np.bool_))),
+        len(rows),
+    )
+    if count:
+        told = f"{_of(count, of, ('GPU task', 'GPU tasks'), ('has', 'have'))} no name: their kind is unknown"
+        yield by_share(count, of), count, told, RECORD_AGAIN
 
 
 def _launches(parts: Parts, _: TaskGraph) -> Iterator[What]:
@@ -512,6 +523,7 @@ CHECKS: dict[str, Callable[[Parts, TaskGraph], Iterator[What]]] = {
     CUT: _cut,
     "unreadable events": _unreadable,
     "GPU events of the named GPU": _no_gpu_events,
+    "lost names": _nameless,
     UNIT: _unit,
     "missing durations": _zero,
     "doubled events": _doubled,

@@ -17,7 +17,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.ingest.decimal_ns import TimeStatus
-from whatif.ingest.events import MISSING, EventCategory
+from whatif.ingest.events import MISSING, NO_NAME, EventCategory
 from whatif.ingest.kineto_columns import DROPPED_DURATION, DROPPED_NEGATIVE, DROPPED_TIMESTAMP
 from whatif.ingest.kineto_fields import THREADS_PER_WARP
 from whatif.ingest.nsys_database import ABSENT, Database
@@ -246,7 +246,7 @@ def _strings(database: Database, ids: Int64) -> tuple[list[str], Int32]:
     """The distinct strings of a column of references, and each row's place among them."""
     values, place = distinct(ids)
     found = database.strings(values)
-    return [found.get(key, "(no name)") for key in values.tolist()], place.astype(np.int32)
+    return [found.get(key, NO_NAME) for key in values.tolist()], place.astype(np.int32)
 
 
 def _spelled(columns: list[Int64], spell: Callable[..., str]) -> tuple[list[str], Int32]:

@@ -96,7 +96,7 @@ class Summary(Struct, frozen=True, dict=True):
             "phases_pct": self.phases_pct,
             "kernel_families_pct": self.families_pct,
             "dtypes_pct": self.dtypes_pct,
-            "launch_lag_us": info.launch_lag_ns / 1e3,
+            "launch_lag_us": info.launch_lag_ns / 1e3 if (self.graph.launch_of >= 0).any() else None,
             "queue_depth": info.queue_depth,
             **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
             **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),

@@ -65,7 +65,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
             " or ".join(str(one or "unknown") for one in own) + ", by rank" if len(own) > 1 else str(info.batch_size)
         )
         facts.append(("batch size", batch))
-    if has_gpu:
+    if has_gpu and (summary.graph.launch_of >= 0).any():
         depth = f"blocks at {info.queue_depth:,} pending tasks" if info.queue_depth else "no limit seen"
         facts += [
             ("launch lag", f"{info.launch_lag_ns / 1e3:.1f} µs from the end of a launch"),
