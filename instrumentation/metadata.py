@@ -1,5 +1,6 @@
 """What a recording says about the run besides its events: optimizer, input, precision and machine."""
 
+import functools
 import os
 import platform
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .gpu import GPU
 from .layers import HookHere, Hooks
@@ -84,14 +86,35 @@ class FirstInput(Hooks):
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
-        self.samples = 0  # of all calls of the model
+        self.samples = 0  # of all calls of the model, but for those that an optimizer repeats on one batch
         self._model, self._trained = model, trained
+        self._repeats = False  # whether a closure runs that its optimizer has called before in this step
         # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
         self._handles = [
             module.register_forward_pre_hook(HookHere(self._look), with_kwargs=True)
             for module in model.modules()
             if not isinstance(module, torch.jit.ScriptModule)
         ]
+        if trained:
+            self._handles.append(register_optimizer_step_pre_hook(self._watch_closure))
+
+    def _watch_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return the arguments of an optimizer's step with a closure (LBFGS) that notes when it is called again."""
+        closure = args[1] if args[1:] else kwargs.get("closure")
+        if torch.compiler.is_compiling() or not callable(closure):
+            return None
+        calls = 0
+
+        @functools.wraps(closure)
+        def watched() -> Any:
+            nonlocal calls
+            calls, self._repeats = calls + 1, calls > 0
+            try:
+                return closure()
+            finally:
+                self._repeats = False
+
+        return ((args[0], watched, *args[2:]), kwargs) if args[1:] else (args, {**kwargs, "closure": watched})
 
     def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or (self.autocast is not None and module is not self._model):
@@ -101,7 +124,7 @@ class FirstInput(Hooks):
         tensor = next((t for t in tensors_in([*args, *kwargs.values()]) if t.dim() > 0), None)
         if tensor is None:
             return
-        if module is self._model:
+        if module is self._model and not self._repeats:
             self.samples += int(tensor.shape[0])
         if self.shape is None:
             self.shape = list(tensor.shape)

@@ -122,6 +122,31 @@ def test_samples_are_those_of_training_steps(tmp_path: Path) -> None:
     assert (metadata["batch_size"], metadata["samples_per_step"]) == (4, 8)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_that_an_optimizer_repeats_counts_its_samples_once(tmp_path: Path, by_name: bool) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, tolerance_change=0, tolerance_grad=0)
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        for _ in range(2):  # gradients are accumulated
+            loss: torch.Tensor = model(torch.randn(4, 3)).square().sum()
+            loss.backward()
+        return loss
+
+    options = {"steps": 3, "warmup_steps": 2, "untraced_steps": 2}
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **options) as recording:
+        for _ in range(10):
+            optimizer.step(**{"closure": closure}) if by_name else optimizer.step(closure)
+            recording.step()
+    metadata = json.loads((tmp_path / "run.json").read_text())["whatif"]
+    assert calls > 20  # more than one a step
+    assert (metadata["batch_size"], metadata["samples_per_step"]) == (4, 8)
+
+
 def test_the_profilers_own_cost_is_measured_and_not_recorded(recording: dict[str, Any]) -> None:
     # 0.4 to 1 µs on an idle machine; the bounds only tell ns from µs and one event from a step.
     assert 50 < recording["whatif"]["profiler_cost_ns"]["per_event"] < 50_000
