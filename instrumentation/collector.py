@@ -21,7 +21,7 @@ from whatif.runtime.errors import WhatifError
 
 from .find_model import OutermostModules, choose_model
 from .gpu import GPU
-from .late_signals import signals_wait
+from .late_signals import signals_wait, work_first
 from .layers import HookHere
 from .messages import trains_with_others
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
@@ -144,7 +144,7 @@ class Collector:
         """Write what there is when the program has ended; return the file, or None with `failure` set."""
         try:
             if self._recording is not None and self._recording.enough:
-                with self._signals_wait():
+                with self._signals_wait(writes=True):
                     self._guarded(self._recording.finish)
         finally:
             if not self.done:
@@ -152,11 +152,21 @@ class Collector:
                 self.failure = "interrupted while writing." if interrupted else self._too_few()
         return self.written
 
-    def _signals_wait(self) -> AbstractContextManager[None]:
-        """Hold signals back while the file is written."""
-        name = self.planned.name if self._recording is None else self._recording.path.name
+    def _signals_wait(self, *, writes: bool) -> AbstractContextManager[None]:
+        """Hold signals back while the file is written, or while a step ends that could be written."""
+        if self._recording is None or not (writes or self._recording.enough):
+            return nullcontext()
+        if not writes:
+            return signals_wait(lambda signal: None)
+        name = self._recording.path.name
         rule = f"passed on to the script once {name} is written; a second one is passed on at once."
         return signals_wait(lambda signal: self._say(f"{signal}: {rule}"))
+
+    def _write_first(self, signal: str) -> None:
+        """Write what there is before a signal ends the process."""
+        if self._recording is not None and self._recording.enough:
+            self.finish()
+            self._say(f"{self.planned}: {self.failure or 'written'}; {signal} ends the script.")
 
     def _too_few(self) -> str:
         if self.steps_seen == 0 and self._inference:
@@ -281,8 +291,7 @@ class Collector:
             self._let_go()
             return
         if not self.done:
-            writes = self._recording is not None and self._recording.writes_next
-            with self._signals_wait() if writes else nullcontext():
+            with self._signals_wait(writes=self._recording is not None and self._recording.writes_next):
                 self._guarded(self._advance)
                 self._say_outcome()
         if self._stop and self.written is not None:
@@ -330,6 +339,8 @@ class Collector:
             if stage := self._recording.next_stage:
                 self._say(stage)
             self._recording.step()
+            if self._recording.enough and not self._recording.done:
+                self._detach.append(work_first(self._write_first))
 
     def _begin(self) -> None:
         if self._modules is not None:

@@ -1,5 +1,6 @@
-"""Holds signals back while a recording is written: a file that is half written helps nobody."""
+"""Holds signals back while a recording is written, and lets it be written before a signal ends the process."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -38,6 +39,35 @@ def signals_wait(held: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _deliver(waiting, handlers)
+
+
+def work_first(work: Callable[[str], None]) -> Callable[[], None]:
+    """Call `work` with the signal's name before a signal ends the process by its default action; return what undoes it.
+
+    Signals with a handler stay as they are. Only the main thread can ask for this: elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    process = os.getpid()
+    ours = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+        try:
+            if os.getpid() == process:  # else the script has forked
+                work(signal.Signals(number).name)
+        finally:
+            signal.raise_signal(number)
+
+    def undo() -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in ours:
+                if signal.getsignal(number) is end:  # The script may have set its own.
+                    signal.signal(number, signal.SIG_DFL)
+
+    for number in ours:
+        signal.signal(number, end)
+    return undo
 
 
 def _deliver(waiting: list[int], handlers: dict[int, Any]) -> None:

@@ -202,6 +202,16 @@ def test_a_signal_waits_until_the_file_is_written(tmp_path: Path, name: str, sta
     assert ("trained to the end" in found.stdout) == ("900" in options)
 
 
+@pytest.mark.parametrize("part", ["outside", "forward", "backward"])
+def test_a_signal_without_a_handler_leaves_the_recorded_steps_and_its_own_status(tmp_path: Path, part: str) -> None:
+    number = signal.SIGHUP if part == "forward" else signal.SIGTERM
+    found = run(tmp_path / "run", *COLLECT, "--steps", "5", "terminated.py", number.name, part)
+    assert found.returncode == -number, found.stderr
+    assert "no signal ended this" not in found.stdout
+    assert f"terminated.json.gz: written; {number.name} ends the script." in found.stderr
+    assert whatif.read(tmp_path / "run" / "terminated.json.gz").info.n_steps == (4 if part == "outside" else 3)
+
+
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_signal_to_a_thread_that_trains_leaves_a_file_or_says_why_not(tmp_path: Path, where: str) -> None:
     found = run(tmp_path / "run", *COLLECT, "interrupted.py", "SIGINT", "1" if where == "thread" else "2", where)

@@ -140,7 +140,7 @@ def test_a_closure_that_an_optimizer_repeats_counts_its_samples_once(tmp_path: P
     options = {"steps": 3, "warmup_steps": 2, "untraced_steps": 2}
     with instrumentation.record(model, optimizer, tmp_path / "run.json", **options) as recording:
         for _ in range(10):
-            optimizer.step(**{"closure": closure}) if by_name else optimizer.step(closure)
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
             recording.step()
     metadata = json.loads((tmp_path / "run.json").read_text())["whatif"]
     assert calls > 20  # more than one a step
