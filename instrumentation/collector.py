@@ -319,7 +319,9 @@ class Collector:
             with self._lock, self._as_ours():
                 work()
         except Exception as error:
-            self.failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
+            failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
+            # The sentences around it name the file.
+            self.failure = failure.removeprefix(f"{self._recording.path}: " if self._recording else "")
             self._abandon()
         else:
             if self._recording is None or not self._recording.written:

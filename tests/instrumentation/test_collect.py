@@ -262,6 +262,18 @@ def test_a_recording_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "run.json").exists()
 
 
+def test_a_file_that_cannot_be_written_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(need("whatif.instrumentation.recording_file").os, "replace", full)
+    said: list[str] = []
+    ended = collected(script(tmp_path, LOOP), [], tmp_path / "run.json", say=said.append, **QUICK)
+    why = "expected to write the file, got 'No space left on device'; free some space or name another."
+    assert ended.failure == why
+    assert said[-1] == f"{tmp_path / 'run.json'}: not written, the script keeps running: {why}"
+
+
 def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path) -> None:
     # Ctrl-C afterwards ends it, and is no failure.
     forever = LOOP.replace(
