@@ -34,6 +34,9 @@ def test_a_shared_core_is_said() -> None:
         "without the profiler; load average 6.7 on 2 cores"
     )
     assert "with it" in said({}, {"involuntary_switches": 51, "cpu_s": 0.2})[0]
+    # A short recording: what shares its core is found, and a switch or two by chance is not.
+    assert "preempted 250 times with it" in said({}, {"involuntary_switches": 5, "cpu_s": 0.02})[0]
+    assert said({"involuntary_switches": 2, "cpu_s": 0.02}, {"involuntary_switches": 2, "cpu_s": 0.03}) == []
     # Waiting is not being taken off: a loader that waits for a disk has little CPU time, and no verdict.
     assert said({"involuntary_switches": 5, "cpu_s": 0.01}, {}) == []
 

@@ -9,8 +9,9 @@ BUSY = "other programs and page faults while recording"
 # A program that has its cores to itself is taken off one a few times a second of CPU time; one that shares a core about
 # 300 times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
 BUSY_SWITCHES_PER_S = 50.0
-# Less CPU time than this says nothing.
-LEAST_CPU_S = 0.05
+# Less CPU time than this says nothing, nor do fewer switches: in so short a time a program with a core to itself (1 to
+# 4 a second) has 3 in one of a thousand recordings, one that shares it about 6.
+LEAST_CPU_S, LEAST_SWITCHES = 0.02, 3
 # A recorded step that takes so many times the step without the profiler is no picture of it,
 STORM = 1.5
 # where page faults explain at least this share of the difference, at what one costs at the least (0.5 to 2 us on a
@@ -39,7 +40,7 @@ def _switches_per_s(load: MachineLoad | None) -> float | None:
     if load is None or load.involuntary_switches is None or load.cpu_s is None or load.cpu_s < LEAST_CPU_S:
         return None
     per_s = load.involuntary_switches / load.cpu_s
-    return per_s if per_s > BUSY_SWITCHES_PER_S else None
+    return per_s if load.involuntary_switches >= LEAST_SWITCHES and per_s > BUSY_SWITCHES_PER_S else None
 
 
 def _page_faults(recorded: Recorded) -> str:
