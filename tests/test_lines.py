@@ -14,7 +14,7 @@ from tests.helpers import CPU, STREAM, Build, launched, mark, op, write_trace
 from tests.report_page import Page
 from whatif import DependencyKind, TaskGraph, WhatifError
 from whatif.cli.main import main
-from whatif.ingest.lines import is_users, read_lines
+from whatif.ingest.lines import By, is_users, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.regression import check_regression
 from whatif.questions.comparison.two_recordings import TwoRecordings
@@ -22,6 +22,7 @@ from whatif.questions.flame import flame
 from whatif.questions.lines import line_parts, mean_step_ms
 from whatif.report.text_check import markdown
 from whatif.simulation.simulator import simulate
+from whatif.simulation.steps import CLOCK_NOUNS
 
 
 def python(name: str, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
@@ -145,6 +146,26 @@ def test_without_stacks_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     trace = write_trace(tmp_path / "bare.json", [mark("ProfilerStep#0", 0, 99), op("aten::mm", 1, 50)])
     assert main(["explain", "--by", "line", str(trace)]) == 1
     assert "record with `whatif collect --lines`" in capsys.readouterr().err
+    assert main(["explain", "--by", "layer", str(trace)]) == 1
+    assert (
+        "expected layers, call stacks or Python functions in the trace, got none; record with `whatif collect`, "
+        in (capsys.readouterr().err)
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "why"),
+    [
+        ("layer", "its call stacks show no forward function of a model; record with `whatif collect`."),
+        ("line", "its call stacks show no code of your own; record with `whatif collect --lines`."),
+    ],
+)
+def test_stacks_that_name_nothing_say_so(tmp_path: Path, by: By, why: str) -> None:
+    stack = {"Call stack": "/x/site-packages/torch/nn/functional.py(9): linear"}
+    events = [mark("ProfilerStep#0", 0, 1000), op("aten::linear", 100, 50, **stack)]
+    graph = whatif.read(write_trace(tmp_path / "stacks.json", events))
+    found = line_parts(Baseline.of(graph), by)
+    assert found.headline == f"no {by} of the {CLOCK_NOUNS[found.baseline.clock]} is known: {why}"
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,10 @@ def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> L
         )
     frames, operators, base_ns = _read(path)
     if not frames and not any(stack for _, _, stack, _, _ in operators):
+        expected, option = ("layers, call stacks", "") if by == "layer" else ("call stacks", " --lines")
         raise WhatifError(
-            f"{path}: expected call stacks or Python functions in the trace, got neither; record with "
-            "`whatif collect --lines`, or with torch.profiler and with_stack=True."
+            f"{path}: expected {expected} or Python functions in the trace, got none; record with "
+            f"`whatif collect{option}`, or with torch.profiler and with_stack=True."
         )
     return _Namer(graph, by, base_ns).name(frames, operators)
 

@@ -64,7 +64,10 @@ class LineParts(Struct, frozen=True):
         none = nowhere(self.by)
         known = [line for line in self.parts if line.part.name != none]
         if not known:
-            return f"no {self.by} of the {what} is known."
+            shown, how = "no code of your own", "whatif collect --lines"
+            if self.by == "layer":
+                shown, how = "no forward function of a model", "whatif collect"
+            return f"no {self.by} of the {what} is known: its call stacks show {shown}; record with `{how}`."
         most = max(known, key=lambda line: line.part.critical_ms)
         told = (
             f"{most.part.name} holds more of the critical path than any other {self.by}: {most.part.critical_ms:,.2f} "
