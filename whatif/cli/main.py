@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from whatif.cli.as_python import never_fail_on_a_character
 from whatif.cli.interrupts import remembered
@@ -56,7 +56,11 @@ FLAGS = ("--debug", "--quiet")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that leaves the printing of errors to ``main``."""
+    """An argument parser that leaves the printing of errors to ``main``, and takes -1GB for a value, as it does -1."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)")
 
     def error(self, message: str) -> NoReturn:
         found = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
