@@ -17,6 +17,7 @@ _PREFIX = r"([kKmMgGtT]i?)?"
 # A small b is a bit and a large B a byte, as everybody writes them.
 _BANDWIDTH = re.compile(rf"{_NUMBER}{_PREFIX}(?:(bps|b/s|bit/s)|(Bps|B/s))\s*")
 _SIZE = re.compile(rf"{_NUMBER}{_PREFIX}B\s*")
+_KIB = 1024
 # Beyond these no link and no message is meant.
 _LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 
@@ -24,6 +25,14 @@ _LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 def counted(number: int, thing: str) -> str:
     """Return how many there are of a thing: 1 task, 2,000 tasks."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def size(size_bytes: float) -> str:
+    """Return a number of bytes as people read it: 1.25 GiB, 1 byte."""
+    value, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= _KIB and len(units) > 1:
+        value, units = value / _KIB, units[1:]
+    return counted(round(value), "byte") if units[0] == "bytes" else f"{value:,.2f} {units[0]}"
 
 
 @dataclass(frozen=True, slots=True)

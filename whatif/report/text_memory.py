@@ -11,7 +11,7 @@ from whatif.questions.memory_summary import MemorySummary, peak_range_bytes, sho
 from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
 from whatif.report.text_advise import print_refused
-from whatif.units import counted
+from whatif.units import counted, size
 
 SOURCES = {
     "allocations": "from its recorded allocations",
@@ -26,15 +26,6 @@ PARTS = {
     "workspace": "workspace",
     "inputs": "inputs, buffers and the rest",
 }
-_KIB = 1024
-
-
-def size(size_bytes: float) -> str:
-    """Return a number of bytes as people read it: 1.25 GiB."""
-    value, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while abs(value) >= _KIB and len(units) > 1:
-        value, units = value / _KIB, units[1:]
-    return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.2f} {units[0]}"
 
 
 def source_told(summary: MemorySummary) -> str:

@@ -8,8 +8,7 @@ from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
 from whatif.report.layout import ms_format, plain, report
-from whatif.report.text_memory import size
-from whatif.units import counted
+from whatif.units import counted, size
 
 
 def print_plan(found: Planned, top: int) -> None:

@@ -26,6 +26,7 @@ from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
 from whatif.runtime.errors import WhatifError
+from whatif.units import size
 
 # Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.
 MOST_TENSOR = 8
@@ -434,12 +435,12 @@ def _named(way: Plan) -> str:
 
 
 def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:
-    plan, least = closest.plan, (closest.peak_bytes or 0) / 2**30
+    plan, least = closest.plan, size(closest.peak_bytes or 0)
     held = next((one.memory_bytes for one in asked if one.gpus == plan.devices), None)
-    of = f" of {held / 2**30:.4g} GiB" if held else ""
+    of = f" of {size(held)}" if held else ""
     again = ", all blocks recomputed" if plan.recompute else ""
     return (
-        f"plan: expected a plan that fits {plan.devices:,} devices{of}, got at least {least:.4g} GiB (tensor "
+        f"plan: expected a plan that fits {plan.devices:,} devices{of}, got at least {least} (tensor "
         f"{plan.tensor}, pipeline {plan.pipeline}, data {plan.data}, micro-batches of {plan.micro_batch}{again}); try "
         "more --gpus, --memory, or another --global-batch."
     )

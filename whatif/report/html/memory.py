@@ -10,7 +10,8 @@ from whatif.report.html.made import Made, read_off
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import PARTS, capacity_sentences, size, source_told
+from whatif.report.text_memory import PARTS, capacity_sentences, source_told
+from whatif.units import size
 
 MIB, GIB = 2**20, 2**30
 # From the bottom of the chart: what stays for the whole step first.

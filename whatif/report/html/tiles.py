@@ -10,8 +10,8 @@ from whatif.questions.sweep.scaling import Scaling
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, name, paragraph, prose, tag
 from whatif.report.layout import CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct, sentence_case
-from whatif.report.text_memory import capacity_sentences, size
-from whatif.units import counted
+from whatif.report.text_memory import capacity_sentences
+from whatif.units import counted, size
 
 # How many times the recorded workers the fifth tile is about: one machine of the usual kind for one.
 WORKERS = 8
