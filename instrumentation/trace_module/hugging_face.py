@@ -1,7 +1,6 @@
 """Models of transformers and timm by configuration: built on meta tensors, without weights, network or custom code."""
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from whatif.from_module.targets import CONFIG, TIMM_PREFIX
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, close_names
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], at
         timm.layers.set_fused_attn(False)
     name = target.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
-        near = ", ".join(difflib.get_close_matches(name, timm.list_models("*"), n=4, cutoff=0.5))
+        near = ", ".join(close_names(name, timm.list_models("*"), 4, 0.5))
         raise WhatifError(f"{target}: expected a model of timm, got {name!r}; similar names: {near or 'none'}.")
     model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **overrides))
     own: Any = model.default_cfg

@@ -6,14 +6,13 @@ direction.
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import lru_cache
 from importlib import resources
 
 from msgspec import Struct
 
-from whatif.runtime.errors import WhatifError
+from whatif.runtime.errors import WhatifError, close_names
 
 # Formats that `Gpu.matrix_tflops` knows.
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
@@ -172,7 +171,7 @@ def load_gpu(name: str) -> Gpu:
         if wanted in map(_squeeze, gpu.aliases):
             return gpu
     prefixed = [known for squeezed, known in by_name.items() if wanted and squeezed.startswith(wanted)]
-    close = [by_name[match] for match in difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.6)]
+    close = [by_name[match] for match in close_names(wanted, by_name, 4)]
     closest = list(dict.fromkeys(prefixed + close))[:4]
     are = "is" if len(closest) == 1 else "are"
     hint = f"the closest {are} {', '.join(closest)}" if closest else f"known are {', '.join(gpu_names())}"

@@ -22,10 +22,15 @@ def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterat
 
 def closest(word: str, known: Iterable[str], otherwise: str) -> str:
     """Return "did you mean 'x'?" of what is known and most like the word; ``otherwise`` where nothing is."""
+    close = close_names(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def close_names(word: str, known: Iterable[str], most: int, likeness: float = 0.6) -> list[str]:
+    """Return what is known and at least so much like the word (1: equal), the most alike first."""
     import difflib  # takes 5 ms to load
 
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {close[0]!r}?" if close else otherwise
+    return difflib.get_close_matches(word, list(known), most, likeness)
 
 
 def in_short(error: Exception) -> str:

@@ -5,7 +5,6 @@ Presets are such files in `whatif/hardware/cluster/presets`, a source beside eac
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from whatif.hardware.cluster.topology import (
     Processor,
 )
 from whatif.hardware.gpu import Gpu
-from whatif.runtime.errors import WhatifError, closest
+from whatif.runtime.errors import WhatifError, close_names, closest
 from whatif.units import Bandwidth
 
 # What people call a link. Of the costs NCCL's tuner alone asks for it.
@@ -57,7 +56,7 @@ def load_cluster(name: str) -> Cluster:
         return _preset(name)
     path = Path(name)
     if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
-        close = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
+        close = close_names(name.lower(), preset_names(), 3, 0.4)
         raise WhatifError(
             f"cluster: expected the path of a TOML file or one of {', '.join(close or preset_names())}, got {name!r}."
         )
