@@ -44,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
     own = [load_transform(name) for name in names]
     candidates = installed(also=own)
     graph = read_trace(trace, args)
-    from whatif.prediction.predict import apply
+    from whatif.prediction.doubts import warnings_of
     from whatif.questions.advice.advise import advise
 
     baseline = baseline_of(args, graph)
     top = args.top or (ALL if args.all or args.json or args.plot else DECIDING)
     with progress_bar("trying") as progress:
         advice = advise(baseline, candidates, top=top, progress=progress)
-    warnings = apply(baseline).warnings
+    warnings = warnings_of(baseline)
     from whatif.report.plot_advise import advice_figure
     from whatif.report.text_advise import print_advice, print_decision
 

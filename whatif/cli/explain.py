@@ -89,15 +89,9 @@ def run(args: argparse.Namespace) -> int:
     return show(args, lambda: {**explanation.to_dict(), **ranks_too}, print_text, warnings=explanation.warnings)
 
 
-def _warnings(baseline: Baseline) -> tuple[str, ...]:
-    """What every answer from this recording has to tell."""
-    from whatif.prediction.predict import apply
-
-    return apply(baseline).warnings
-
-
 def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> int:
     """Print how the recorded steps differ, and draw them if asked."""
+    from whatif.prediction.doubts import warnings_of
     from whatif.questions.uneven_steps import uneven_steps
     from whatif.report.plot_steps import steps_figure
     from whatif.report.text_steps import print_steps
@@ -108,30 +102,33 @@ def _steps(graph: TaskGraph, baseline: Baseline, args: argparse.Namespace) -> in
         found.to_dict,
         lambda: print_steps(found),
         figure=lambda: steps_figure(found),
-        warnings=_warnings(baseline),
+        warnings=warnings_of(baseline),
     )
 
 
 def _lines(baseline: Baseline, args: argparse.Namespace) -> int:
     """Print where in the source the time of a step goes."""
+    from whatif.prediction.doubts import warnings_of
     from whatif.questions.lines import line_parts
     from whatif.report.text_lines import print_lines
 
     found = line_parts(baseline, args.by, args.top)
-    return show(args, found.to_dict, lambda: print_lines(found), warnings=_warnings(baseline))
+    return show(args, found.to_dict, lambda: print_lines(found), warnings=warnings_of(baseline))
 
 
 def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
     """Print what the step waits for by call stack."""
+    from whatif.prediction.doubts import warnings_of
     from whatif.questions.flame import flame
     from whatif.report.text_lines import print_flame
 
     found = flame(baseline)
-    return show(args, found.to_dict, lambda: print_flame(found), warnings=_warnings(baseline))
+    return show(args, found.to_dict, lambda: print_flame(found), warnings=warnings_of(baseline))
 
 
 def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
     """Print what the step reaches of its GPU's peaks, and draw the roofline if asked."""
+    from whatif.prediction.doubts import warnings_of
     from whatif.questions.efficiency import efficiency
     from whatif.report.plot_efficiency import roofline_figure
     from whatif.report.text_efficiency import print_efficiency
@@ -142,7 +139,7 @@ def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_efficiency(found),
         figure=lambda: roofline_figure(found),
-        warnings=_warnings(baseline),
+        warnings=warnings_of(baseline),
     )
 
 

@@ -25,27 +25,20 @@ from whatif.prediction.composition import (
     single_schedule,
     spelled,
 )
+from whatif.prediction.doubts import doubts_of, why_nothing_changes
 from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
-from whatif.prediction.unfinished import unfinished_work
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import simulate
-from whatif.simulation.steps import CLOCK_NOUNS, step_ns
+from whatif.simulation.steps import step_ns
 from whatif.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from whatif.ingest.ranks.read import Ranks
 
 __all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
-
-# Steps whose mean exceeds their median by more than this are not one kind of step.
-UNEVEN_STEPS = 1.1
-# A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
-HOST_BOUND_PCT = 50.0
-# A change below this is within what replays miss.
-NOTHING_PCT = 1.0
 
 AnyTransform = Transform | str | Path | Callable[[TaskGraph], TaskGraph]
 
@@ -129,38 +122,12 @@ class Prediction:
     @cached_property
     def doubts(self) -> tuple[str, ...]:
         """What makes the numbers doubtful: findings, the recording's quirks, the calibration and uneven steps."""
-        found = [*self.trust.doubts, *self.baseline.graph.info.quirks]
-        if self.baseline.calibration and self.baseline.calibration.reason:
-            found.append(self.baseline.calibration.reason)
-        uneven = self.baseline.mean_over_median
-        if uneven > UNEVEN_STEPS:
-            found.append(f"the steps differ (their mean is {uneven:.2f} times the median); the median step is reported")
-        found.append(unfinished_work(self.timeline, self.baseline.clock))
-        return tuple(filter(None, found))
+        return doubts_of(self.baseline, self.timeline)
 
     @property
     def verdict(self) -> str:
         """Return why little or nothing changes; "" if much does."""
-        before, after = self.baseline.breakdown, self.breakdown
-        gain_pct = 100.0 * (1 - self.predicted_ms / self.baseline_ms) if self.baseline_ms else 0.0
-        if not self.baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not self.baseline_ms:
-            return ""
-        busy_pct = 100.0 * before.gpu_busy_ms / self.baseline_ms
-        noun = CLOCK_NOUNS[self.baseline.clock]
-        shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
-        if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
-            if 2 * self.baseline.unexplained_wait_pct > 100 - busy_pct:
-                return (
-                    f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
-                    f"{self.baseline_ms:.2f} ms), and most of the rest is waiting that the recording does not "
-                    "explain, so faster kernels change nothing"
-                )
-            return (
-                f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
-                f"{self.baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
-                + (", and the added CPU work costs time" if gain_pct <= -NOTHING_PCT else "")
-            )
-        return ""
+        return why_nothing_changes(self.baseline, self.predicted_ms, self.breakdown)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as a JSON object with the keys that scripts rely on."""

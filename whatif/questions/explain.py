@@ -27,7 +27,8 @@ from whatif.graph.types import (
     among,
 )
 from whatif.models.exchange.stragglers import waiting_for_peers
-from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.doubts import warnings_of
 from whatif.questions.collectives import Collective, collectives
 from whatif.questions.stragglers import held_up_by
 from whatif.questions.verdict import verdict
@@ -187,7 +188,7 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
         n_layers=len(named),
         kernels=tuple(families[:top]),
         operations=tuple(parts.by(np.where(in_families(graph), graph.name, -1), graph.names)[:top]),
-        warnings=apply(baseline).warnings,
+        warnings=warnings_of(baseline),
     )
 
 

@@ -18,7 +18,8 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.models.durations.estimator import device
-from whatif.prediction.predict import Baseline, apply
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.doubts import warnings_of
 from whatif.prediction.trust import Trust, trust_of
 from whatif.simulation.steps import steady
 
@@ -126,7 +127,7 @@ def summarize(baseline: Baseline) -> Summary:
         dtypes_pct=_shares_pct(graph, counted & (graph.family >= 0), graph.dtype, ["unknown", *DTYPES[1:]]),
         phases_pct=_shares_pct(graph, counted, graph.phase, [phase.name.lower() for phase in Phase]),
         n_layers=len(each_once(graph.layer[graph.layer > 0])),
-        warnings=apply(baseline).warnings,
+        warnings=warnings_of(baseline),
     )
 
 

@@ -1,0 +1,59 @@
+"""What makes the numbers of an answer doubtful, and why a change changes nothing: sentences."""
+
+from __future__ import annotations
+
+from whatif.prediction.baseline import Baseline
+from whatif.prediction.trust import trust_of
+from whatif.prediction.unfinished import unfinished_work
+from whatif.simulation.breakdown import Breakdown
+from whatif.simulation.steps import CLOCK_NOUNS
+from whatif.simulation.timeline import Timeline
+
+# Steps whose mean exceeds their median by more than this are not one kind of step.
+UNEVEN_STEPS = 1.1
+# A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
+HOST_BOUND_PCT = 50.0
+# A change below this is within what replays miss.
+NOTHING_PCT = 1.0
+
+
+def warnings_of(baseline: Baseline) -> tuple[str, ...]:
+    """Return what every answer from a recording has to warn of; it takes no further simulation."""
+    unchanged = why_nothing_changes(baseline, baseline.step_ns / 1e6, baseline.breakdown)
+    return tuple(filter(None, (*doubts_of(baseline, baseline.timeline), unchanged)))
+
+
+def doubts_of(baseline: Baseline, timeline: Timeline) -> tuple[str, ...]:
+    """Return findings, the recording's quirks, the calibration, uneven steps and work that ``timeline`` leaves out."""
+    found = [*trust_of(baseline).doubts, *baseline.graph.info.quirks]
+    if baseline.calibration and baseline.calibration.reason:
+        found.append(baseline.calibration.reason)
+    uneven = baseline.mean_over_median
+    if uneven > UNEVEN_STEPS:
+        found.append(f"the steps differ (their mean is {uneven:.2f} times the median); the median step is reported")
+    found.append(unfinished_work(timeline, baseline.clock))
+    return tuple(filter(None, found))
+
+
+def why_nothing_changes(baseline: Baseline, predicted_ms: float, after: Breakdown) -> str:
+    """Return why a step with the parts ``after`` is hardly shorter than the baseline's; "" if it is."""
+    before, baseline_ms = baseline.breakdown, baseline.step_ns / 1e6
+    gain_pct = 100.0 * (1 - predicted_ms / baseline_ms) if baseline_ms else 0.0
+    if not baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not baseline_ms:
+        return ""
+    busy_pct = 100.0 * before.gpu_busy_ms / baseline_ms
+    noun = CLOCK_NOUNS[baseline.clock]
+    shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
+    if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
+        if 2 * baseline.unexplained_wait_pct > 100 - busy_pct:
+            return (
+                f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
+                f"{baseline_ms:.2f} ms), and most of the rest is waiting that the recording does not "
+                "explain, so faster kernels change nothing"
+            )
+        return (
+            f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
+            f"{baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
+            + (", and the added CPU work costs time" if gain_pct <= -NOTHING_PCT else "")
+        )
+    return ""
