@@ -22,9 +22,9 @@ _KIB = 1024
 _LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 
 
-def counted(number: int, thing: str) -> str:
-    """Return how many there are of a thing: 1 task, 2,000 tasks."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+def counted(number: int, thing: str, things: str = "") -> str:
+    """Return how many there are of a thing: 1 task, 2,000 tasks; ``things`` is its plural where that is no "s" more."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 
 def size(size_bytes: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from whatif.cli.options import add_json
 from whatif.cli.reading import show
+from whatif.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         if args.clear:
             print(f"{found['removed']} removed")
         size_mb, most_mb = found["size_bytes"] / 1e6, kept.MOST_BYTES / 1e6
-        recordings = f"{len(after)} recording{'s' * (len(after) != 1)}"
-        print(f"{printable(str(folder))}: {recordings}, {size_mb:,.1f} of at most {most_mb:,.0f} MB")
+        print(
+            f"{printable(str(folder))}: {counted(len(after), 'recording')}, {size_mb:,.1f} of at most {most_mb:,.0f} MB"
+        )
 
     return show(args, lambda: found, print_text)

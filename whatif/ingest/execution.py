@@ -14,6 +14,7 @@ from whatif.ingest.calls import CallKind
 from whatif.ingest.events import Events
 from whatif.ingest.grouped import by_track, named
 from whatif.simulation.intervals import interval_of, union
+from whatif.units import counted
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
 _INDUCTOR_KERNEL = re.compile(r"triton_(poi|red|per|tem|for|mm|bmm|split_scan)_|triton__\d+d|cpp_fused_")
@@ -53,10 +54,10 @@ def _compiled(parts: Parts) -> list[str]:
         time_ns, all_ns, what = _union_ns(events, by_compiler), _union_ns(events, parts.operators.rows), "operators'"
     if not time_ns and not regions:
         return []
-    counted = f"{_counted(len(regions), 'region')}, " if regions else ""
+    among = f"{counted(len(regions), 'region')}, " if regions else ""
     share_pct = 100 * time_ns / max(all_ns, 1)
     return [
-        f"compiled by torch.compile: {counted}{share_pct:.0f} % of the {what} time; inside a region no module is known"
+        f"compiled by torch.compile: {among}{share_pct:.0f} % of the {what} time; inside a region no module is known"
     ]
 
 
@@ -68,8 +69,8 @@ def _graph_launches(parts: Parts) -> list[str]:
         return []
     duration_ns = gpu.end_ns - gpu.start_ns
     share_pct = 100 * int(duration_ns[launched].sum()) / max(int(duration_ns.sum()), 1)
-    tasks = _counted(int(launched.sum()), "GPU task")
-    launches = _counted(len(each_once(gpu.call[launched])), "launch", "launches")
+    tasks = counted(int(launched.sum()), "GPU task")
+    launches = counted(len(each_once(gpu.call[launched])), "launch", "launches")
     sentences = [
         f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time; all tasks of a launch "
         "have its phase and layer"
@@ -78,7 +79,7 @@ def _graph_launches(parts: Parts) -> list[str]:
     whole = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())
     if whole:
         sentences.append(
-            f"{_counted(whole, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
+            f"{counted(whole, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
             "record with `nsys profile --cuda-graph-trace=node` to see those"
         )
     return sentences
@@ -102,10 +103,6 @@ def _of_calls(parts: Parts, chosen: Bool) -> Bool:
     call = parts.gpu.call
     launched: Bool = (call >= 0) & np.append(chosen, False)[call]
     return launched
-
-
-def _counted(n: int, one: str, many: str = "") -> str:
-    return f"{n} {one if n == 1 else many or one + 's'}"
 
 
 def _union(events: Events, chosen: Int64) -> tuple[Int64, Int64]:

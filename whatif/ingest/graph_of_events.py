@@ -25,6 +25,7 @@ from whatif.ingest.saved_graph import with_ranges
 from whatif.ingest.step_rows import StepRows, find_step_rows
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import step_times_ns
+from whatif.units import counted
 
 FOUND = StepRule()
 
@@ -149,7 +150,7 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     quirks = []
     recorded, damaged = recorded_of(metadata)
     if damaged:
-        facts = f"{len(damaged)} {'fact' if len(damaged) == 1 else 'facts'}"
+        facts = counted(len(damaged), "fact")
         quirks.append(f"{facts} of the recorder beside the events could not be read as a whole: {', '.join(damaged)}")
     if recorded.predicted is not None:
         quirks.append(NOT_RECORDED)

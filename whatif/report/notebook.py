@@ -24,6 +24,7 @@ from whatif.report.text_sweep import headline as sweep_headline
 from whatif.report.text_sweep import times_cell, times_header
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import CLOCK_NOUNS, default_clock, step_ns
+from whatif.units import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,8 +128,7 @@ def _shown(
     parts += ["<tr>" + "".join(f"<td {_CELL}>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MOST_ROWS]]
     parts.append("</table>")
     if len(rows) > MOST_ROWS:
-        left = len(rows) - MOST_ROWS
-        parts.append(f"<p>{left:,} more {'row' if left == 1 else 'rows'}</p>")
+        parts.append(f"<p>{counted(len(rows) - MOST_ROWS, 'more row')}</p>")
     parts += [f"<p><em>{_text(remark)}</em></p>" for remark in dict.fromkeys(remarks)]
     if picture is not None:
         try:

@@ -9,12 +9,13 @@ import numpy as np
 
 from whatif.opdb.learned import ModelFacts
 from whatif.report.layout import report
+from whatif.units import counted
 
 
 def print_models(models: Sequence[ModelFacts], folder: Path) -> None:
     """Print what was learned."""
     with report() as out:
-        out.say(f"{folder}: {len(models)} model{'' if len(models) == 1 else 's'} written", "bold")
+        out.say(f"{folder}: {counted(len(models), 'model')} written", "bold")
         rows = [
             (
                 facts.device or f"across {len(facts.devices)} devices", f"{facts.family} {facts.dtype}", facts.kind,

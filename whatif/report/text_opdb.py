@@ -31,7 +31,7 @@ def print_merged(done: Merged, folder: Path | str) -> None:
     with report() as out:
         already = f", {len(done.present)} known" if done.present else ""
         refused = f", {len(done.refused)} refused" if done.refused else ""
-        added = f"{len(done.added)} contribution{'' if len(done.added) == 1 else 's'} added"
+        added = f"{counted(len(done.added), 'contribution')} added"
         out.say(f"{folder}: {added} ({counted(done.rows, 'row')}){already}{refused}")
 
 
@@ -182,7 +182,7 @@ def _who(reply: Reply) -> str:
         said = "mostly from the device's data sheet, and what was measured on other devices"
     if reply.evidence:
         what = "device" if reply.answered_by == "same_shape" else "row"
-        said += f" ({reply.evidence:,} {what}{'' if reply.evidence == 1 else 's'})"
+        said += f" ({counted(reply.evidence, what)})"
     if reply.outside_doublings > 0:
         said += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from whatif.questions.uneven_steps import UnevenStep, UnevenSteps
 from whatif.report.layout import CLOCK_LABELS, bar, ms_format, report
+from whatif.units import counted
 
 
 def print_steps(found: UnevenSteps) -> None:
@@ -32,6 +33,6 @@ def reasons(step: UnevenStep, ms: object) -> str:
     assert callable(ms)
     told = ", ".join(f"{name} +{ms(part)}" for name, part in step.more_of.items())
     if step.allocator_retries:
-        retries = "1 retry" if step.allocator_retries == 1 else f"{step.allocator_retries} retries"
+        retries = counted(step.allocator_retries, "retry", "retries")
         told += f"{', ' if told else ''}{retries} of the allocator"
     return told or "slow, and the recording does not show why"
