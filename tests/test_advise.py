@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
+from tests.advice_by_hand import GIB, MS, advice, drawn, gains, script
 from tests.helpers import CPU, STREAM, Build, replace
 from tests.test_edit import traced
 from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
@@ -21,52 +22,13 @@ from whatif.graph.task_graph import GraphInfo
 from whatif.models.kernels.batch import with_batch_size
 from whatif.models.layers.memory_effects import change_memory, checkpointed, with_batch
 from whatif.prediction.predict import Baseline, apply
-from whatif.prediction.transform import built_in_names, load_transform
-from whatif.questions.advice.advise import Advice, Ranked, advise
+from whatif.questions.advice.advise import advise
 from whatif.questions.advice.candidates import (
-    OTHER_MACHINES,
-    VARIANTS,
     Candidates,
-    installed,
 )
 from whatif.questions.advice.effort import Effort, EffortSize
 from whatif.questions.advice.trial import Refusal, Trial, Trier
 from whatif.questions.advice.warm_up import warm_up
-
-MS = 1_000_000
-
-GIB = 2**30
-
-
-def drawn(**info: Any) -> Baseline:
-    """Times in ms; the span begins with the first kernel and takes 10.
-
-    ::
-
-        ms      0       4       8  10  12  14
-        CPU     |call a-|call b-|
-        stream          |a----------|b------|
-                                    10      14
-    """
-    build = Build(CPU, STREAM)
-    build.launch(4 * MS, 6 * MS, "a")
-    build.launch(4 * MS, 4 * MS, "b")
-    graph = build.graph()
-    span_ns = whatif.simulate(graph).step_times_ns("span")
-    return Baseline.of(graph.replace(info=GraphInfo(path="hand.json", measured_step_ns={"span": span_ns}, **info)))
-
-
-def script(name: str, function: Callable[[TaskGraph], TaskGraph], effort: str = "small: turn it on.") -> Transform:
-    return Transform(name, name, f"{name}\n\nEffort: {effort}", function)
-
-
-def advice(*transforms: Transform, top: int = 10, **info: Any) -> Advice:
-    return advise(drawn(**info), Candidates(transforms), top=top)
-
-
-def gains(entries: tuple[Ranked, ...]) -> dict[str, float]:
-    return {" + ".join(entry.trial.spelled): round(entry.trial.gain_pct, 9) for entry in entries}
-
 
 cpu = script("cpu2", lambda graph: graph.scale(graph.on_cpu, 0.5))
 
@@ -463,67 +425,3 @@ def test_a_what_if_that_changes_memory_alone_is_tried() -> None:
     found = advice(lighter, memory=held(4))
     assert gains(found.not_gaining) == {"lighter": 0.0}
     assert found.not_gaining[0].reason.startswith("peak memory 9.00 → ")
-
-
-# -- what is tried ----------------------------------------------------------------------------------------------------
-
-
-def test_every_built_in_is_tried_or_named_as_a_question() -> None:
-    found = installed()
-    assert not found.broken
-    assert {t.name for t in found.transforms} | set(found.hypothetical) >= set(built_in_names())
-    for name in found.hypothetical:
-        assert Effort.of(load_transform(name).doc).size == EffortSize.NONE or name in OTHER_MACHINES
-    assert {"scale", "kernels"} <= set(found.hypothetical)
-
-
-@pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_every_form_that_is_tried_can_be_loaded(name: str) -> None:
-    assert [load_transform(spec).name for spec in VARIANTS[name]] == [name] * len(VARIANTS[name])
-
-
-def test_a_plug_in_is_tried_and_a_broken_one_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Point:
-        def __init__(self, name: str, module: Any) -> None:
-            self.name, self.module = name, module
-
-        def load(self) -> Any:
-            if self.module is None:
-                raise RuntimeError("no such library")
-            return self.module
-
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        '"""Mine: half of it."""\nfrom whatif import TaskGraph\n\n\n'
-        "def transform(graph: TaskGraph) -> TaskGraph:\n    return graph.scale(graph.on_gpu, 0.5)\n"
-    )
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("mine", mine)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point("mine", module), Point("broken", None)])
-    found = advise(drawn())
-    assert gains(found.gaining)["mine"] == 40.0
-    entry = next(entry for entry in found.gaining if entry.trial.spelled == ("mine",))
-    assert entry.to_dict(None)["effort"] == "unknown"  # its docstring does not say
-    broken = [refused for refused in found.refused if refused.spelled == ("broken",)]
-    assert [refused.why for refused in broken] == [Refusal.FAILED]
-    assert "RuntimeError: no such library" in broken[0].reason
-
-
-@pytest.mark.parametrize(
-    ("doc", "size", "how"),
-    [
-        ("One.\n\nEffort: small: turn it on.", EffortSize.SMALL, "turn it on."),
-        ("One.\n\nEffort: none: a question.\n", EffortSize.NONE, "a question."),
-        ("One.\n\nEffort: large: other\n        machines.\n\nMore.", EffortSize.LARGE, "other machines."),
-        ("One.\n\nEffort: huge: never.", EffortSize.UNKNOWN, ""),
-        ("One. Effort: small: in the middle.", EffortSize.UNKNOWN, ""),
-        ("", EffortSize.UNKNOWN, ""),
-    ],
-)
-def test_effort_is_read_from_the_docstring(doc: str, size: EffortSize, how: str) -> None:
-    assert Effort.of(doc) == Effort(size, how)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.test_advise import gains
+from tests.advice_by_hand import gains
 from whatif.prediction.predict import Baseline, apply
 from whatif.prediction.transform import built_in_names, load_transform
 from whatif.questions.advice.advise import Advice, advise

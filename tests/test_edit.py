@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import CPU, OTHER, STREAM, Build, ends, equal, id_of, ids_of, names, need, replace, starts, step
+from tests.helpers import CPU, OTHER, STREAM, Build, equal, names, need, replace, starts, step
 from whatif import (
     Anchor,
-    Dependencies,
     DependencyKind,
     NewTasks,
     Phase,
@@ -230,59 +229,6 @@ def test_selections_compose() -> None:
     assert graph.select(kind=[TaskKind.GAP, TaskKind.WAIT]).sum() == 4
 
 
-# -- what check() holds --------------------------------------------------------------------------------------------
-
-
-def broken(graph: TaskGraph, **columns: Any) -> TaskGraph:
-    return graph.replace(**{name: change(getattr(graph, name).copy()) for name, change in columns.items()})
-
-
-def put(value: int) -> Any:
-    def change(column: Any) -> Any:
-        column[3] = value
-        return column
-
-    return change
-
-
-def row(source: int, target: int) -> Dependencies:
-    return Dependencies.of([source], [target], DependencyKind.USER)
-
-
-def wait_of(task: int) -> Waits:
-    return Waits(np.array([task], np.int32), np.array([-1], np.int32), np.array([0]))
-
-
-BROKEN = {
-    "a negative duration": (lambda g: broken(g, duration_ns=put(-1), low_ns=put(-1)), "negative duration"),
-    "a duration under its bound": (lambda g: broken(g, low_ns=put(10**6)), "outside its low and high"),
-    "a duration over its bound": (lambda g: broken(g, high_ns=put(0)), "outside its low and high"),
-    "a name without entry": (lambda g: broken(g, name=put(99)), "column name"),
-    "a thread without entry": (lambda g: broken(g, thread=put(2)), "column thread"),
-    "a layer without entry": (lambda g: broken(g, layer=put(-1)), "column layer"),
-    "a short column": (lambda g: broken(g, flops=lambda c: c[:-1]), "column flops"),
-    "an id out of range": (lambda g: g.replace(dependencies=row(0, 11)), "outside"),
-    "a negative id": (lambda g: g.replace(dependencies=row(-1, 3)), "outside"),
-    "a backward dependency": (lambda g: g.replace(dependencies=row(3, 1)), "come before"),
-    "a task that waits for itself": (lambda g: g.replace(dependencies=row(3, 3)), "come before"),
-    "a wait of a task that is not there": (
-        lambda g: g.replace(waits=wait_of(77)), "outside",
-    ),
-    "a negative wait": (
-        lambda g: g.replace(waits=wait_of(-1)), "outside|task",
-    ),
-    "a kind that does not exist": (lambda g: broken(g, kind=put(50)), "kind"),
-    "an attached column that is too short": (lambda g: g.replace(attached={"p": np.zeros(3)}), "'?p'?"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_check_catches(what: str) -> None:
-    breaks, message = BROKEN[what]
-    with pytest.raises(WhatifError, match=message):
-        breaks(step()).check()
-
-
 # -- what holds of every edit --------------------------------------------------------------------------------------
 
 
@@ -416,95 +362,6 @@ def test_inserting_and_removing_again_restores_the_timeline(graph: TaskGraph, da
     back = done.graph.remove(done.ids).check()
     assert back.duration_ns.tolist() == graph.duration_ns.tolist()
     assert simulate(back).start_ns.tolist() == simulate(graph).start_ns.tolist()
-
-
-# -- derived dependencies ------------------------------------------------------------------------------------------
-
-
-def test_two_thousand_kernels_before_a_synchronisation_delay_it_and_their_removal_brings_it_back() -> None:
-    graph = step()
-    done = graph.insert(NewTasks(np.full(2000, id_of(graph, "k1")), "new", TaskKind.KERNEL, 10,
-                                 launched_after=np.full(2000, id_of(graph, "l1"))))  # fmt: skip
-    before, after = starts(simulate(graph)), dict(ends(simulate(done.graph.check())))
-    assert after["wait"] == before["wait"] + 2000 * 10
-    assert starts(simulate(done.graph.remove(done.ids).check())) == before
-
-
-def test_kernels_behind_a_synchronisation_do_not_delay_it() -> None:
-    graph = step()
-    done = graph.insert(NewTasks(ids_of(graph, "k2"), "new", TaskKind.KERNEL, 100,
-                                 launched_after=ids_of(graph, "wait"), launch_ns=1))  # fmt: skip
-    timeline = starts(simulate(done.graph.check()))
-    assert timeline["wait"] == 35
-    assert timeline["new"] == 38
-
-
-def test_a_stream_synchronisation_waits_for_its_stream_alone() -> None:
-    """
-    ::
-
-        CPU       |l|l|s|.....w|.................................w|
-        stream 7    |a---------|
-        stream 8      |b-----------------------------------------|
-    """
-    build = Build(CPU, STREAM, OTHER)
-    build.launch(1, 10, "a")
-    build.launch(1, 50, "b", stream=2)
-    build.sync(1, scope=1, lag_ns=2)
-    timeline = simulate(build.graph())
-    assert starts(timeline)["wait"] == 13
-    build.task(0, 1, "between")
-    wait = build.task(0, 0, "wait for all", TaskKind.WAIT)
-    graph = build.graph()
-    waits = Waits(*(np.append(c, v).astype(c.dtype) for c, v in zip(
-        (graph.waits.task, graph.waits.scope, graph.waits.lag_ns), (wait, -1, 0), strict=True)))  # fmt: skip
-    assert starts(simulate(graph.replace(waits=waits).check()))["wait for all"] == 52
-
-
-def queued(n: int, depth: int) -> TaskGraph:
-    build = Build(CPU, STREAM, queue_depth=depth)
-    for i in range(n):
-        build.launch(1, 10, f"k{i}")
-    return build.graph()
-
-
-def test_a_full_launch_queue_holds_the_call_back() -> None:
-    """Two places: the third call waits for the start of the first kernel, the fourth for that of the second.
-
-    ::
-
-        ns      0         10        20        30
-        CPU     |0|1|2|......|3|......|4|
-        stream    |k0-------|k1-------|k2-------|
-    """
-    timeline = starts(simulate(queued(5, 2)))
-    assert [timeline[f"launch k{i}"] for i in range(5)] == [0, 1, 2, 11, 21]
-    assert [timeline[f"k{i}"] for i in range(5)] == [1, 11, 21, 31, 41]
-    assert [starts(simulate(queued(5, 0)))[f"launch k{i}"] for i in range(5)] == [0, 1, 2, 3, 4]
-
-
-def test_an_inserted_kernel_takes_a_place_in_the_queue() -> None:
-    """Behind k0 comes n: now k2's call is the fourth and waits for the start of n instead of k0's."""
-    graph = queued(4, 2)
-    done = graph.insert(NewTasks(ids_of(graph, "k0"), "n", TaskKind.KERNEL, 10,
-                                 launched_after=ids_of(graph, "launch k0"), launch_ns=1))  # fmt: skip
-    timeline = starts(simulate(done.graph.check()))
-    assert [timeline[f"launch k{i}"] for i in range(4)] == [0, 2, 11, 21]
-    assert timeline["cudaLaunchKernel"] == 1
-    back = done.graph.remove(done.ids).check()
-    assert starts(simulate(back)) == starts(simulate(graph))
-
-
-def test_one_call_for_many_kernels_takes_one_place_in_the_queue() -> None:
-    build = Build(CPU, STREAM, queue_depth=1)
-    call = build.task(0, 1, "graph launch")
-    for name in "abc":
-        build.edge(call, build.task(1, 10, name), 0, DependencyKind.LAUNCH)
-    build.launch(1, 10, "d")
-    build.launch(1, 10, "e")
-    timeline = starts(simulate(build.graph()))
-    assert timeline["launch d"] == 1
-    assert timeline["launch e"] == timeline["d"] == 31
 
 
 # -- misuse --------------------------------------------------------------------------------------------------------

@@ -10,61 +10,16 @@ from typing import Any
 import pytest
 
 import whatif
+from tests.campaign_records import SGD, Options, pairs_of, reasons, record
 from tests.cli.test_commands import V100, training
 from tests.helpers import write_trace
 from whatif import WhatifError
 from whatif.cli.main import main
 from whatif.prediction.predict import Baseline
 from whatif.questions.validate.validate import Score, validate
-from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
+from whatif.questions.validate.validate_pairs import Unpaired, find_pairs
 from whatif.questions.validate.validate_records import DEFAULT_OPTIONS, read_run
 from whatif.questions.validate.validate_what_ifs import is_plain, what_ifs_between
-
-Options = dict[str, Any]
-SGD: Options = {"optimizer": "sgd", "implementation": "foreach"}
-
-
-def record(
-    folder: Path,
-    variant: str,
-    *,
-    model: str = "net",
-    trace: bool = True,
-    cpu_ms: Any = (10.0, 11.0, 12.0),
-    **changes: Any,
-) -> Path:
-    """A campaign's record, 20 ms by the wall clock, with five steps of a small trace beside it."""
-    extra = {
-        key: changes.pop(key)
-        for key in ("status", "reason", "batch", "machine", "untraced", "rounds", "beside")
-        if key in changes
-    }
-    options = {**DEFAULT_OPTIONS, **changes}
-    content = {
-        "schema": 1, "name": f"{model}--{variant}", "model": model, "variant": variant, "status": "complete",
-        "options": options, "batch": int(8 * options["batch_factor"]), "machine": {"torch": "2.13", "gpu": None},
-        "untraced": {"median_ms": 20.0, "q25_ms": 19.0, "q75_ms": 21.0, "cpu_thread_ms": list(cpu_ms), "steps": 9},
-        **extra,
-    }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{model}--{variant}.json"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    if trace:
-        write_trace(folder / f"{model}--{variant}.trace.json.gz", training())
-    return path
-
-
-def pairs_of(folder: Path) -> dict[tuple[str, str], Pair]:
-    """Each pair by the variants of its two sides."""
-    return {
-        (pair.baseline.name.partition(".")[0].partition("--")[2], pair.changed.stem.partition("--")[2]): pair
-        for pair in find_pairs([folder])[0]
-    }
-
-
-def reasons(folder: Path) -> dict[str, str]:
-    return {item.name: item.reason for item in find_pairs([folder])[1]}
-
 
 # -- from options to what-ifs ---------------------------------------------------------------------------------------
 
@@ -520,63 +475,3 @@ def test_a_record_brings_no_pattern_of_its_own(tmp_path: Path) -> None:
     record(tmp_path, "odd", checkpoint="(a+)+$")
     pairs, _ = find_pairs([tmp_path])
     assert [pair.what_ifs for pair in pairs] == [("activation_checkpoint",)]
-
-
-# -- rounds ---------------------------------------------------------------------------------------------------------
-
-
-def rounds(*medians_ms: float) -> list[dict[str, list[list[float]]]]:
-    """Rounds of one block of three steps each: 1 % below the median, at it, 2 % above."""
-    blocks = [[[0.99 * ms, ms, 1.02 * ms]] for ms in medians_ms]
-    return [{"samples_ms": block, "cpu_samples_ms": block} for block in blocks]
-
-
-def test_runs_are_compared_round_by_round(tmp_path: Path) -> None:
-    """The machine is half as fast in the third round, and the changed run had another minute in the second."""
-    record(tmp_path, "baseline", rounds=rounds(100, 100, 150))
-    record(tmp_path, "bn_eval", bn_eval=True, rounds=rounds(80, 130, 120))
-    pair = pairs_of(tmp_path)["baseline", "bn_eval"]
-    assert pair.baseline_untraced is not None
-    assert pair.changed_untraced is not None
-    assert pair.baseline_untraced.median_ms == 100
-    assert pair.changed_untraced.median_ms == pytest.approx(80)
-    # Quartiles are those of the steps within a round, not of the machine between rounds.
-    assert pair.baseline_untraced.q25_ms == pytest.approx(99.5)
-    assert pair.baseline_untraced.q75_ms == pytest.approx(101)
-
-
-@pytest.mark.parametrize(
-    "damaged", [None, 3, [], [3], [{}], [{"cpu_samples_ms": 3}], [{"cpu_samples_ms": [[]]}],
-                [{"cpu_samples_ms": [["x", -1, None]]}], [{"cpu_samples_ms": [[10**400]]}]],
-)  # fmt: skip
-def test_damaged_rounds_leave_the_summary(tmp_path: Path, damaged: Any) -> None:
-    run = read_run(record(tmp_path, "baseline", rounds=damaged))
-    assert run is not None
-    assert run.cpu is not None
-    assert run.cpu.rounds_ms == ()
-    assert run.cpu.median_ms == 11
-
-
-def test_a_run_that_took_turns_is_compared_with_its_partner_in_those_rounds(tmp_path: Path) -> None:
-    """The baseline's own rounds were timed at another pace, and a run with a slower optimizer in other rounds."""
-    record(tmp_path, "baseline", rounds=rounds(200, 210))
-    record(tmp_path, "adam_foreach", implementation="foreach", rounds=rounds(150, 160))
-    beside = {"name": "net--baseline", "rounds": rounds(100, 150, 110)}
-    record(tmp_path, "adam_fused", implementation="fused", rounds=rounds(80, 120, 88), beside=beside)
-    found = pairs_of(tmp_path)
-    assert set(found) == {("baseline", "adam_foreach"), ("baseline", "adam_fused")}
-    pair = found["baseline", "adam_fused"]
-    assert pair.baseline_untraced is not None
-    assert pair.baseline_untraced.median_ms == 110
-    assert pair.truth is not None
-    assert pair.truth.step.median_ms == pytest.approx(88)
-    assert pair.truth.spread_pct == pytest.approx(0)
-
-
-@pytest.mark.parametrize("damaged", [3, {}, {"name": 3}, {"name": "net--baseline", "rounds": [3]}])
-def test_a_damaged_partner_leaves_the_baselines_own_rounds(tmp_path: Path, damaged: Any) -> None:
-    record(tmp_path, "baseline", rounds=rounds(200, 210))
-    record(tmp_path, "bn_eval", bn_eval=True, rounds=rounds(80, 88), beside=damaged)
-    pair = pairs_of(tmp_path)["baseline", "bn_eval"]
-    assert pair.baseline_untraced is not None
-    assert pair.baseline_untraced.median_ms == 205

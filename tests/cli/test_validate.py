@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import whatif
+from tests.campaign_records import record
 from tests.cli.test_commands import V100, training
 from tests.helpers import write_trace
-from tests.test_validate import named_pair, record
+from tests.test_validate import named_pair
 from whatif.cli.main import main
 
 

@@ -2,82 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
+from tests.opdb.learned import EMPTY, KERNELS, LAUNCHED, law_s, model, written
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb import blending
 from whatif.opdb.anchors import fit_anchors
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.default import estimator, opened
-from whatif.opdb.features import FEATURES_VERSION, features, reference_s, sheet_of
-from whatif.opdb.index import Index
 from whatif.opdb.learned import (
-    MODEL_VERSION,
     LearnedModel,
-    ModelFacts,
-    Source,
-    models_in,
-    read_model,
     shipped_models,
-    write_model,
 )
-from whatif.opdb.provenance import Basis
-from whatif.opdb.rows import Operators, measurements, operators
+from whatif.opdb.rows import measurements, operators
 from whatif.runtime.errors import WhatifError
 
 __all__ = ["own_cache"]
-
-EMPTY = Index({}, {}, (), ())
-LAUNCHED = Basis("event_pair", "with launch", "unknown", "pytorch")
-KERNELS = Basis("graph_replay", "without launch", "hot", "trtllm")
-BOX = {"batch": (1, 1), "m": (1, 4096), "n": (1, 4096), "k": (1, 4096)}
-
-
-def constant(log_factor: float, features: int) -> dict[str, np.ndarray[Any, Any]]:
-    """A forest of one leaf: every time is so many times the reference law."""
-    return {
-        "edges": np.zeros(0), "edge_starts": np.zeros(features + 1, dtype=np.int64),
-        "feature": np.array([255], dtype=np.uint8), "bin": np.zeros(1, dtype=np.uint8),
-        "right": np.zeros(1, dtype=np.uint16), "value": np.array([log_factor], dtype=np.float32),
-        "starts": np.array([0, 1]), "base": np.array([0.0]),
-    }  # fmt: skip
-
-
-def facts(
-    device: str = V100, *, basis: Basis = LAUNCHED, half: float = 0.1, names: Sequence[str] = ("mm",), **more: Any
-) -> ModelFacts:
-    gpu = load_gpu(device or V100)
-    sheet = sheet_of(gpu, "matmul")
-    called = features(products([8]), sheet, names, across=not device)[1]
-    told = {
-        "version": MODEL_VERSION, "features_version": FEATURES_VERSION, "kind": "trees", "family": "matmul",
-        "device": device, "names": tuple(names), "dtype": "fp32", "basis": tuple(basis), "features": called,
-        "sheet": sheet if device else None, "low": {a: low for a, (low, _) in BOX.items()},
-        "high": {a: high for a, (_, high) in BOX.items()}, "half": dict.fromkeys(names, half), "growth": 0.2,
-        "devices": (device or T4,), "rows": 1000, "data_sha256": "0" * 64, "arrays_sha256": "",
-        "sources": (Source(name="a test", licence="MIT"),),
-    }  # fmt: skip
-    return ModelFacts(**{**told, **more})
-
-
-def model(factor: float = 2.0, device: str = V100, name: str = "a model", **more: Any) -> LearnedModel:
-    """A model that says ``factor`` times the reference law."""
-    told = facts(device, **more)
-    return LearnedModel(name, told, lambda: constant(np.log(factor), len(told.features)))
-
-
-def law_s(ops: Operators, device: str, *, launch: bool = True) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return reference_s(ops, sheet_of(load_gpu(device), "matmul"), launch=launch)
 
 
 # -- in the chain ---------------------------------------------------------------------------------------------------
@@ -305,125 +250,6 @@ def test_a_model_without_anchors_does_not_replace_what_was_measured_here() -> No
     answers = Estimator(index, device, models=[certain]).estimate(asked)
     assert answers.answered_by.tolist() == [AnswerSource.INTERPOLATED] * 2
     assert (np.log(answers.high_s / answers.low_s) > 0.1).all()
-
-
-# -- as files -------------------------------------------------------------------------------------------------------
-
-
-def written(folder: Path, name: str = "one", **more: Any) -> Path:
-    told = facts(**more)
-    return write_model(folder, name, told, constant(np.log(2.0), len(told.features)))
-
-
-def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    again = read_model(path, path.with_suffix(".npz"))
-    assert msgspec.structs.replace(again.facts, arrays_sha256="") == facts()
-    asked = products([64])
-    assert Estimator(EMPTY, V100, models=[again]).estimate(asked).t_s == pytest.approx(2 * law_s(asked, V100))
-    (tmp_path / "twice").mkdir()
-    other = written(tmp_path / "twice")
-    for suffix in (".json", ".npz"):
-        assert other.with_suffix(suffix).read_bytes() == path.with_suffix(suffix).read_bytes()
-
-
-def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def apply(path: Path) -> None:
-        told = json.loads(path.read_text())
-        change(told)
-        path.write_text(json.dumps(told))
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"\xff\xfe{}"),
-        lambda path: path.write_text("[" * 100_000),
-        lambda path: path.write_text("{}"),
-        lambda path: path.write_bytes(b" " * 1_000_001),
-        edit(lambda told: told.update(version=99)),
-        edit(lambda told: told.update(features_version=99)),
-        edit(lambda told: told.update(family="other")),
-        edit(lambda told: told.update(kind="pickle")),
-        edit(lambda told: told.update(more=1)),
-        edit(lambda told: told["low"].pop("m")),
-        edit(lambda told: told["half"].update(mm=-1)),
-        edit(lambda told: told.update(half={})),
-        edit(lambda told: told.update(names=[])),
-        edit(lambda told: told.update(growth=float("1e9"))),
-        edit(lambda told: told.update(sheet=None)),
-    ],
-)
-def test_what_is_no_model_is_refused_and_the_others_remain(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    written(tmp_path, "good")
-    bad = written(tmp_path, "bad")
-    damage(bad)
-    found, wrong = models_in(tmp_path)
-    assert [Path(m.name).stem for m in found] == ["good"]
-    assert len(wrong) == 1
-    assert "bad.json: expected a learned model, got" in wrong[0]
-    assert "\n" not in wrong[0]
-
-
-def hashed(path: Path) -> None:
-    """Tell the hash of the arrays that are there now: an attacker can."""
-    import hashlib
-
-    told = json.loads(path.read_text())
-    told["arrays_sha256"] = hashlib.sha256(path.with_suffix(".npz").read_bytes()).hexdigest()
-    path.write_text(json.dumps(told))
-
-
-def pickled(path: Path) -> None:
-    np.savez(path.with_suffix(".npz"), edges=np.array([{"a": 1}], dtype=object))
-    hashed(path)
-
-
-def bomb(path: Path) -> None:
-    with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("edges.npy", b"\0" * 33_000_000)
-    hashed(path)
-
-
-def cut(path: Path) -> None:
-    arrays = path.with_suffix(".npz")
-    arrays.write_bytes(arrays.read_bytes()[:-30])
-    hashed(path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.with_suffix(".npz").unlink(),
-        lambda path: path.with_suffix(".npz").write_bytes(b"no archive"),
-        pickled,
-        bomb,
-        cut,
-    ],
-)
-def test_damaged_arrays_are_one_sentence(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    path = written(tmp_path)
-    damage(path)
-    found, _ = models_in(tmp_path)
-    with pytest.raises(WhatifError, match=r"expected the arrays of a model.*fetch it again\.$"):
-        found[0].predict(products([8]), load_gpu(V100))
-
-
-def test_only_known_kinds_are_read(tmp_path: Path) -> None:
-    written(tmp_path, kind="oracle")
-    models, (wrong,) = models_in(tmp_path)
-    assert not models
-    assert "'oracle'" in wrong
-
-
-def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
-    told = facts(features=("log2 something",))
-    path = write_model(tmp_path, "odd", told, constant(0.0, 1))
-    with pytest.raises(WhatifError, match="of this version's features"):
-        read_model(path, path.with_suffix(".npz")).predict(products([8]), None)
 
 
 # -- the estimator that everybody asks ------------------------------------------------------------------------------
