@@ -390,7 +390,7 @@ def test_a_trial_is_what_apply_predicts_in_whatever_order(own_traces: Path, spec
     assert trial.predicted_ms == whatif.apply(baseline, *specs).predicted_ms
 
 
-def test_memory_is_told_where_the_recording_knows_it() -> None:
+def test_memory_is_reported_where_the_recording_knows_it() -> None:
     """1 + 2 x 4 GiB in the recording; twice the batch 1 + 2 x 8."""
     found = advice(batch, gpu, memory=held(4), gpu_memory_bytes=40 * GIB)
     assert found.peak_bytes == 9 * GIB

@@ -44,7 +44,7 @@ def test_kept_graphs_are_few(own_traces: Path, monkeypatch: pytest.MonkeyPatch) 
         assert len(trier._kept) <= 2
 
 
-def test_a_step_that_waits_for_its_data_is_told_to_load_it_elsewhere(shared_traces: Path) -> None:
+def test_a_step_that_waits_for_its_data_is_advised_to_load_it_elsewhere(shared_traces: Path) -> None:
     """As recorded, since the pair was measured with the profiler on both sides."""
     path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
     found = of_trace(path, calibrated=False)
@@ -67,7 +67,7 @@ def test_the_page_shows_what_apply_prints(shared_traces: Path, capsys: pytest.Ca
     assert block in page
 
 
-def test_a_host_bound_run_is_told_to_launch_less(shared_traces: Path) -> None:
+def test_a_host_bound_run_is_advised_to_launch_less(shared_traces: Path) -> None:
     trace = shared_traces / "tracelens-h100-mi300" / "h100.gaunernst_bert-small-uncased__1016001.json.gz"
     found = of_trace(trace)
     assert found.verdict[0].startswith("Host-bound: the GPU is busy 0.31 of 2.48 ms (12 %)")
@@ -88,7 +88,7 @@ def test_a_host_bound_run_is_told_to_launch_less(shared_traces: Path) -> None:
         ("harryjmoss-a100-batch/bs8.run0.pt.trace.json.gz", ""),
     ],
 )
-def test_first_steps_are_told_from_later_ones(shared_traces: Path, trace: str, where: str) -> None:
+def test_first_steps_are_distinguished_from_later_ones(shared_traces: Path, trace: str, where: str) -> None:
     found = warm_up(Baseline.of(whatif.read(shared_traces / trace)))
     assert found.startswith(where)
     assert bool(found) == bool(where)
@@ -100,12 +100,12 @@ def test_what_stands_still_gains_little_from_more_passes(shared_traces: Path) ->
     assert 0 <= gains(found.gaining).get("gradient_accumulation", 0) < 5
 
 
-def test_a_run_in_fp8_is_not_told_to_use_it(shared_traces: Path) -> None:
+def test_a_run_in_fp8_is_not_advised_to_use_it(shared_traces: Path) -> None:
     found = of_trace(shared_traces / "modded-nanogpt-8xh100" / "current.rank0.json.gz")
     assert ("fp8",) in [refused.spelled for refused in found.refused if refused.why == Refusal.IN_PART]
 
 
-def test_a_gpu_bound_run_is_told_to_compute_in_half_precision(shared_traces: Path) -> None:
+def test_a_gpu_bound_run_is_advised_to_compute_in_half_precision(shared_traces: Path) -> None:
     found = of_trace(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
     assert found.verdict[0].startswith("GPU-bound: ")
     assert found.first is not None

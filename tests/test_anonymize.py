@@ -436,7 +436,7 @@ def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path, capsys: pyt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.json", "report.sqlite"]
 
 
-def test_damage_is_told_and_the_rest_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_and_the_rest_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = write_trace(tmp_path / "a.json", training())
     whole = trace.read_bytes()
     trace.write_bytes(whole[: len(whole) * 3 // 4])

@@ -145,7 +145,7 @@ def test_a_cost_that_nobody_measured_is_taken_only_as_far_as_needed(tmp_path: Pa
     assert found.pace == pytest.approx(0.5)
 
 
-def test_a_pace_beyond_the_bounds_is_told(tmp_path: Path) -> None:
+def test_a_pace_beyond_the_bounds_is_reported(tmp_path: Path) -> None:
     for target_ms, bound in ((0.02, PACE_LOW), (0.3, PACE_HIGH)):
         found = calibrate(recorded(tmp_path, untraced_step_ms=time(target_ms)), "mark")
         assert found.pace == bound
@@ -247,7 +247,7 @@ def test_a_host_bound_step_is_met_and_kernels_keep_their_times() -> None:
 
 
 @pytest.mark.parametrize("untraced_ms", [0.004, 0.006])
-def test_a_gpu_bound_step_is_left_to_the_gpu_and_the_difference_is_told(untraced_ms: float) -> None:
+def test_a_gpu_bound_step_is_left_to_the_gpu_and_the_difference_is_reported(untraced_ms: float) -> None:
     graph = gpu_steps(1_000, 1_000, 5_000, measured_ns=5_000, untraced_ms=untraced_ms)
     found = calibrate(graph, "gpu")
     assert found.pace == 1.0
@@ -349,7 +349,7 @@ ABSURD = [math.nan, math.inf, -1, 0, 1e300, 10**400, True, "5", None, [], {}, {"
 
 
 @pytest.mark.parametrize("odd", ABSURD, ids=lambda odd: str(odd)[:9])
-def test_an_absurd_step_is_told_and_not_used(tmp_path: Path, odd: Any) -> None:
+def test_an_absurd_step_is_reported_and_not_used(tmp_path: Path, odd: Any) -> None:
     graph = recorded(tmp_path, untraced_step_ms={"median": odd})
     baseline = Baseline.of(graph)
     assert baseline.graph is graph
@@ -363,7 +363,7 @@ def test_an_absurd_step_is_told_and_not_used(tmp_path: Path, odd: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [o for o in ABSURD if o is not None], ids=lambda odd: str(odd)[:9])
-def test_an_absurd_cost_is_told_and_replaced_by_the_default(tmp_path: Path, odd: Any) -> None:
+def test_an_absurd_cost_is_reported_and_replaced_by_the_default(tmp_path: Path, odd: Any) -> None:
     for told in (odd, {"per_event": odd}):
         graph = recorded(tmp_path, untraced_step_ms=time(0.08), profiler_cost_ns=told)
         found = calibrate(graph, "mark")
@@ -401,7 +401,7 @@ def test_ranges_are_as_wide_as_the_untraced_step_is_uncertain(tmp_path: Path) ->
     assert wide.predicted_ms == narrow.predicted_ms
 
 
-def test_a_prediction_tells_both_steps_and_can_be_had_without(tmp_path: Path) -> None:
+def test_a_prediction_states_both_steps_and_can_be_had_without(tmp_path: Path) -> None:
     told = {"threads": 1, "untraced_step_ms": time(0.05), "profiler_cost_ns": {"per_event": 5_000}}
     graph = read_events(tmp_path, steps(), whatif=told)
     told = whatif.apply(graph, "scale:factor=0.5").to_dict()

@@ -247,7 +247,7 @@ parts = st.lists(
 
 
 @given(parts, parts)
-def test_every_part_is_told_once_and_changes_add_up(before: list[Part], after: list[Part]) -> None:
+def test_every_part_is_reported_once_and_changes_add_up(before: list[Part], after: list[Part]) -> None:
     found = part_changes(before, after, without_wrappers)
     assert sorted(c.before.name for c in found if c.before) == sorted(part.name for part in before)
     assert sorted(c.after.name for c in found if c.after) == sorted(part.name for part in after)

@@ -177,7 +177,7 @@ def speaks(graph: TaskGraph) -> TaskGraph:
     return graph.note("speaks: nothing changes")
 
 
-def test_each_transform_tells_whether_it_changed_anything() -> None:
+def test_each_transform_states_whether_it_changed_anything() -> None:
     found = apply(drawn(), faster_cpu, nothing, speaks, fewer_samples)
     assert [part.changed for part in found.applied] == [True, False, False, True]
     assert [part.notes for part in found.applied[1:3]] == [("nothing: nothing changes",), ("speaks: nothing changes",)]

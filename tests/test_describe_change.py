@@ -83,7 +83,7 @@ def test_what_both_tell_is_accounted_for() -> None:
     assert not both.satisfied_by(frozenset(("batch_size", "amp")))
 
 
-def test_a_change_that_is_told_is_not_described_by_another() -> None:
+def test_a_change_that_is_reported_is_not_described_by_another() -> None:
     """Loading went away, which data_loading describes; with another batch recorded beside it, it alone does not."""
     before, after = run(BEFORE, loading_ns=5 * MS), run(BEFORE, loading_ns=1, loads_in_processes=True)
     assert describe_change(TwoRecordings.of(before, after)).found is not None

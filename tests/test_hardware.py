@@ -159,7 +159,7 @@ def test_a_person_who_leaves_the_board_out_means_the_one_that_trains(asked: str,
     assert gpu_asked_for(asked).name == meant
 
 
-def test_a_person_is_told_the_closest_names() -> None:
+def test_a_person_is_shown_the_closest_names() -> None:
     with pytest.raises(WhatifError, match="A100-SXM-80"):
         gpu_asked_for("A101-SXM")
     with pytest.raises(WhatifError, match="RTX4090"):

@@ -39,7 +39,7 @@ def test_two_convolutions_of_a_trace_without_layers_are_two_calls() -> None:
     assert calls.role.tolist() == [CallRole.CONVOLUTION, CallRole.CONVOLUTION]
 
 
-def test_backward_work_that_cannot_be_told_apart_has_no_call() -> None:
+def test_backward_work_that_cannot_be_distinguished_has_no_call() -> None:
     """Two calls of one ReLU, of which only one has backward work."""
     calls = layer_calls(network([Call("ReLU_0", 9, 9), Call("Conv2d_0", 9, 9), Call("ReLU_0", 9)]))
     assert calls.forward.tolist() == [0, 1, 2, 1, -1]

@@ -291,7 +291,7 @@ def test_a_cpu_waits_for_no_gpu(own_traces: Path) -> None:
 
 
 @pytest.mark.parametrize("view", [[], ["--by", "step"], ["--by", "layer"], ["--by", "stack"]], ids=" ".join)
-def test_every_view_tells_the_doubts_of_the_recording(
+def test_every_view_states_the_doubts_of_the_recording(
     view: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = []

@@ -101,7 +101,7 @@ def _is_read(block: Block, page: str) -> bool:
 # -- the rules themselves ------------------------------------------------------------------------------------------
 
 
-def test_blocks_are_told_apart() -> None:
+def test_blocks_are_distinguished() -> None:
     text = (
         "<!-- $ cp a b -->\n\n```console\n$ whatif info b\nshown\n$ whatif explain b\n```\n"
         "<!-- not run: no GPU -->\n\n```sh\nwhatif apply x b  # said\n# alone\n```\n"

@@ -165,7 +165,7 @@ def test_steps_of_any_size_are_drawn() -> None:
         assert len(figure.axes[0].get_yticks()) == len(steps)
 
 
-def test_parts_can_be_told_apart_without_colour() -> None:
+def test_parts_can_be_distinguished_without_colour() -> None:
     from matplotlib.colors import to_rgb
 
     from whatif.report.plot_breakdown import PART_COLORS, PART_HATCHES

@@ -31,7 +31,7 @@ def test_a_cycle_is_named(schedule: Schedule | None) -> None:
         simulate(graph, schedule)
 
 
-def test_a_schedule_that_picks_what_is_not_ready_is_told() -> None:
+def test_a_schedule_that_picks_what_is_not_ready_is_reported() -> None:
     with pytest.raises(WhatifError, match=r"expected a task of the frontier \(2 are ready\), got 7"):
         simulate(_two(), lambda _: 7)
     with pytest.raises(WhatifError, match="ZeroDivisionError"):

@@ -287,7 +287,7 @@ def test_a_schedule_cannot_change_the_order_of_an_ordered_thread() -> None:
 
 
 @pytest.mark.parametrize("answer", [3, -1, 10**6, None])
-def test_a_schedule_that_picks_what_is_not_ready_is_told_so(answer: Any) -> None:
+def test_a_schedule_that_picks_what_is_not_ready_is_reported(answer: Any) -> None:
     build = Build(CPU)
     for _ in range(4):
         build.task(0, 1)

@@ -306,7 +306,7 @@ def test_recomputation_runs_beside_collectives_and_not_among_them(tmp_path: Path
     assert [changed.names[changed.name[task]] for task in behind.tolist()] == ["sgemm_bwd", "sgemm_bwd"]
 
 
-def test_layers_that_are_classes_are_told(tmp_path: Path) -> None:
+def test_layers_that_are_classes_are_reported(tmp_path: Path) -> None:
     events: list[Event] = []
     for i in range(4):
         at = 1000 * i

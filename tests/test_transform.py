@@ -219,7 +219,7 @@ def test_a_malformed_script_is_refused_in_one_sentence(what: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("returned", ["None", "3", "graph.scale"])
-def test_a_script_that_returns_no_graph_is_told_so(returned: str, tmp_path: Path) -> None:
+def test_a_script_that_returns_no_graph_is_reported(returned: str, tmp_path: Path) -> None:
     transform = load_transform(script(tmp_path, f"def transform(graph): return {returned}"))
     with pytest.raises(WhatifError, match=r"expected transform\(\) to return a TaskGraph, got"):
         transform(graph())
@@ -248,7 +248,7 @@ def test_an_option_may_have_further_types_for_python(tmp_path: Path) -> None:
     assert load_transform(script(tmp_path, body) + ":rate=2").options == {"rate": 2.0}
 
 
-def test_a_path_is_told_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WhatifError, match=r"^\./noext: expected the path of a transform script, got no such file"):
         load_transform("./noext")

@@ -38,7 +38,7 @@ def steps_of_a_cpu(folder: Path, pauses_us: list[int], loads_us: list[int]) -> w
     return read_events(folder, events)
 
 
-def test_pauses_and_loading_are_told_apart(tmp_path: Path) -> None:
+def test_pauses_and_loading_are_distinguished(tmp_path: Path) -> None:
     found = compared(steps_of_a_cpu(tmp_path, [0, 0, 500, *[0] * 7], [100, 100, 100, 100, 400, *[100] * 5]))
     slow = {step.step: step for step in found.steps if step.slow}
     assert {number: list(step.more_of) for number, step in slow.items()} == {
@@ -51,7 +51,7 @@ def test_pauses_and_loading_are_told_apart(tmp_path: Path) -> None:
     assert "2 slow, 0.80 ms above the median together" in found.headline
 
 
-def test_retries_of_the_allocator_are_told(tmp_path: Path) -> None:
+def test_retries_of_the_allocator_are_reported(tmp_path: Path) -> None:
     graph = steps_of_a_cpu(tmp_path, [0, 0, 0, 500, 0, 0], [100] * 6)
     found = compared(telling(graph, allocator_retries=[0, 0, 1, 3, 0, 0]))
     assert [step.allocator_retries for step in found.steps] == [0, 1, 3, 0]

@@ -41,7 +41,7 @@ def warned(graph: TaskGraph, transform: whatif.Transform) -> list[str]:
     return [sentence for sentence in whatif.apply(graph, transform).warnings if "added work" in sentence]
 
 
-def test_what_a_step_leaves_unfinished_is_told(tmp_path: Path) -> None:
+def test_what_a_step_leaves_unfinished_is_reported(tmp_path: Path) -> None:
     graph = whatif.read(write_trace(tmp_path / "a.json", training()))
     before = whatif.apply(graph)
     after = whatif.apply(graph, with_copies(50))

@@ -156,7 +156,7 @@ def test_every_run_that_is_in_no_pair_says_why(tmp_path: Path) -> None:
     }
 
 
-def test_a_baseline_without_recording_is_told(tmp_path: Path) -> None:
+def test_a_baseline_without_recording_is_reported(tmp_path: Path) -> None:
     record(tmp_path, "baseline", trace=False)
     record(tmp_path, "amp_bf16", amp="bf16")
     assert reasons(tmp_path) == {
@@ -175,7 +175,7 @@ def test_a_plain_run_that_lost_its_baseline_is_not_called_one(tmp_path: Path) ->
     assert reasons(tmp_path)["net--adam_fused"].startswith("no baseline: ")
 
 
-def test_a_damaged_record_beside_its_recording_is_told(tmp_path: Path) -> None:
+def test_a_damaged_record_beside_its_recording_is_reported(tmp_path: Path) -> None:
     record(tmp_path, "baseline")
     record(tmp_path, "amp_bf16", amp="bf16").write_text("{", encoding="utf-8")
     assert reasons(tmp_path)["net--amp_bf16"] == "it has a recording, but its record cannot be read"
@@ -293,7 +293,7 @@ def test_named_pairs_compare_recorded_steps(tmp_path: Path) -> None:
     assert outcome.error_pct == pytest.approx(100 * (outcome.predicted_ms / outcome.measured_ms - 1))
 
 
-def test_a_named_pair_needs_two_runs_and_tells_where_they_ran(tmp_path: Path) -> None:
+def test_a_named_pair_needs_two_runs_and_states_where_they_ran(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         write_trace(tmp_path / name, training(), deviceProperties=V100)
     named_pair(tmp_path)
@@ -344,7 +344,7 @@ def test_a_folder_of_pairs_runs_no_script(what_if: Any, tmp_path: Path) -> None:
         ("[[pair]]\nbaseline = 'a'\nchanged = 'b'\nwhat_if = 'amp'\n" * 2, "pair, got that of ..pair.. 1 again"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_of_pairs_is_told_in_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_wrong_file_of_pairs_is_reported_in_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "pairs.toml").write_text(text, encoding="utf-8")
     with pytest.raises(WhatifError, match=reason):
         find_pairs([tmp_path])

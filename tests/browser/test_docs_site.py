@@ -149,7 +149,7 @@ def test_files_that_are_named_exist() -> None:
     assert gone == []
 
 
-def test_python_names_that_are_told_exist() -> None:
+def test_python_names_that_are_reported_exist() -> None:
     gone, seen = [], 0
     for page in PAGES:
         for name in re.findall(r"`(whatif(?:\.[A-Za-z]\w*)+)[`(]", (ROOT / page).read_text(encoding="utf-8")):

@@ -281,7 +281,7 @@ def test_the_timeline_is_used_with_the_keyboard(opened: Any, real: Path) -> None
     assert driver.find_element("id", "timeline-task").text == ""
 
 
-def test_the_pointer_tells_of_a_task(opened: Any, real: Path) -> None:
+def test_the_pointer_names_a_task(opened: Any, real: Path) -> None:
     told = hover(opened(real)).splitlines()
     assert len(told) >= 3
     assert any("µs from" in line for line in told)

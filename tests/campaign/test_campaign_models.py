@@ -39,7 +39,7 @@ def test_full_models_have_their_published_number_of_parameters(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", models.TWINS)
-def test_a_twins_batch_is_told_apart_from_its_layers_by_size(name: str) -> None:
+def test_a_twins_batch_is_distinguished_from_its_layers_by_size(name: str) -> None:
     twin = models.TWINS[name]
     widths = {size for parameter in twin.build().parameters() for size in parameter.shape}
     assert not widths & {twin.samples // 2, twin.samples, twin.samples * 2}

@@ -176,7 +176,7 @@ def test_what_a_trace_says_is_shown_and_not_obeyed(tmp_path: Path, capsys: pytes
     assert "\x07" not in text
 
 
-def test_memory_has_a_column_where_the_recording_tells_it(
+def test_memory_has_a_column_where_the_recording_states_it(
     shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = str(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")

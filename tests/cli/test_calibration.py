@@ -82,7 +82,7 @@ def test_apply_and_explain_tell_both_steps(trace: str, capsys: pytest.CaptureFix
     assert "a step takes 0.0800 ms (mark to mark), 0.1000 ms with the profiler" in capsys.readouterr().out
 
 
-def test_a_step_that_is_not_met_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_is_not_met_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps of 100 us; other programs took half of that. Without the profiler one took 150 us of CPU time."""
     events = []
     for at in range(0, 600, 100):

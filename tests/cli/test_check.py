@@ -113,7 +113,7 @@ def test_a_recording_that_was_cut_is_named(tmp_path: Path, capsys: pytest.Captur
     assert "A: the file ends early at byte" in capsys.readouterr().err
 
 
-def test_a_batch_that_one_side_tells_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_one_side_states_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     content = json.loads(Path(slower(tmp_path, "branch.json", 1)).read_text())
     told = write_trace(tmp_path / "told.json", content["traceEvents"], whatif={"batch_size": 16})
@@ -139,7 +139,7 @@ def test_a_slower_machine_is_suspected(own_traces: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_damage_is_told_and_never_a_traceback(tmp_path: Path) -> None:
+def test_damage_is_reported_and_never_a_traceback(tmp_path: Path) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     whole = Path(slower(tmp_path, "branch.json", 1)).read_bytes()
     for place, content in enumerate((b"", whole[:40], whole[: len(whole) // 2], b"[]", b'{"traceEvents": []}')):

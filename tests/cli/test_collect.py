@@ -86,7 +86,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], st
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), WhatifError("expected time, got none; take some.")])
-def test_a_recording_without_its_operators_is_told(
+def test_a_recording_without_its_operators_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: BaseException
 ) -> None:
     def measure(path: Path) -> None:

@@ -110,7 +110,7 @@ def test_options_may_stand_between_names_and_trace(trace: str, capsys: pytest.Ca
     assert (len(found["transforms"]), found["step_clock"]) == (2, "span")
 
 
-def test_a_clock_that_the_trace_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clock_that_the_trace_lacks_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_trace(tmp_path / "cpu.json", [op("aten::mm", 0, 100)])
     assert main(["info", str(path), "--clock", "gpu"]) == 1
     assert "no steps by the clock 'gpu'" in capsys.readouterr().err

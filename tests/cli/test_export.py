@@ -153,7 +153,7 @@ def test_what_took_no_time_is_drawn_only_where_nothing_else_begins(tmp_path: Pat
     assert whatif.read(tmp_path / "out.json").names == timeline.graph.names
 
 
-def test_changes_are_told_apart() -> None:
+def test_changes_are_distinguished() -> None:
     build = Build(CPU, STREAM)
     for name in ("a", "b", "c"):
         build.launch(10, 100, name)

@@ -112,12 +112,12 @@ def test_usage_errors_exit_with_2_and_say_what_to_do(
     assert sentence in err
 
 
-def test_a_trace_alone_is_told_the_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_alone_names_the_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([trace]) == 2
     assert f"`whatif explain {trace}`" in capsys.readouterr().err
 
 
-def test_a_wrong_order_is_told_the_right_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_order_names_the_right_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["apply", trace, "scale:factor=0.5", "--json"]) == 2
     assert f"try `whatif apply scale:factor=0.5 {trace}`" in capsys.readouterr().err
     assert main(["apply", trace]) == 2
@@ -153,7 +153,7 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
         main(words)
 
 
-def test_a_second_trace_is_told_so(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_trace_is_reported(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = str(tmp_path / "other")
     Path(other).write_text("{}")
     assert main(["export", trace, "amp", other, "-o", str(tmp_path / "out.json")]) == 2

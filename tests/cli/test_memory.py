@@ -135,7 +135,7 @@ def test_not_even_one_sample_fits(trace: str, capsys: pytest.CaptureFixture[str]
     assert "Even a batch of one sample does not fit: it takes 1.19 KiB." in out
 
 
-def test_without_a_batch_size_the_largest_is_told_as_a_multiple(
+def test_without_a_batch_size_the_largest_is_reported_as_a_multiple(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
@@ -236,7 +236,7 @@ def test_more_memory_never_takes_more_workers_or_a_smaller_batch(capsys: pytest.
     assert batches[0] < batches[-1]
 
 
-def test_alternatives_are_told_alone_and_the_largest_batch_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alternatives_are_reported_alone_and_the_largest_batch_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, str(GPT2), "zero:stage=1", "fsdp", "--capacity", "80GB")
     assert found["largest_batch"]["transforms"] == []
     assert found["largest_batch"] == report(capsys, str(GPT2), "--capacity", "80GB")["largest_batch"]
@@ -270,7 +270,7 @@ def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert "vdnn" in refused(capsys, trace, "vdnn", "--solve", "batch", "--capacity", "3KB")
 
 
-def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_modelled_is_not_reported_as_no_effect(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = report(capsys, trace, "compile", "batch_size:factor=2")["what_ifs"]
     assert [row["memory_not_modelled"] for row in rows] == [["compile"], [], ["compile"]]
     assert main(["memory", trace, "compile", "batch_size:factor=2"]) == 0
@@ -287,7 +287,7 @@ def test_what_is_not_modelled_is_not_told_as_no_effect(trace: str, capsys: pytes
         ({"shapes": True}, "the weights that operators use are taken for them, and the state is the default of SGD"),
     ],
 )
-def test_unknown_parameters_are_told(
+def test_unknown_parameters_are_reported(
     tmp_path: Path, device: dict[str, Any], caveat: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = two_linear_layers(**device)

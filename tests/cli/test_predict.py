@@ -46,7 +46,9 @@ def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[st
     assert told["fits"] is True
 
 
-def test_a_board_of_two_dies_is_told_and_amd_is_told_by_data_sheets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_board_of_two_dies_is_reported_and_amd_rests_on_data_sheets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for device, told in (("MI250X", True), ("MI250X-GCD", False)):
         found = report(capsys, TWO, "--input", "32,8", "--device", device)
         assert any("--device MI250X-GCD" in warning for warning in found["warnings"]) == told

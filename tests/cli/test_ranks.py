@@ -24,7 +24,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
-def test_info_tells_clocks_and_matches(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_states_clocks_and_matches(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, "info", *files)["ranks"]
     assert found["world_size"] == 2
     assert found["collectives"] == 25
@@ -86,7 +86,7 @@ def test_times_of_ranks_are_of_the_whole_span_where_it_is_asked_for(
     assert f"holds the others up by {span[1]['late_ms']:.2f} ms a span" in text
 
 
-def test_a_thread_tells_its_own_work_whatever_its_rank(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_states_its_own_work_whatever_its_rank(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     threads = {row["thread"]: row for row in report(capsys, "explain", *files)["threads"]}
     others = [row for name, row in threads.items() if name.startswith("rank 1: CPU")]
     assert others

@@ -174,7 +174,7 @@ def test_mistakes_are_one_sentence(
 
 
 @pytest.mark.parametrize("gpu", ["", "ARTEMIS"])
-def test_nothing_tells_the_ratio_to_an_unknown_device(trace: str, gpu: str) -> None:
+def test_nothing_states_the_ratio_to_an_unknown_device(trace: str, gpu: str) -> None:
     """Every other device would seem as fast as it."""
     graph = whatif.read(trace)
     baseline = Baseline.of(graph.replace(info=replace(graph.info, gpu=gpu, gpu_memory_bytes=None)))

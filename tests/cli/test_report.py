@@ -169,7 +169,7 @@ def test_rows_that_differ_in_their_name_alone_are_one() -> None:
     assert [row[0] for row in joined(rows)] == ["a, c", "b"]
 
 
-def test_ranges_and_sources_of_every_prediction_are_told(transformer: tuple[Page, str]) -> None:
+def test_ranges_and_sources_of_every_prediction_are_reported(transformer: tuple[Page, str]) -> None:
     held, _ = transformer
     labels = {known["class"] for name, known in held.tags if name == "abbr" and "class" in known}
     assert labels == {f"made made-{made}" for made in ("measured", "simulated", "predicted", "estimated")}
@@ -199,7 +199,7 @@ def test_a_gpu_has_a_roofline_and_slack(tmp_path: Path, own_traces: Path) -> Non
     assert facts["explain"]["slack"][1:] in held.text
 
 
-def test_several_ranks_are_told_apart(tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_ranks_are_distinguished(tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From their folder, or file by file; rank 1 sleeps."""
     folder = own_traces / "ranks_cpu" / "sleeping"
     held = written(tmp_path, folder)
@@ -244,7 +244,7 @@ def test_one_is_not_called_many_and_code_is_no_backtick(tmp_path: Path, shared_t
     assert "<code>whatif collect</code>" in found.source
 
 
-def test_memory_tells_how_it_was_made(tmp_path: Path, shared_traces: Path, own_traces: Path) -> None:
+def test_memory_states_how_it_was_made(tmp_path: Path, shared_traces: Path, own_traces: Path) -> None:
     """Parameters that no recording lists are estimated; without layers the memory is that of operators."""
     vgg = written(tmp_path, shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
     assert vgg.tables["t-peak"].rows
@@ -303,7 +303,7 @@ def many(n: int) -> Baseline:
     return Baseline.of(build.graph())
 
 
-def test_a_step_of_a_hundred_thousand_tasks_stays_small_and_what_is_left_out_is_told() -> None:
+def test_a_step_of_a_hundred_thousand_tasks_stays_small_and_what_is_left_out_is_reported() -> None:
     baseline = many(130_000)
     shown = timeline.timelines(baseline, apply(baseline, "scale:kind=gpu,factor=0.5"))
     assert len(json.dumps(shown)) < 2_500_000  # beside some 0.4 MB of page and chart library
@@ -384,7 +384,7 @@ def test_headings_tables_and_controls_can_be_read_out(tmp_path: Path, trace: Pat
 # -- what can go wrong ----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_told_is_told_in_a_sentence(tmp_path: Path, trace: Path) -> None:
+def test_what_is_unknown_is_reported_in_a_sentence(tmp_path: Path, trace: Path) -> None:
     held = written(tmp_path, trace)
     facts = held.data("facts")
     assert "expected training steps" in facts["memory"]["reason"]
@@ -463,7 +463,7 @@ def test_a_what_if_that_does_not_apply_is_refused_before_anything_is_written(tmp
         gather(baseline, [load_transform("bandwidth")])
 
 
-def test_what_a_larger_batch_gains_is_told_in_one_way(tmp_path: Path) -> None:
+def test_what_a_larger_batch_gains_is_reported_in_one_way(tmp_path: Path) -> None:
     """The step is longer, its samples are quicker: verdict, card and prediction speak of the same ones."""
     trace = write_trace(tmp_path / "trained.json", [*training(), mark("Optimizer.step#SGD.step", 990, 5)])
     shown = written(tmp_path, trace, "batch_size:factor=2").source

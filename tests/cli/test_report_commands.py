@@ -93,7 +93,7 @@ def test_any_name_of_a_file_and_any_option_is_quoted(
     assert found["apply"]["predicted_ms"] < found["apply"]["baseline_ms"]
 
 
-def test_the_clock_and_the_calibration_are_told(
+def test_the_clock_and_the_calibration_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_traces: Path
 ) -> None:
     trace, page = Path(shutil.copy(own_traces / "transformer_cpu.json.gz", tmp_path)), tmp_path / "page.html"

@@ -23,7 +23,7 @@ def told_of(path: Path) -> dict[str, Any]:
     return json.loads(json.dumps(gather(baseline).advice.to_dict()))  # type: ignore[no-any-return]
 
 
-def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) -> None:
+def test_data_loading_bounds_resnet50_and_the_gain_is_reported(shared_traces: Path) -> None:
     """Measured with four workers: 122.5 ms, 18.5 % less."""
     told = told_of(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
     bound, first, gain = told["verdict"]
@@ -32,7 +32,7 @@ def test_data_loading_bounds_resnet50_and_the_gain_is_told(shared_traces: Path) 
     assert float(re.search(r"gains (\d+) %", gain)[1]) == pytest.approx(18.5, abs=2)  # type: ignore[index]
 
 
-def test_waiting_that_nothing_explains_is_not_laid_to_the_cpu(tmp_path: Path, shared_traces: Path) -> None:
+def test_waiting_that_nothing_explains_is_not_attributed_to_the_cpu(tmp_path: Path, shared_traces: Path) -> None:
     """98 % of that recording; nothing helps, and no range is spoken of."""
     held = written(tmp_path, shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz", "--force")
     assert held.data("facts")["advise"]["verdict"][0].startswith("Waiting: the span is idle")
@@ -41,7 +41,7 @@ def test_waiting_that_nothing_explains_is_not_laid_to_the_cpu(tmp_path: Path, sh
     assert "Ranges are given" not in held.text
 
 
-def test_loading_is_told_where_other_work_takes_more(shared_traces: Path) -> None:
+def test_loading_is_reported_where_other_work_takes_more(shared_traces: Path) -> None:
     """Of the older recording, whose CPU takes most of the step: measured with four workers 173.2 of 214.0 ms."""
     told = told_of(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2020-12.pt.trace.json.gz")
     assert told["verdict"][0].startswith("Host-bound: ")

@@ -84,7 +84,7 @@ def test_scaling_as_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None
         (["scaling", "TRACE", "amp"], 1, "expected a what-if with the option workers"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_what_is_wrong_is_reported_in_a_sentence(
     words: list[str], status: int, part: str, trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([trace if word == "TRACE" else word for word in words]) == status

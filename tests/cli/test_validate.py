@@ -114,7 +114,9 @@ def test_a_comparison_of_nothing_is_no_success(
     assert json.loads(capsys.readouterr().out)["pairs"] == []
 
 
-def test_what_cannot_be_validated_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_validated_is_reported_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, reason in (
         (["validate", str(tmp_path)], "expected records of runs"),
         (["validate", str(tmp_path / "none")], "got nothing"),
@@ -126,7 +128,7 @@ def test_what_cannot_be_validated_is_told_in_one_sentence(tmp_path: Path, capsys
         assert error.count("\n") == 1
 
 
-def test_anonymize_tells_what_it_took_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_anonymize_states_what_it_took_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [
         *training(layer="Secret_0"),
         {"ph": "X", "cat": "python_function", "name": "x.py(1): f", "ts": 0, "dur": 1},

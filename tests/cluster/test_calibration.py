@@ -68,7 +68,7 @@ def test_units_are_read_from_the_header(tmp_path: Path) -> None:
             assert (curve.size_bytes, curve.time_ns) == ((2 * byte,), (3 * ns,))
 
 
-def test_a_table_tells_of_other_operations_and_workers_by_bus_factors(tmp_path: Path) -> None:
+def test_a_table_names_other_operations_and_workers_by_bus_factors(tmp_path: Path) -> None:
     """An all-reduce among 4: 11 + 6 steps of latency, factor 6/4; an all-gather among 8: 11 + 7, 7/8."""
     times = table("operation,workers,size_bytes,time_ns\nall_reduce,4,10,1700\nall_reduce,4,1000,3700\n", tmp_path)
     cost = measured(EIGHT, times).cost("all_gather", [10, 1_000])

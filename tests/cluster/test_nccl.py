@@ -92,7 +92,7 @@ def test_a_gpu_that_nccl_does_not_know_is_one_sentence(gpu: str | None) -> None:
         network.cost("all_reduce", 1, "nccl")
 
 
-def test_the_recording_tells_the_gpu() -> None:
+def test_the_recording_states_the_gpu() -> None:
     build = Build(STREAM, gpu="Tesla V100-SXM2-32GB")
     build.task(0, 1)
     network = network_of(build.graph(), "mine", algorithm="nccl")

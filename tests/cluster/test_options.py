@@ -54,7 +54,7 @@ def test_gloo_sends_from_a_cpu_over_tcp_around_a_ring() -> None:
     assert network.cost("all_to_all", 1_000).total_ns > 0
 
 
-def test_a_cluster_tells_workers_and_links(tmp_path: Path) -> None:
+def test_a_cluster_states_workers_and_links(tmp_path: Path) -> None:
     assert network_of(GPU, "mine", cluster="dgx-a100").workers == 8
     sixteen = network_of(GPU, "mine", cluster="dgx-a100", workers=16, bandwidth=Bandwidth("8Gbps"), latency_us=1)
     assert [level.workers for level in sixteen.levels] == [8, 2]
@@ -80,7 +80,7 @@ def test_a_cluster_of_any_number_of_machines_has_eight(tmp_path: Path) -> None:
     assert two.described == "8 at 1,920 Gbit/s and 3.4 us x 2 at 192 Gbit/s and 14 us"
 
 
-def test_a_table_tells_times_and_workers(tmp_path: Path) -> None:
+def test_a_table_states_times_and_workers(tmp_path: Path) -> None:
     path = tmp_path / "times.csv"
     path.write_text("workers,size_bytes,time_us\n4,1000,5\n")
     network = network_of(GPU, "mine", table=str(path))

@@ -158,7 +158,7 @@ def test_like_processors_are_tried_once() -> None:
     assert len(list(every_path(roles, mixed))) == 8
 
 
-def test_too_many_ways_are_told_before_any_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_ways_are_reported_before_any_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     from whatif.models.dts import allocate as module
 
     monkeypatch.setattr(module, "MOST_PATHS", 5)

@@ -74,7 +74,7 @@ def test_work_of_no_layer_goes_with_its_neighbour() -> None:
     assert dnn.total_ns == 90
 
 
-def test_what_cannot_be_cut_is_told(shared_traces: Path) -> None:
+def test_what_cannot_be_cut_is_reported(shared_traces: Path) -> None:
     build = Build(CPU, n_steps=1)
     build.task(0, 5, kind=TaskKind.CPU_OP, phase=Phase.FORWARD)
     with pytest.raises(WhatifError, match="expected a recording that names the layers of its model, two at least, got"):

@@ -229,7 +229,7 @@ def test_one_link_for_both_directions_takes_turns() -> None:
     assert plan.wire("two", "three").byte_s == 1e9
 
 
-def test_wrong_plans_are_told() -> None:
+def test_wrong_plans_are_reported() -> None:
     plan = Plan(network(), Machines((Processor("a"), Processor("b"))), {"one": "a", "two": "b"})
     with pytest.raises(whatif.WhatifError, match=r"expected a link from 'a' to 'b', which one needs, got none"):
         plan.send("one", "two", 10, "x")

@@ -62,5 +62,5 @@ def test_names_that_tell_stay(tmp_path: Path, collective: str) -> None:
         ({}, None),
     ],
 )
-def test_the_header_tells_how_many_train_together(tmp_path: Path, header: dict[str, Any], workers: int | None) -> None:
+def test_the_header_states_how_many_train_together(tmp_path: Path, header: dict[str, Any], workers: int | None) -> None:
     assert recorded_workers(recording(tmp_path, GENERIC, [told("allreduce", 1)], **header)) == workers

@@ -104,7 +104,7 @@ def test_the_clock_is_one_that_the_recording_has(tmp_path: Path) -> None:
     assert whatif.apply(graph, "scale:factor=0.5").baseline.clock == "mark"
 
 
-def test_steps_that_differ_by_the_gpu_alone_are_told_by_marks(tmp_path: Path) -> None:
+def test_steps_that_differ_by_the_gpu_alone_are_recognized_by_marks(tmp_path: Path) -> None:
     """The GPU ends its steps late and early in turn; the host does not."""
     events = [mark(f"ProfilerStep#{i}", 100 * i, 100) for i in range(6)] + [op("aten::a", 0, 600)]
     for i in range(6):

@@ -45,7 +45,7 @@ def test_gradients_zeroed_late_are_seen_in_the_forward_pass(tmp_path: Path) -> N
     assert totals(memory) == [1440, 1840, 1480, 1720, 2080, 1440, 1280]
 
 
-def test_a_gpu_tells_what_it_holds_beside_the_model(tmp_path: Path) -> None:
+def test_a_gpu_states_what_it_holds_beside_the_model(tmp_path: Path) -> None:
     """Its allocator holds 5,000 bytes before the first step, and all that the step itself holds beside them."""
     memory = read_events(tmp_path, two_linear_layers(device_type=1, held=5000), whatif=METADATA).info.memory
     assert memory is not None
@@ -99,14 +99,14 @@ def test_with_both_allocations_decide_and_shapes_add_what_they_know(tmp_path: Pa
     assert [row.weights for row in both.layers] == [160, 0, 80]
 
 
-def test_a_compiled_step_is_told_by_allocations_alone(tmp_path: Path) -> None:
+def test_a_compiled_step_is_known_by_allocations_alone(tmp_path: Path) -> None:
     region = mark("Torch-Compiled Region: 0/0", 11, 38)
     shapes = [*two_linear_layers(allocations=False, shapes=True), region]
     assert read_events(tmp_path, shapes, whatif=METADATA).info.memory is None
     assert read_events(tmp_path, [*two_linear_layers(), region], whatif=METADATA).info.memory is not None
 
 
-def test_what_a_gpu_holds_does_not_grow_with_the_batch_where_nobody_tells_parameters(tmp_path: Path) -> None:
+def test_what_a_gpu_holds_does_not_grow_with_the_batch_where_nobody_states_parameters(tmp_path: Path) -> None:
     memory = read_events(tmp_path, two_linear_layers(device_type=1, held=5000)).info.memory
     assert memory is not None
     assert (memory.parameters, memory.inputs) == (0, 5000)
@@ -114,7 +114,7 @@ def test_what_a_gpu_holds_does_not_grow_with_the_batch_where_nobody_tells_parame
     assert (peak(memory).total, peak(with_batch(memory, 2)).total) == (5000 + 1280, 5000 + 2480)
 
 
-def test_scores_of_an_attention_are_told_by_shapes(tmp_path: Path) -> None:
+def test_scores_of_an_attention_are_recognized_by_shapes(tmp_path: Path) -> None:
     memory = read_events(tmp_path, attention()).info.memory
     assert memory is not None
     assert [(row.activations, row.scores) for row in memory.layers] == [(2 * 96 + 120 + 72 + 18 + 72, 72 + 18 + 72)]

@@ -74,7 +74,7 @@ def test_what_the_recorder_does_not_write_is_named_and_left_out(told: Any, damag
     assert not any(layer.parameters for layer in recorded.layers)
 
 
-def test_times_that_cannot_be_used_are_told_apart_from_none() -> None:
+def test_times_that_cannot_be_used_are_distinguished_from_none() -> None:
     assert recorded_of({})[0].untraced_step is None
     for told in (7, {"median": "x"}, {"median": float("inf")}, {"median": True}):
         assert recorded_of({"untraced_step_ms": told}) == (Recorded(untraced_step=StepTimes(other=_left(told))), ())

@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_written_is_named_once(tmp_path: Path, monkeypatch
     assert said[-1] == f"{tmp_path / 'run.json'}: not written, the script keeps running: {why}"
 
 
-def test_a_script_that_catches_every_stop_is_told_about_once(tmp_path: Path) -> None:
+def test_a_script_that_catches_every_stop_is_warned_about_once(tmp_path: Path) -> None:
     # Ctrl-C afterwards ends it, and is no failure.
     forever = LOOP.replace(
         "    optimizer.step()", "    try:\n        optimizer.step()\n    except SystemExit:\n        pass"
@@ -373,7 +373,7 @@ def test_a_script_that_ends_early_keeps_three_recorded_steps(tmp_path: Path) -> 
     assert len(steps_of(json.loads((tmp_path / "run.json").read_text()))) == 3
 
 
-def test_a_script_that_does_not_train_is_told_about_step(tmp_path: Path) -> None:
+def test_a_script_that_does_not_train_is_warned_about_step(tmp_path: Path) -> None:
     with pytest.raises(WhatifError, match=r"got none: add --inference .* or call whatif\.instrumentation\.step\(\)"):
         record(tmp_path, "print(nn.Linear(2, 2)(torch.ones(2)).shape)")
 

@@ -162,7 +162,7 @@ def test_stopping_takes_everything_off() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_lost_records_are_told() -> None:
+def test_lost_records_are_reported() -> None:
     with driver() as library:
         library.dropped = 12
         assert traced(library, steps=TRACER_WARMUP_STEPS + 1)["cupti"]["dropped_records"] == 12

@@ -234,7 +234,7 @@ def test_a_script_with_a_profiler_of_its_own_goes_first(tmp_path: Path, wait: in
 
 
 @pytest.mark.parametrize("options", [["--inference"], ["--wait", "0"], ["--wait", "12", "--steps", "30"]], ids=" ".join)
-def test_what_the_scripts_own_profiler_leaves_is_recorded_or_told(tmp_path: Path, options: list[str]) -> None:
+def test_what_the_scripts_own_profiler_leaves_is_recorded_or_reported(tmp_path: Path, options: list[str]) -> None:
     collect_options = options[:1] if options == ["--inference"] else []
     found = run(tmp_path / "run", *COLLECT, *collect_options, "profiled.py", *options)
     written = (tmp_path / "run" / "profiled.json.gz").exists()
@@ -253,7 +253,7 @@ def test_a_script_that_records_itself_goes_first(tmp_path: Path, before: int) ->
     assert whatif.read(tmp_path / "run" / "own.json.gz").info.path
 
 
-def test_a_thread_that_ends_while_it_is_recorded_is_told(tmp_path: Path) -> None:
+def test_a_thread_that_ends_while_it_is_recorded_is_reported(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *COLLECT, "--steps", "9", "thread.py")
     assert found.returncode == 1, found.stderr
     assert "expected the thread that trains to run until the steps are recorded" in found.stderr

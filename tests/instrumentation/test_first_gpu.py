@@ -141,7 +141,7 @@ def test_each_cause_has_its_remedy(name: str) -> None:
         gpu_events.require_gpu_events([], Path("run.json"), machine)
 
 
-def test_all_causes_are_told_at_once() -> None:
+def test_all_causes_are_reported_at_once() -> None:
     machine = Machine(admin_only=True, privileged=False, others=("X",), mig=True)
     assert len(gpu_events.causes_of(machine)) == 3
 

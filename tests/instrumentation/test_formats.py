@@ -137,7 +137,7 @@ def test_a_batch_in_the_channels_of_one_image_stays_in_nchw(tmp_path: Path) -> N
     assert np.array_equal(times(first, 1), times(last, 1))
 
 
-def test_amp_keeps_what_stays_fp32_and_adds_the_casts_that_the_step_tells(tmp_path: Path) -> None:
+def test_amp_keeps_what_stays_fp32_and_adds_the_casts_that_the_step_makes(tmp_path: Path) -> None:
     graph = taken(tmp_path, "Block", ("", (4096, 16), "int64"))
     step = amp_of(graph)
     before, after = step.prediction.baseline.graph, step.graph

@@ -52,7 +52,7 @@ def test_rates_of_a_gpu_are_in_order() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cupy_tells_launches_and_attributes() -> None:
+def test_cupy_states_launches_and_attributes() -> None:
     pytest.importorskip("cupy")
     rates = measure_gpu_rates()
     assert 0 < rates["empty_kernel_us"] <= rates["round_trip_us"]

@@ -56,7 +56,7 @@ def test_the_interval_is_students() -> None:
     assert visits.Visited(skipped="too large").is_settled(0.0)
 
 
-def test_a_time_is_told_at_the_machines_fastest_pace() -> None:
+def test_a_time_is_reported_at_the_machines_fastest_pace() -> None:
     """The machine was twice as slow in the second visit, and so was the operator."""
     found = visits.Visited([visits.Visit([10.0, 12.0, 14.0], [4.0] * 3), visits.Visit([20.0, 24.0, 28.0], [8.0] * 3)])
     timed = found.timed(ADD, pace_ns=visits.fastest_pace_ns([found]))
@@ -77,7 +77,7 @@ def test_what_streams_through_memory_goes_less_with_the_pace() -> None:
     assert [pace.sensitivity(what) for what in (ADD, large, product, anything)] == [1.0, 0.5, 1.0, 1.0]
 
 
-def test_times_without_a_pace_are_told_as_they_are() -> None:
+def test_times_without_a_pace_are_reported_as_they_are() -> None:
     found = visits.Visited([visits.Visit([10.0, 12.0, 14.0], [])])
     assert found.timed(ADD, pace_ns=visits.fastest_pace_ns([found])).t_s == pytest.approx(12e-9)
 
@@ -186,7 +186,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_two_runs_at_once_are_told_to_wait(tmp_path: Path) -> None:
+def test_two_runs_at_once_are_advised_to_wait(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     with (
         journals.Journal(tmp_path, ORIGIN),

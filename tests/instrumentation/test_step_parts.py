@@ -83,7 +83,7 @@ class Nested(torch.utils.data.IterableDataset):  # type: ignore[name-defined, mi
 
 
 @pytest.mark.parametrize("samples", [Batches(), Nested()], ids=["one loader", "a loader in a loader"])
-def test_what_a_loader_takes_of_the_outside_is_told(training: tuple[Any, Any], samples: Any) -> None:
+def test_what_a_loader_takes_of_the_outside_is_reported(training: tuple[Any, Any], samples: Any) -> None:
     model, optimizer = training
     loaders = LoaderWatch()
     parts = step_parts.StepParts(model, optimizer, loaders)

@@ -157,7 +157,7 @@ def test_export_merge_and_diff(db: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert report(capsys, *words)["rows_added"] == 29
 
 
-def test_check_tells_what_is_damaged(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_states_what_is_damaged(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(capsys, "check", "--db", db)["problems"] == []
     assert "sound; 49 rows in 2 contributions" in text(capsys, "check", "--db", db)
     shard = next(db.rglob("*.parquet"))

@@ -212,7 +212,7 @@ def test_evaluate_with_models(own_cache: Path, tmp_path: Path, capsys: pytest.Ca
     assert found["total"]["mape_pct"] < without["total"]["mape_pct"]
 
 
-def test_what_ships_is_what_is_told(tmp_path: Path) -> None:
+def test_what_ships_is_what_is_documented(tmp_path: Path) -> None:
     """Of aiconfigurator's rows one framework and version; whatever else a database holds is not shipped."""
     shipped = need("benchmarks.shipped_models")
 

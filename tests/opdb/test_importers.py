@@ -256,7 +256,7 @@ def test_calls_that_tell_no_shape_are_no_operators(name: Any, said: tuple[Any, A
     assert describe(name, *said) is None
 
 
-def test_a_call_of_no_family_is_told_apart_by_all_of_it() -> None:
+def test_a_call_of_no_family_is_distinguished_by_all_of_it() -> None:
     one = describe_other("aten::cumsum", [[3]], ["float"], ["0"])
     assert one is not None
     assert (one.family, one.dtype) == ("other", "fp32")

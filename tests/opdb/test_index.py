@@ -86,7 +86,7 @@ def test_an_index_holds_no_objects(tmp_path: Path, own_cache: Path) -> None:
     assert open_index(store).families["matmul"].t_s.dtype == np.float64
 
 
-def test_the_same_measurements_told_twice_count_once(tmp_path: Path, own_cache: Path) -> None:
+def test_the_same_measurements_given_twice_count_once(tmp_path: Path, own_cache: Path) -> None:
     store = database(tmp_path / "db", (some_rows(1), origin(author="a")), (some_rows(1), origin(author="b")))
     assert len(store.contributions()[0]) == 2
     assert len(open_index(store)) == 20

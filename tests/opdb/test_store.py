@@ -86,7 +86,7 @@ def test_databases_merge_in_any_order(tmp_path_factory: pytest.TempPathFactory, 
     assert len(results[0]) == len({c for chosen in people for c in chosen})
 
 
-def test_diff_tells_what_only_one_has_and_how_the_times_compare(tmp_path: Path) -> None:
+def test_diff_states_what_only_one_has_and_how_the_times_compare(tmp_path: Path) -> None:
     first = database(tmp_path / "1", (timed([1, 2, 3], [10, 20, 30]), origin(author="a")), (some_rows(), origin(T4)))
     second = database(tmp_path / "2", (timed([2, 3, 4], [22, 33, 44]), origin(author="b")), (some_rows(), origin(T4)))
     found = diff(first, second)

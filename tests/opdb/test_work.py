@@ -158,7 +158,7 @@ def test_the_bound_knows_caches_and_winograd() -> None:
     assert bound_s(gpu, large, cold=False) == pytest.approx(work(large)[0] / 14e12 / np.array([24.5, 1]))
 
 
-def test_attributes_of_every_family_are_told_apart() -> None:
+def test_attributes_of_every_family_are_distinguished() -> None:
     for family in FAMILIES.values():
         base = dict.fromkeys(family.attributes, 2)
         keys = {int(operators(family.name, base, name="x", dtype="fp32").keys[0])}

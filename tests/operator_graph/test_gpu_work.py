@@ -204,7 +204,7 @@ def test_launches_handle_every_element_once(elements: list[int], depth: int) -> 
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**9), st.sampled_from(["fp32", "bf16", "fp64"]))
-def test_traffic_moves_as_many_bytes_as_it_is_told(read: int, written: int, dtype: str) -> None:
+def test_traffic_moves_as_many_bytes_as_it_is_asked_to(read: int, written: int, dtype: str) -> None:
     what = traffic(read, written, dtype)
     sizes = dict(what.integers)
     element = {"fp32": 4, "bf16": 2, "fp64": 8}[dtype]
@@ -214,7 +214,7 @@ def test_traffic_moves_as_many_bytes_as_it_is_told(read: int, written: int, dtyp
 
 @pytest.mark.parametrize("name", sorted(_RULES))
 @pytest.mark.parametrize("inputs", [[], [[]], [[4]], [[2, 3]] * 3, [[2, 3, 4]] * 5, [[2, 3, 4, 5]] * 4, [None]])
-def test_inputs_that_no_such_call_has_are_told_by_their_bytes(name: str, inputs: list[list[int]]) -> None:
+def test_inputs_that_no_such_call_has_are_recognized_by_their_bytes(name: str, inputs: list[list[int]]) -> None:
     """A damaged execution trace costs that operator's answer, and not the whole file."""
     kernels = kernels_of(operation(name, *inputs, out=(), types=[F if inputs != [None] else ""] * len(inputs)))
     assert kernels

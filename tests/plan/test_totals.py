@@ -88,7 +88,7 @@ def test_every_device_stands_somewhere() -> None:
         assert inner.byte_s > outer.byte_s
 
 
-def test_recommend_tells_the_totals(predicted_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommend_states_the_totals(predicted_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recommend", str(predicted_file), "distributed:workers=16", "--devices", "A100-SXM-80,L4"]
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["devices"]

@@ -52,7 +52,7 @@ def test_by_operation_group_and_step() -> None:
     assert matches(*steps) == [[(0, 1), (1, 0)]]
 
 
-def test_what_cannot_be_told_stays_unmatched_and_counted() -> None:
+def test_what_cannot_be_decided_stays_unmatched_and_counted() -> None:
     ranks = [collectives([0, 10, 20], [1, 1, 1]), collectives([0, 10], [1, 1])]
     found = match(ranks)
     assert found.n_collectives == 0

@@ -53,7 +53,7 @@ def test_a_range_multiplies(text: str, values: tuple[str, ...]) -> None:
         "1..2:" + "9" * 5000,
     ],
 )
-def test_what_is_no_list_of_values_is_told_in_a_sentence(text: str) -> None:
+def test_what_is_no_list_of_values_is_reported_in_a_sentence(text: str) -> None:
     with pytest.raises(WhatifError, match=r"^--vary: expected .*\.$"):
         listed_values(text, "--vary")
 
@@ -88,7 +88,7 @@ def test_an_option_is_that_of_all_what_ifs_that_take_it() -> None:
         ("bandwidth=1Gbps..2Gbps:1000000", "n from 2 to 100,000"),
     ],
 )
-def test_what_cannot_be_varied_is_told_in_a_sentence(text: str, part: str) -> None:
+def test_what_cannot_be_varied_is_reported_in_a_sentence(text: str, part: str) -> None:
     with pytest.raises(WhatifError, match=part):
         parse_vary(text, [load_transform("distributed")])
 

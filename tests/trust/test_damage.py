@@ -116,7 +116,7 @@ def test_a_gpu_without_an_event_is_refused_by_name(tmp_path: Path) -> None:
     assert told(path, "info")["level"] == "void"
 
 
-def test_lost_kernels_are_not_laid_to_other_ranks(tmp_path: Path) -> None:
+def test_lost_kernels_are_not_attributed_to_other_ranks(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(written(damages(damage_table.gpu_recording())["half of the kernels lost"]))
     outcome = call("apply", HALVE, path, "--force", "--json")
