@@ -34,7 +34,7 @@ class LineMarks:
     """
 
     def __init__(self) -> None:
-        self._users: dict[str, str] = {}  # by file, the name that is told; "" of libraries
+        self._users: dict[str, str] = {}  # by file, the name to report; "" for libraries
         self.ran: list[RanLine] = []
         self.thread = 0
         self._open: dict[FrameType, tuple[int, int]] = {}

@@ -212,7 +212,7 @@ def _query(args: argparse.Namespace) -> int:
         here = sorted({c.family for c in index.contributions if c.origin.device.name == reply.device})
         others = [name for name in reply.known_devices if name != reply.device]
         raise WhatifError(
-            f"opdb: expected measurements or a data sheet of {reply.device} that tell of {args.operator}, got "
+            f"opdb: expected measurements or a data sheet of {reply.device} for {args.operator}, got "
             f"{f'measurements of {_some(here)} that do not' if here else 'none'}; other devices with measurements: "
             f"{_some(others)}."
         )

@@ -87,7 +87,7 @@ def _refuse_file(target: str, path: Path, suffix: str) -> None:
         )
     if suffix in _WEIGHTS:
         raise WhatifError(
-            f"{target}: expected {_EXPECTED}, got weights, which do not tell the operators; name the folder with the "
+            f"{target}: expected {_EXPECTED}, got weights, which name no operators; name the folder with the "
             f"model's {CONFIG}."
         )
     if path.exists():

@@ -162,7 +162,7 @@ class _Table(Struct):
         return entries
 
     def settings(self, *keys: str) -> dict[str, Any]:
-        """Settings by name, and under ``told`` which of them are written; null is a setting too."""
+        """Settings by name, and under ``told`` the names of those in the file; null is a setting too."""
         found: dict[str, Any] = {}
         for key in keys:
             if key not in self.left:

@@ -43,7 +43,7 @@ def opened(database: str | Path | None = None, *, progress: Progress = None) -> 
     try:
         index = open_index(Store.open(folder), progress=progress)
     except WhatifError:
-        # A database of one's own that cannot be indexed without pyarrow is no reason to know nothing.
+        # Without pyarrow your own database cannot be indexed; the one that ships still answers.
         if database is not None or importlib.util.find_spec("pyarrow") is not None:
             raise
         sentence = f"{folder}: measured operators are not used: pyarrow is missing (whatif-profiler[opdb])."

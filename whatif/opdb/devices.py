@@ -12,7 +12,7 @@ CPU_PREFIX = "cpu:"
 
 
 def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
-    """Return the device that a source calls ``told``; one that has no facts keeps the name that it was given."""
+    """Return the device that a source calls ``told``; one without known facts keeps that name."""
     told = " ".join(told.split())
     if not told:
         raise WhatifError("opdb: expected the name of the device that was measured, got none; name it with --device.")

@@ -1,4 +1,4 @@
-"""A transform of one's own to begin with: a script that works, with what to change in its comments."""
+"""A template for your own transform: a script that works, whose comments say what to change."""
 
 from __future__ import annotations
 

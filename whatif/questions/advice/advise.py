@@ -89,7 +89,7 @@ class Advice(Struct, frozen=True):
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
     warm_up: str = ""  # what of the step a later one has not, where it looks so
-    waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, where the trace tells lines
+    waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
 
     @property
     def first(self) -> Ranked | None:

@@ -60,7 +60,7 @@ def batch_factor(before: Baseline, after: Baseline) -> float | None:
 
 
 def _of_as_many_ranks(before: Baseline, after: Baseline) -> bool:
-    """Whether the work of a step, which adds up over ranks, tells of a step and not of the number of ranks."""
+    """Whether the work of a step, which adds up over ranks, describes the step and not the number of ranks."""
     return len(before.graph.info.ranks) == len(after.graph.info.ranks)
 
 
