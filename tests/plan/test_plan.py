@@ -163,6 +163,8 @@ def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Basel
         plan(predicted, [asked])
     with pytest.raises(WhatifError, match="7 samples cannot be divided among groups"):
         plan(predicted, [asked_of(predicted, 1009, CLUSTER, global_batch=7)])
+    with pytest.raises(WhatifError, match=r"got none: dgx-h100 has no groups of 11"):
+        plan(predicted, [asked_of(predicted, 11, "dgx-h100", global_batch=88)])
 
 
 def test_a_span_of_several_steps_is_divided(predicted: Baseline) -> None:

@@ -230,7 +230,7 @@ def plan(
             rows += [_row(baseline, one, estimate) for estimate in estimates]
             if progress is not None:
                 progress(place + 1, len(ways))
-    if not counted:
+    if not rows and not least:
         raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
         raise WhatifError(_none_fits(asked, min(least, key=lambda one: one.peak_bytes or 0)))
@@ -299,6 +299,11 @@ def _estimated(
     if not found and every:
         least = min(composer.estimates(iter(every), None), key=lambda one: one.peak_bytes or 0, default=None)
     reason = "" if every else f"{asked.global_batch:,} samples cannot be divided among groups of so many devices"
+    if every and not found and least is None:  # the cluster has no such groups
+        try:
+            composer.parts(every[0])
+        except WhatifError as error:
+            reason = str(error)
     return list(dict.fromkeys(found)), len(every), reason, least
 
 
