@@ -71,6 +71,7 @@ def test_the_user_names_what_begins_a_step(tmp_path: Path) -> None:
     [
         ({"step_count": 1000}, "--step-count 1000: expected 1 to 200 steps"),
         ({"step_mark": "train"}, "--step-mark 'train': expected annotations or operators of that name, found none"),
+        ({"step_mark": ""}, "--step-mark: expected a regular expression, got an empty one"),
         ({"step_mark": "("}, "expected a regular expression, got '\\('"),
     ],
 )

@@ -127,6 +127,8 @@ def without_cut_step(steps: Steps, work_ns: Int64) -> Steps:
 
 
 def _by_mark(events: Events, pattern: str) -> Steps:
+    if not pattern:
+        raise WhatifError("--step-mark: expected a regular expression, got an empty one; name what begins the steps.")
     named = matching(tuple(events.names), pattern)
     own = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
     rows = np.flatnonzero(named.take(events.name) & own)
