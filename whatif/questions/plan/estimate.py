@@ -262,9 +262,7 @@ class Composer:
                 self._networks[key] = None
         found = self._networks[key]
         if found is None:
-            raise WhatifError(
-                f"{self.cluster} has no groups of {workers} devices; take a number that fills nodes."
-            )
+            raise WhatifError(f"{self.cluster} has no groups of {workers} devices; take a number that fills nodes.")
         return found
 
     def _begins(self, plan: Plan) -> Int64:
