@@ -36,6 +36,8 @@ from whatif.models.kernels.autocast import autocast_on_cpu
 from whatif.models.kernels.mixed_precision import add_casts, is_matrix
 from whatif.models.layers.offload import PREFETCH
 
+PLACE = "formats"
+
 
 def transform(
     graph: TaskGraph,

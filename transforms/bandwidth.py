@@ -15,6 +15,7 @@ from whatif import TaskGraph, TaskKind, WhatifError
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.simulation.transfers import latency_of, workers_of
 
+PLACE = "network"
 WHOLE_PASSES = True
 
 

@@ -24,6 +24,8 @@ from whatif.models.durations.measured import (
 )
 from whatif.models.kernels.fusion import without_norms
 
+PLACE = "kernels"
+
 FORWARD_RATIO, BACKWARD_RATIO = 2 / 3, 4 / 5
 
 

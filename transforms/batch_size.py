@@ -27,6 +27,8 @@ from whatif.models import (
 from whatif.models.durations.estimator import put
 from whatif.models.kernels.stored_weights import check_sizes_known
 
+PLACE = "batch"
+
 MOST_SAMPLES = 10**9
 
 

@@ -30,6 +30,7 @@ from whatif.simulation.transfers import workers_of
 
 # What NCCL counts on for PCI Express 3.0 with 16 lanes (its topo.h).
 PCIE = Bandwidth("12GB/s")
+PLACE = "sums"
 WHOLE_PASSES = True
 
 

@@ -15,6 +15,8 @@ Effort: small: model.to(memory_format=torch.channels_last), and the input likewi
 from whatif import TaskGraph
 from whatif.models.kernels.channels_last import images, in_channels_last, is_in_channels_last
 
+PLACE = "formats"
+
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Change the layout of every convolution, normalization and pooling, and of the operators between them."""

@@ -25,6 +25,8 @@ from whatif.models import KernelFamily, capture, not_modelled, note_start_up
 from whatif.models.kernels.channels_last import in_channels_last, is_in_channels_last
 from whatif.models.kernels.fusion import add_regions, fuse
 
+PLACE = "compiler"
+
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 

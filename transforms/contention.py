@@ -29,6 +29,7 @@ from whatif.models.exchange.contention import (
     virtual_operations,
 )
 
+PLACE = "sharing"
 WHOLE_PASSES = True
 
 

@@ -11,8 +11,8 @@ Effort: none: a hypothetical question, though another host or fewer cores shared
 
 from whatif import TaskGraph, TaskKind, WhatifError
 
+PLACE = "host"
 WHOLE_PASSES = True
-GOES_LAST = True
 
 
 def transform(graph: TaskGraph, *, speedup: float = 2.0, loading: bool = True) -> TaskGraph:

@@ -21,6 +21,8 @@ from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import capture as captured_in_graphs
 from whatif.models import not_modelled, note_start_up
 
+PLACE = "launches"
+
 PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 
 

@@ -6,11 +6,11 @@ Model:  the loading tasks of every step last `time_ms` together, as the median s
         processes take CPU time and memory bandwidth from the training process: its CPU work grows, by an amount that
         no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the backward thread where four
         workers took over the loading of ResNet-50 on a V100). The range runs from no growth to `cpu_growth` where all
-        loading goes away, never more than the loading saved, and the prediction is its middle. Where loading
-        takes longer than recorded, workers may have come or gone: the range is as wide to both sides. With `workers`
-        the recorded loading moves to so many processes, which share the cores that training leaves: a batch takes its
-        share of them, the step waits for what does not fit behind a step without loading, and fetching a finished
-        batch takes 1.5 ms (1.4 and 1.7 in the recordings of docs/accuracy.md).
+        loading goes away, never more than the loading saved, and the prediction is its middle. Where it takes longer
+        than recorded, workers may have come or gone: the range is as wide to both sides. With `workers` the recorded
+        loading moves to so many processes, which share the cores that training leaves: a batch takes its share, the
+        step waits for what does not fit behind a step without loading, and fetching takes 1.5 ms (1.4 and 1.7 in the
+        recordings of docs/accuracy.md).
 Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=True).
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 from whatif import Selection, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models import step_ns
 
+PLACE = "loading"
 FETCH_MS = 1.5
 MOST_WORKERS = 10_000
 

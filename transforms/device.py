@@ -22,6 +22,8 @@ from whatif.models import peak
 from whatif.models.durations.estimator import device, put, sources
 from whatif.models.durations.other_device import notes_of, on_device, with_facts_of
 
+PLACE = "device"
+
 
 def transform(
     graph: TaskGraph, *, to: str | None = None, cpu: float = 1.0, tf32: Literal["auto", "no"] = "auto"

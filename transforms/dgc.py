@@ -20,6 +20,7 @@ from whatif.models.exchange.compression import EXCHANGE, exchange_sparse
 from whatif.models.exchange.hierarchy import SCATTER
 from whatif.simulation.transfers import workers_of
 
+PLACE = "sums"
 WHOLE_PASSES = True
 
 

@@ -23,6 +23,7 @@ from whatif.models import Bandwidth
 from whatif.models.dts.options import train_distributed
 
 GIGABIT = Bandwidth("1Gbps")
+PLACE = "pipeline"
 WHOLE_PASSES = True
 
 

@@ -17,6 +17,8 @@ from whatif.models import KernelFamily, change_memory, without_scores
 from whatif.models.durations.half_precision import is_half
 from whatif.models.kernels.attention import fuse, fused_attention, unfused_attention
 
+PLACE = "kernels"
+
 
 def transform(graph: TaskGraph, *, causal: bool = False) -> TaskGraph:
     """Fuse every attention of the recording that runs as separate kernels."""

@@ -20,6 +20,8 @@ from whatif.models.durations.estimator import check_units, put
 from whatif.models.durations.precision import gets_faster, in_precision, with_dtype
 from whatif.models.kernels.fp8 import add_fp8_casts, linear_products, operand_bytes
 
+PLACE = "casts"
+
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Switch the linear layers to fp8 and add what casts their operands."""

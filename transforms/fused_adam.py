@@ -25,6 +25,8 @@ from whatif.models.kernels.optimizer import (
     scale_update,
 )
 
+PLACE = "update"
+
 # Accesses of one value per parameter: fused, one kernel an operation; fresh temporaries on a CPU are read before they
 # are written (write allocation), two more for Adam's square root and quotient.
 ACCESSES = {"adam": (7, 18, 20), "adamw": (7, 18, 20), "sgd": (5, 11, 11)}

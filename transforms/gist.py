@@ -20,6 +20,8 @@ from whatif.models import layer_calls
 from whatif.models.layers.encodings import encode, encodings
 from whatif.models.layers.feature_maps import input_bytes, keep_less, keeps_input
 
+PLACE = "maps"
+
 # Of values of 32 bits, of which a bit each remains for the zeros: 1 - (1 / 2.6 - 1 / 32).
 SPARSITY = 0.65
 LOSSY_BYTES = {"none": None, "fp16": 2.0, "fp10": 4 / 3, "fp8": 1.0}  # three values of 10 bits in a word

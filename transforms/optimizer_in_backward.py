@@ -21,6 +21,8 @@ from whatif.models import (
     updated_in_backward,
 )
 
+PLACE = "backward"
+
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Move the update of every step into its backward pass."""

@@ -21,6 +21,8 @@ from whatif.models import CallRole, KernelFamily, layer_calls, not_modelled
 from whatif.models.durations.estimator import Estimates, Source, put
 from whatif.models.kernels.fusion import without_norms
 
+PLACE = "kernels"
+
 NORM_RATIO = 1 / 2
 # Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).
 LEAST, MOST = 7 / 12.7, 17.5 / 12.7

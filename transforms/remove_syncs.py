@@ -14,6 +14,8 @@ import numpy as np
 
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
 
+PLACE = "waits"
+
 
 def transform(graph: TaskGraph, *, inputs: bool = False) -> TaskGraph:
     """Let the calls inside steps that wait for the GPU return at once."""

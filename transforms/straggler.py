@@ -22,6 +22,7 @@ from whatif.models.exchange.stragglers import without_slowest, worker_classes
 from whatif.simulation.transfers import workers_of
 
 ACROSS_RANKS = True  # it makes several ranks of one
+PLACE = "paces"
 WHOLE_PASSES = True
 
 

@@ -21,6 +21,8 @@ from whatif.models.durations.precision import (
     with_told_precision,
 )
 
+PLACE = "formats"
+
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Let every fp32 matrix kernel multiply in TF32."""

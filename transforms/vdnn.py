@@ -24,6 +24,8 @@ from whatif.models.layers.offload import (
     plan,
 )
 
+PLACE = "maps"
+
 MOST_MB = 1e6
 
 

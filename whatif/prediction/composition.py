@@ -10,7 +10,7 @@ from msgspec import Struct
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.transform import Transform
+from whatif.prediction.transform import LATE, PLACES, WHOLE, Transform
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import ByPriority, Schedule, simulate
@@ -59,20 +59,27 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
 
 
 def in_axis_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms with those that add workers from the inside out, whatever the order they are named in.
+    """Return the transforms with those that have a place in the order of ``PLACES``, however they are named.
 
-    A block is cut across workers, stages are made of what each of these does, and copies of the stages exchange their
-    gradients. One that stands ahead of an inner axis moves right behind it; what changes the host goes last; all others
-    keep their order.
+    A pass is made of what the device, the formats and the compiler make of it; a block is cut across workers, stages
+    are made of what each of these does, copies of the stages exchange their gradients. One that stands ahead of
+    another whose place comes before its own moves right behind it; those without a place stay where they are named.
     """
-    ordered = sorted(transforms, key=lambda transform: transform.goes_last)
-    place = 0
-    while place < len(ordered):
-        inner = [at for at in range(place + 1, len(ordered)) if 0 <= ordered[at].axis < ordered[place].axis]
+    ordered = list(transforms)
+    order = list(PLACES)
+    if any(transform.place == WHOLE for transform in transforms):
+        order = [place for place in PLACES if place not in LATE]
+        at = order.index(WHOLE)
+        order[at:at] = LATE
+    places = [-1 if transform.place is None else order.index(transform.place) for transform in transforms]
+    at = 0
+    while at < len(ordered):
+        inner = [behind for behind in range(at + 1, len(ordered)) if 0 <= places[behind] < places[at]]
         if inner:
-            ordered.insert(inner[-1], ordered.pop(place))
+            ordered.insert(inner[-1], ordered.pop(at))
+            places.insert(inner[-1], places.pop(at))
         else:
-            place += 1
+            at += 1
     return tuple(ordered)
 
 

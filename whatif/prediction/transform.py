@@ -45,8 +45,31 @@ _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 # A script that cuts a step, or repeats passes, says along which axis: the innermost first, in this order they apply.
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
-# A script that sets this changes the host, on which what others add runs as well: it is applied behind them.
-GOES_LAST = "GOES_LAST"
+# A script says what it changes: these apply in this order, an axis in the place of its name. Scripts that say neither
+# stay where they are named.
+PLACE, PLACES = "PLACE", (
+    "device",  # the GPU, whose units and rates all others go by
+    "batch",
+    "formats",  # of numbers and of images
+    "kernels",  # which ones a pass runs
+    "maps",  # what becomes of feature maps between the passes
+    "compiler",
+    "casts",  # beside what is compiled
+    "update",
+    "backward",  # what else runs inside of that pass
+    *AXES[:2],
+    "waits",  # of the CPU inside a step
+    *AXES[2:],
+    "sums",  # how gradients are exchanged
+    "launches",
+    "loading",
+    "network",
+    "paces",  # of the workers
+    "sharing",  # of the device and the links
+    "host",  # on which what others add runs as well
+)  # fmt: skip
+# These see what all workers do, but look into passes, which are one task each behind this axis.
+LATE, WHOLE = ("launches", "loading"), "pipeline"
 
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
@@ -89,9 +112,14 @@ class Transform:
         return -1 if told is None else AXES.index(told)
 
     @property
-    def goes_last(self) -> bool:
-        """Whether the script is applied behind all others, wherever it is named."""
-        return bool(getattr(self.function, "__globals__", {}).get(GOES_LAST))
+    def place(self) -> str | None:
+        """The script's place among ``PLACES``, where it has one. Raises WhatifError where it names another."""
+        told = getattr(self.function, "__globals__", {}).get(PLACE)
+        if told is not None and told not in PLACES:
+            raise WhatifError(
+                f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
+            )
+        return AXES[self.axis] if told is None and self.axis >= 0 else told
 
     def with_options(self, options: Mapping[str, Any]) -> Transform:
         """Return this transform with options set; text is converted to each option's type.
