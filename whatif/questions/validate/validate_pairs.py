@@ -41,7 +41,7 @@ _RUN_KEYS = {"name", "remark", "scored"}
 
 @dataclass(frozen=True)
 class Pair:
-    """A baseline recording, what the changed run measured, and the what-ifs between them, applied left to right.
+    """A baseline recording, what the changed run measured, and the what-ifs between them.
 
     Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of
     recordings that a file names both are None: the facts of the recordings are compared.
