@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 import whatif
 from tests.helpers import CPU, STREAM, Build
-from whatif import DependencyKind, Phase, TaskGraph
+from whatif import DependencyKind, Phase, TaskGraph, WhatifError
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.types import Change
 from whatif.ingest.recorded import written
+from whatif.models.parallel.stage_gradients import is_pipelined
 from whatif.prediction.predict import Baseline, apply
 from whatif.report.perfetto import write_perfetto
 
@@ -94,3 +96,15 @@ def test_a_saved_step_tells_later_what_ifs_what_was_done(own_traces: Path, tmp_p
     graph = saved(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"), tmp_path, "gist:lossy=fp16")
     assert graph.info.changes == (Change.ENCODES,)
     assert [part.changed for part in apply(graph, "gist").applied] == [False]
+
+
+def test_a_pipeline_that_an_older_version_saved_is_one(own_traces: Path, tmp_path: Path) -> None:
+    """It told its stages by a column alone, so that what needs operators changed nothing, without a word."""
+    baseline = Baseline.of(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"))
+    timeline = apply(baseline, "pipeline:stages=2,micro_batches=2").timeline
+    old = timeline.graph.replace(info=replace(timeline.graph.info, changes=()))
+    write_perfetto(tmp_path / "old.json", baseline.timeline, replace(timeline, graph=old), "pipeline")
+    graph = whatif.read(tmp_path / "old.json")
+    assert is_pipelined(graph)
+    with pytest.raises(WhatifError, match="name amp before pipeline"):
+        apply(graph, "amp")

@@ -24,6 +24,7 @@ from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
     Anchor,
     Array,
+    Change,
     Dependencies,
     DependencyKind,
     Int64,
@@ -35,6 +36,7 @@ from whatif.ingest.recorded import recorded_of, written
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.timeline import Timeline
+from whatif.simulation.transfers import GRADIENTS
 
 FORMAT = 1
 # Where the events of the file end and the graph begins: no text in JSON has a line end in it, so events hold none such.
@@ -177,6 +179,8 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
     arrays = {"columns": numbers(saved.columns, n), "attached": numbers(saved.attached, n)}
     graph = graph_of(saved, replace(info, path=path), {**arrays, "dependencies": dependencies, "waits": waits})
     _check_codes(graph, path)
+    if GRADIENTS in graph.attached:  # in older files nothing else tells stages
+        graph = graph.with_change(Change.IN_STAGES)
     try:
         return graph.check()
     except (WhatifError, IndexError) as error:

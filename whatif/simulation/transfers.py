@@ -12,6 +12,8 @@ from whatif.graph.types import Bool, Float64, Int64, TaskKind
 LATENCY, WORKERS = "latency ns", "workers"
 # Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
 ACTIVATIONS = "exchanges activations"
+# The bytes of a pipeline stage's gradients, beside the task with which they are finished.
+GRADIENTS = "gradients of a stage"
 
 
 def latency_of(graph: TaskGraph) -> Int64:

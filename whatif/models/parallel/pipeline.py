@@ -40,10 +40,7 @@ from whatif.models.parallel.pipeline_schedule import Pass
 from whatif.models.parallel.pipeline_step import Frame, Shape, Times, frame_of, times_of, usual_frame
 from whatif.models.parallel.stage_work import Pieces, Work, one_step
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import ACTIVATIONS, workers_of
-
-# The attached column that holds the bytes of a stage's gradients beside the task with which they are finished.
-GRADIENTS = "gradients of a stage"
+from whatif.simulation.transfers import ACTIVATIONS, GRADIENTS, workers_of
 
 
 class _Filled(NamedTuple):

@@ -22,11 +22,10 @@ from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.memory_effects import change_memory
-from whatif.models.parallel.pipeline import GRADIENTS
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
 from whatif.models.parallel.sharding import BUCKET_CALL
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import of_activations
+from whatif.simulation.transfers import GRADIENTS, of_activations
 
 CHANNEL = "stage {stage}: network"
 
