@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from whatif import TaskGraph, TaskKind, WhatifError
+from whatif import Change, TaskGraph, TaskKind, WhatifError
 from whatif.hardware.gpu import gpu_asked_for
 from whatif.models import peak
 from whatif.models.durations.estimator import device, put, sources
@@ -44,6 +44,8 @@ def transform(
     if old is not None and old.name == new.name:
         said = f"device: the recording is of a {new.name} already; no kernel changes"
         return graph.note(said) if cpu != 1 else graph.unchanged(said)
+    if Change.ON_ANOTHER_DEVICE in graph.info.changes:
+        raise WhatifError(f"device: expected the recorded step, got one on {graph.info.gpu} already; name one device.")
     tasks = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).astype(np.int64)
     estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
     for note in notes_of(graph, tasks, estimates, new):
@@ -61,4 +63,5 @@ def transform(
             f"device: the step does not fit: it needs {peak(memory).total / 2**30:.1f} GiB at its peak, and "
             f"{new.name} has {new.memory_gibyte:g}; `whatif memory` shows what would fit"
         )
-    return with_facts_of(put(graph, tasks, estimates), new, tf32=tf32 == "auto")
+    changed = with_facts_of(put(graph, tasks, estimates), new, tf32=tf32 == "auto")
+    return changed.with_change(Change.ON_ANOTHER_DEVICE)

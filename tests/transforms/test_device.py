@@ -206,6 +206,16 @@ def test_who_names_another_what_if_first_is_told_what_that_means() -> None:
         assert any("name device first" in note for note in changed.notes) == said
 
 
+def test_a_step_moves_to_another_device_once() -> None:
+    """There and back used to give the recorded step the ranges of both ways, squared."""
+    graph = kernels(V100, {"name": "gemm", "us": 500, "family": F.GEMM, "dtype": FP32})
+    there = to(graph, "A100-SXM-80")
+    with pytest.raises(WhatifError, match="got one on A100-SXM-80 already; name one device"):
+        to(there, "V100-SXM2-32")
+    again = to(there, "A100-SXM-80")
+    assert again.low_ns.tolist() == there.low_ns.tolist()
+
+
 def test_the_products_of_a_convolution_are_in_its_format() -> None:
     """A product within a convolution's call is in TF32 too, so that half precision behind it gains twice at most."""
     rows = (
@@ -227,10 +237,11 @@ def test_amd_has_no_tf32_unless_a_program_asks_for_it() -> None:
     there = to(convolution(), "MI300X")
     assert there.dtype[id_of(there, "volta_scudnn")] == FP32
     in_tf32 = to(convolution(), "A100-SXM-80")
+    in_tf32 = in_tf32.replace(info=replace(in_tf32.info, changes=()))  # as if recorded
     back = to(in_tf32, "MI300X")
     assert back.dtype[id_of(back, "volta_scudnn")] == FP32
     assert moved(back, "volta_scudnn") > moved(in_tf32, "volta_scudnn")  # 163 TFLOP/s, of which half are reached
-    recorded = replace(there.info, gpu=MI300X, gpu_memory_bytes=None)
+    recorded = replace(there.info, gpu=MI300X, gpu_memory_bytes=None, changes=())
     again = to(there.replace(info=recorded), "H100-SXM-80")
     assert again.dtype[id_of(again, "volta_scudnn")] == TF32
 

@@ -80,6 +80,7 @@ class Change(Enum):
     UPDATES_IN_BACKWARD = "updates in the backward pass"
     IN_STAGES = "runs in the stages of a pipeline"
     ON_SEVERAL_PROCESSORS = "runs on several processors"
+    ON_ANOTHER_DEVICE = "runs on another device"
 
 
 class Severity(IntEnum):
