@@ -236,8 +236,11 @@ def _roles(graph: TaskGraph, tasks: Int64) -> tuple[Int8, Int32]:
     role = np.where(called >= 0, by_operator[called], role)
     number = graph.operator[tasks]
     # A convolution also runs products and transposes. Where a recording has lost a kernel's operator, one that says
-    # nothing else of itself goes with the kernel before it.
+    # nothing else of itself goes with the kernel before it. What a CUDA graph launches has none to lose.
+    launch = graph.launch_of[tasks]
+    of_graph = (launch >= 0) & (np.bincount(launch[launch >= 0], minlength=len(graph) + 1)[launch] > 1)
     lost = (called < 0) & among(role, (CallRole.OTHER, CallRole.PRODUCT)) & bool((called >= 0).any())
+    lost &= ~of_graph | ((number >= 0) & ~_changed(number))
     source = np.maximum.accumulate(np.where(lost, 0, np.arange(len(tasks))))
     role, number = role[source], number[source]
     size = graph.size_bytes[tasks]
