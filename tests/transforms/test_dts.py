@@ -97,7 +97,7 @@ def test_on_a_recording_of_a_cpu(recorded: Baseline, cluster: Path, name: str) -
     found.graph.check()
     assert found.low_ms < found.predicted_ms < found.high_ms
     assert len(set(found.timeline.step_times_ns("mark"))) == 1  # every step is the same round
-    assert any(name in note and " on tower" in note for note in found.graph.notes)
+    assert any(note.startswith(f"dts: {name}, ") and " on tower" in note for note in found.graph.notes)
     alone = whatif.apply(recorded, f"dts:architecture={name},bandwidth=1Gbps")
     faster = whatif.apply(recorded, f"dts:architecture={name},bandwidth=10Gbps")
     assert faster.predicted_ms < alone.predicted_ms
@@ -133,7 +133,7 @@ def test_twice_changes_nothing_more(recorded: Baseline, name: str) -> None:
         ("federated,batches=0", "expected from 1 to 100,000 batches a client, got 0"),
         ("federated,max_paths=-1", "expected max_paths of 1 or more, or 0 for all, got -1"),
         ("federated,latency_us=-1", "expected latency_us from 0 to 1,000,000, got -1"),
-        ("split,cut=conv9", "split: expected a cut after one of the layers conv1, relu1"),
+        ("split,cut=conv9", "dts: expected a cut after one of the layers conv1, relu1"),
         ("split,cut=14", "expected a cut with layers on both sides, from 1 to 13, got 14"),
         ("split,cut=2,cut=3", "option 'cut' is given twice"),
         ("parallel_split,cut=2,5", "expected one cut, between client and server, got 2"),

@@ -98,13 +98,13 @@ def train_distributed(
     if clients is None:
         clients = CLIENTS if "clients" in BUILT_IN[name].options else 1
     if Change.ON_SEVERAL_PROCESSORS in graph.info.changes:
-        return graph.unchanged(f"{name}: the steps are those of several processors already; nothing changes")
+        return graph.unchanged("dts: the steps are those of several processors already; nothing changes")
     if communicates(graph):
-        raise WhatifError(f"{name}: expected a recording of one worker, got one whose steps communicate already.")
-    dnn = dnn_of(graph, name)
-    training = Training(clients, batches, cuts_of(dnn, cut or "", name), workers or 0)
+        raise WhatifError("dts: expected a recording of one worker, got one whose steps communicate already.")
+    dnn = dnn_of(graph, "dts")
+    training = Training(clients, batches, cuts_of(dnn, cut or "", "dts"), workers or 0)
     if workers and cut and len(training.cuts) != workers - 1:
-        raise WhatifError(f"{name}: expected {workers - 1} cuts for {workers} workers, got {len(training.cuts)}.")
+        raise WhatifError(f"dts: expected {workers - 1} cuts for {workers} workers, got {len(training.cuts)}.")
     found = _fastest(dnn, name, training, cluster, bandwidth, latency_us, max_paths, tcp=not graph.on_gpu.any())
     activities = found.plan(batches).activities
     graph = step_graph(graph, activities, [found.assignment[role.name] for role in found.roles])
@@ -116,7 +116,7 @@ def train_distributed(
     where = ", ".join(f"{role} on {at}" for role, at in found.assignment.items())
     cuts = [dnn.layers[at - 1] for at in found.training.cuts]
     after = f"cut after {', '.join(cuts)}; " if cuts else ""
-    return graph.note(f"{name}: {after}{where}; {sent / 1e6:,.1f} MB cross the network in a step of all of them")
+    return graph.note(f"dts: {name}, {after}{where}; {sent / 1e6:,.1f} MB cross the network in a step of all of them")
 
 
 def _fastest(
@@ -124,7 +124,7 @@ def _fastest(
     max_paths: int, *, tcp: bool,
 ) -> Estimate:  # fmt: skip
     if max_paths < 0:
-        raise WhatifError(f"{name}: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
+        raise WhatifError(f"dts: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
     count = max(2 * training.clients + 1, training.workers, len(training.cuts) + 1)
     machines = (
         equal_machines(count, bandwidth, latency_us, tcp=tcp)
