@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
 from whatif.models.exchange.stragglers import waiting_for_peers
-from whatif.simulation.transfers import latency_of, workers_of
+from whatif.simulation.transfers import cpu_work_of, latency_of, workers_of
 
 PLACE = "network"
 WHOLE_PASSES = True
@@ -34,7 +34,8 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     modelled = communication & (workers_of(graph) > 0)
     tasks, latency_ns = np.flatnonzero(modelled), latency_of(graph)[modelled]
     now_ns = np.maximum(graph.duration_ns[tasks], 1)
-    ratio = (latency_ns + (graph.duration_ns[tasks] - latency_ns) / factor) / now_ns
+    by_link_ns = latency_ns + (graph.duration_ns[tasks] - latency_ns) / factor
+    ratio = np.maximum(by_link_ns, np.minimum(cpu_work_of(graph)[0][tasks], now_ns)) / now_ns
     graph = graph.scale(tasks, ratio)
     bounds = sorted((1 / factor, 1.0))
     recorded = np.flatnonzero(communication & ~modelled)

@@ -50,6 +50,23 @@ def test_orders_degrees_of_one_and_links(case: dict, order: tuple[str, ...], axi
     assert step(*slower.values()).predicted_ms >= found.predicted_ms - 1e-6
 
 
+@pytest.mark.parametrize("micro_batches", [2, 6])
+def test_a_faster_link_never_lengthens_a_step_of_micro_batches(micro_batches: int) -> None:
+    """gloo's messages cost the CPU time behind any link: at 4000 Mbps they used to count for more than at 2000."""
+    stages = f"pipeline:stages=2,micro_batches={micro_batches}"
+    rates = (40, 200, 1_000, 2_000, 4_000, 40_000)
+    found = [step(f"tensor_parallel:workers=2,bandwidth={rate}Mbps", stages).predicted_ms for rate in rates]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0] / 3
+
+
+def test_no_bandwidth_shortens_the_work_of_a_cpu() -> None:
+    """gloo's threads take 118 ms of a step behind any network; `bandwidth` used to make 75 of them."""
+    for name in ("fsdp:workers=4", "tensor_parallel:workers=2", "distributed:workers=2,compress=fp16"):
+        fast, slow = step(f"{name},bandwidth=10Tbps"), step(f"{name},bandwidth=1Tbps", "bandwidth:factor=10")
+        assert slow.predicted_ms == pytest.approx(fast.predicted_ms, rel=1e-6)
+
+
 @settings(max_examples=8, deadline=None)
 @given(degrees)
 def test_bytes_do_not_depend_on_the_other_axes(case: dict) -> None:  # type: ignore[type-arg]

@@ -6,10 +6,12 @@ import numpy as np
 
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Float64, Int64, TaskKind
+from whatif.graph.types import Array, Bool, Float64, Int64, TaskKind
 
 # The part of a duration that no bandwidth shortens, and how many workers exchange.
 LATENCY, WORKERS = "latency ns", "workers"
+# What a transfer takes the CPU that sends it, which no network shortens, and of that what is the same for any bytes.
+CPU_WORK, CPU_MESSAGES = "CPU work ns", "CPU messages ns"
 # Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
 ACTIVATIONS = "exchanges activations"
 # The bytes of a pipeline stage's gradients, beside the task with which they are finished.
@@ -31,9 +33,25 @@ def workers_of(graph: TaskGraph) -> Int64:
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
-def grown_ns(time_ns: Float64, latency_ns: Int64, factor: float) -> Float64:
-    """Return the times of transfers, ns, of ``factor`` times the bytes: their latency stays."""
-    return np.minimum(latency_ns, time_ns) + np.maximum(time_ns - latency_ns, 0) * factor
+def cpu_work_of(graph: TaskGraph) -> tuple[Int64, Int64]:
+    """Return each transfer's work on the CPU, and its part for messages, ns, shape (n_tasks,) each; 0 if not set."""
+    work, messages = (
+        np.asarray(graph.attached.get(name, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
+        for name in (CPU_WORK, CPU_MESSAGES)
+    )
+    return work, messages
+
+
+def grown_ns(graph: TaskGraph, transfers: Array, time_ns: Float64, factor: float | Float64) -> Float64:
+    """Return the ``time_ns`` of ``transfers`` (ids or a mask), shape (n,), with ``factor`` times the bytes.
+
+    The latency of the network stays, and so do the messages that the CPU sends.
+    """
+    latency_ns = np.minimum(latency_of(graph)[transfers], time_ns)
+    work_ns, messages_ns = (column[transfers] for column in cpu_work_of(graph))
+    by_network = latency_ns + (time_ns - latency_ns) * factor
+    by_cpu = messages_ns + (work_ns - messages_ns) * factor
+    return np.asarray(np.where(time_ns <= work_ns, by_cpu, np.maximum(by_network, by_cpu)), dtype=np.float64)
 
 
 def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float64:

@@ -30,7 +30,16 @@ from whatif.models.durations.estimator import (
     sources,
 )
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import LATENCY, WORKERS, latency_of, of_activations, workers_of
+from whatif.simulation.transfers import (
+    CPU_MESSAGES,
+    CPU_WORK,
+    LATENCY,
+    WORKERS,
+    cpu_work_of,
+    latency_of,
+    of_activations,
+    workers_of,
+)
 
 ALL_REDUCE = "all-reduce"
 # What-ifs that issue the collectives of a recording of several workers again for another number of them.
@@ -55,12 +64,20 @@ def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGrap
     return add_thread(graph, Thread(name, ThreadKind.CHANNEL, ordered=ordered))
 
 
-def tell(graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int) -> TaskGraph:
+def tell(
+    graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int,
+    *, cpu_work_ns: npt.ArrayLike = 0, cpu_messages_ns: npt.ArrayLike = 0,
+) -> TaskGraph:  # fmt: skip
     """Remember the model behind the durations of the transfers ``tasks`` (ids)."""
     latency, count = (column.copy() for column in (latency_of(graph), workers_of(graph)))
+    on_cpu = [column.copy() for column in cpu_work_of(graph)]
+    for column, value_ns in zip(on_cpu, (cpu_work_ns, cpu_messages_ns), strict=True):
+        column[tasks] = np.rint(value_ns).astype(np.int64)
     source = sources(graph).copy()
     latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
     columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
+    if any(column.any() for column in on_cpu):
+        columns |= dict(zip((CPU_WORK, CPU_MESSAGES), on_cpu, strict=True))
     return graph.attach(**columns)
 
 

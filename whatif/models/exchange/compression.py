@@ -71,10 +71,11 @@ def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
     before = _inserted(graph, TO_HALF, sources, graph.thread[sources], TO_HALF_ACCESSES * size, 2, low=1, high=1)
     graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
     half = size // 2
-    cost = gloo.sent(graph, network, "all_reduce", half).cost
-    times = estimated(cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
+    sent = gloo.sent(graph, network, "all_reduce", half)
+    times = estimated(sent.cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
     graph = put(with_values(graph, tasks, size_bytes=half), tasks, times)
-    graph = send_less(tell(graph, tasks, cost.latency_ns, network.workers), 0.5)
+    on_cpu = {"cpu_work_ns": sent.least_ns, "cpu_messages_ns": sent.messages_ns}
+    graph = send_less(tell(graph, tasks, sent.cost.latency_ns, network.workers, **on_cpu), 0.5)
     # The first that waits for each sum casts it back; those that wait for the stream have no copy of their own.
     users = np.where(users >= 0, before.moved[users], -1)
     return _with_unpacked(graph, FROM_HALF, tasks, before.ids, users, FROM_HALF_ACCESSES * size, 1, low=1, high=1)

@@ -105,12 +105,16 @@ def all_reduce_buckets(
     if not overlap:
         buckets = buckets._replace(ready=np.maximum(buckets.ready, ends.work[buckets.step]))
     graph, channel = add_channel(graph, CHANNEL, ordered=True)
-    cost, work_ns, _ = gloo.sent(graph, network, "all_reduce", buckets.size_bytes)
+    sent = gloo.sent(graph, network, "all_reduce", buckets.size_bytes)
+    cost, work_ns = sent.cost, sent.work_ns
     times = _as_certain(estimated(cost, SYNCHRONISED if synchronised else OVERLAPPED), buckets, network)
     waiting = _first_behind(graph, ends, buckets)
 
     new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
-    changed, moved = tell(new.graph, new.reduced, cost.latency_ns, network.workers), new.moved
+    changed, moved = tell(
+        new.graph, new.reduced, cost.latency_ns, network.workers,
+        cpu_work_ns=sent.least_ns, cpu_messages_ns=sent.messages_ns,
+    ), new.moved  # fmt: skip
     changed = _handed_off_later(changed, moved[ends.cpu], new.cpu_end)
     last_copy = _in_order(np.maximum.reduceat(new.copies, buckets.first), buckets.step)
     if not overlap:

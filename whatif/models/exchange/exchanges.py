@@ -37,7 +37,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
-from whatif.simulation.transfers import ACTIVATIONS, latency_of, of_activations, workers_of
+from whatif.simulation.transfers import ACTIVATIONS, grown_ns, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
@@ -75,10 +75,10 @@ def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
     count = senders(graph)
     if not len(sums) or count == 1:
         return np.zeros(len(part_bytes))
-    one = sums[0]
-    share = part_bytes * count / graph.size_bytes[one]
-    latency_ns = int(latency_of(graph)[one])
-    return np.asarray((latency_ns + share * (int(graph.duration_ns[one]) - latency_ns)) / 2, dtype=np.float64)
+    one = sums[:1]
+    return (
+        grown_ns(graph, one, graph.duration_ns[one].astype(np.float64), part_bytes * count / graph.size_bytes[one]) / 2
+    )
 
 
 class Exchange(NamedTuple):
@@ -145,10 +145,10 @@ def exchange(
     size = np.array([one.size_bytes for one in rows], dtype=np.int64)
     phase = np.array([one.phase for one in rows])
     # On a CPU the thread that calls waits, so that gloo's work passes within that time.
-    cost, _, fixed_ns = _sent(graph, [one.operation for one in rows], size, network)
+    sent = _sent(graph, [one.operation for one in rows], size, network)
     # One that is called in a pass which stands for several is called in each of them.
     passes = np.maximum(stands_for(graph)[calls], 1.0)
-    cost, fixed_ns = Cost(cost.latency_ns * passes, cost.transfer_ns * passes), fixed_ns * passes
+    cost = Cost(sent.cost.latency_ns * passes, sent.cost.transfer_ns * passes)
     size = np.rint(size * passes).astype(np.int64)
     times = estimated(cost)
     graph, code = add_channel(graph, channel, ordered=True)
@@ -175,8 +175,11 @@ def exchange(
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     # Other batches ask what of activations stays, other networks what of gradients does.
-    latency_ns = np.minimum(fixed_ns, cost.total_ns) if activations else cost.latency_ns
-    changed = tell(named(collectives.graph, names), put.ids, latency_ns, network.workers)
+    latency_ns = np.minimum(sent.latency_ns * passes, cost.total_ns) if activations else cost.latency_ns
+    changed = tell(
+        named(collectives.graph, names), put.ids, latency_ns, network.workers,
+        cpu_work_ns=sent.least_ns * passes, cpu_messages_ns=sent.messages_ns * passes,
+    )  # fmt: skip
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     centre, low, high = (time_ns * passes for time_ns in call)
     changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)
@@ -227,12 +230,14 @@ def _beside_copies(
 
 
 def _sent(graph: TaskGraph, operations: list[str], size_bytes: Int64, network: Network) -> gloo.Sent:
-    latency_ns, transfer_ns, work_ns, fixed_ns = (np.zeros(len(size_bytes)) for _ in range(4))
+    latency_ns, transfer_ns, *others = (np.zeros(len(size_bytes)) for _ in range(6))
     for operation in dict.fromkeys(operations):
         mine = np.array(operations) == operation
-        cost, work_ns[mine], fixed_ns[mine] = gloo.sent(graph, network, operation, size_bytes[mine])
+        cost, *found = gloo.sent(graph, network, operation, size_bytes[mine])
         latency_ns[mine], transfer_ns[mine] = cost.latency_ns, cost.transfer_ns
-    return gloo.Sent(Cost(latency_ns, transfer_ns), work_ns, fixed_ns)
+        for column, values in zip(others, found, strict=True):
+            column[mine] = values
+    return gloo.Sent(Cost(latency_ns, transfer_ns), *others)
 
 
 def _copies(

@@ -41,12 +41,15 @@ RUN_AS = {"reduce_scatter": "all_reduce"}
 class Sent(NamedTuple):
     """What collectives take, ns, shape (n,) each part.
 
-    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``fixed_ns``: what fewer bytes do not shorten.
+    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``latency_ns``: the network's own. ``least_ns``:
+    the CPU time behind a quick network, which none is shorter than, and of that ``messages_ns`` for any bytes.
     """
 
     cost: Cost
     work_ns: npt.NDArray[np.float64]
-    fixed_ns: npt.NDArray[np.float64]
+    latency_ns: npt.NDArray[np.float64]
+    least_ns: npt.NDArray[np.float64]
+    messages_ns: npt.NDArray[np.float64]
 
 
 def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.ArrayLike) -> Sent:
@@ -56,7 +59,8 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
     """
     if graph.on_gpu.any():
         cost = network.cost(operation, size_bytes)
-        return Sent(cost, np.zeros(len(cost.latency_ns)), cost.latency_ns)
+        nothing = np.zeros(len(cost.latency_ns))
+        return Sent(cost, nothing, cost.latency_ns, nothing, nothing)
     run = RUN_AS.get(operation, operation)
     cost, workers = network.cost(run, size_bytes), network.workers
     rounds = 2 if run == "all_reduce" else 1  # of a ring, in each of which a part passes every other worker
@@ -67,10 +71,7 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
     # Where the network needs longer, gloo waits in between.
     waits = cost.total_ns > at_once_ns
     work = np.where(waits, at_once_ns + (WOKEN_COPIES - COPIES) * copy_ns, at_once_ns)
-    bounded = bounded_by_cpu(cost, work)
-    # The slower the network, the less of the work of messages is not hidden in it.
-    fixed_ns = np.maximum(cost.latency_ns, messages_ns * work / np.maximum(bounded.total_ns, 1))
-    return Sent(bounded, work, fixed_ns)
+    return Sent(bounded_by_cpu(cost, work), work, cost.latency_ns, at_once_ns, np.full(len(work), float(messages_ns)))
 
 
 def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -26,7 +26,7 @@ from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
 from whatif.models.kernels.stored_weights import packing_ns, stored_weights
 from whatif.models.layers.calls import launches_of
-from whatif.simulation.transfers import grown_ns, latency_of, of_activations
+from whatif.simulation.transfers import CPU_WORK, cpu_work_of, grown_ns, of_activations
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
@@ -77,12 +77,16 @@ def _transfers_at_batch(graph: TaskGraph, factor: float) -> TaskGraph:
     sent = of_activations(graph)
     if not sent.any():
         return graph
-    latency_ns, size = latency_of(graph)[sent], graph.size_bytes.copy()
+    size = graph.size_bytes.copy()
     size[sent] = np.where(size[sent] >= 0, np.rint(size[sent] * factor), size[sent])
     duration_ns, low_ns, high_ns = (
-        grown_ns(column[sent].astype(np.float64), latency_ns, factor)
+        grown_ns(graph, sent, column[sent].astype(np.float64), factor)
         for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )
+    work_ns, messages_ns = cpu_work_of(graph)
+    if work_ns.any():
+        grown = np.rint(messages_ns + (work_ns - messages_ns) * factor).astype(np.int64)
+        graph = graph.attach(**{CPU_WORK: np.where(sent, grown, work_ns)})
     return graph.with_duration(sent, duration_ns, low_ns=low_ns, high_ns=high_ns).replace(size_bytes=size)
 
 

@@ -26,7 +26,17 @@ from whatif.graph.types import (
 )
 from whatif.models.layers.calls import task_before
 from whatif.models.layers.columns import with_values
-from whatif.simulation.transfers import ACTIVATIONS, LATENCY, WORKERS, latency_of, of_activations, workers_of
+from whatif.simulation.transfers import (
+    ACTIVATIONS,
+    CPU_MESSAGES,
+    CPU_WORK,
+    LATENCY,
+    WORKERS,
+    cpu_work_of,
+    latency_of,
+    of_activations,
+    workers_of,
+)
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
 # For the hooks of a checkpoint, which run Python for every tensor that would have been saved, and for caches: our
@@ -154,6 +164,8 @@ def _exchanged_again(
         )
     )  # fmt: skip
     told = {LATENCY: summed(latency_of(graph)), WORKERS: workers_of(graph)[sums[at]], ACTIVATIONS: True}
+    if CPU_WORK in graph.attached:
+        told |= dict(zip((CPU_WORK, CPU_MESSAGES), map(summed, cpu_work_of(graph)), strict=True))
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
     for name, values in told.items():
         attached[name][inserted.ids] = values

@@ -32,7 +32,7 @@ from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.gradients import additions
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import grown_ns, hidden_ns, latency_of, of_activations
+from whatif.simulation.transfers import cpu_work_of, grown_ns, hidden_ns, latency_of, of_activations
 
 
 class Pieces(NamedTuple):
@@ -180,9 +180,8 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
     estimates = at_batch(graph, grown, factor)
     duration_ns[grown], low_ns[grown], high_ns[grown] = estimates.duration_ns, estimates.low_ns, estimates.high_ns
     sent = of_activations(graph)
-    latency_ns = latency_of(graph)[sent]
     for column in (duration_ns, low_ns, high_ns):
-        column[sent] = grown_ns(column[sent], latency_ns, factor)
+        column[sent] = grown_ns(graph, sent, column[sent], factor)
     size_bytes[sent] *= factor
     return Times(duration_ns, low_ns, high_ns, size_bytes, Source(int(estimates.source.max(initial=0))))
 
@@ -222,7 +221,11 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
     hidden = hidden_ns(graph, sums, times.duration_ns)
     waited = [np.maximum(column[sums] - hidden, 0) for column in bounds]
-    told = (*waited, np.minimum(latency_of(graph)[sums], waited[0]), np.maximum(times.size_bytes[sums], 0))
+    # No network is quicker than the CPU that sends.
+    share = times.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1)
+    cpu_ns, messages_ns = (column[sums] for column in cpu_work_of(graph))
+    fixed_ns = np.maximum(latency_of(graph)[sums], messages_ns + (cpu_ns - messages_ns) * share)
+    told = (*waited, np.minimum(fixed_ns, waited[0]), np.maximum(times.size_bytes[sums], 0))
     return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in told)])
 
 

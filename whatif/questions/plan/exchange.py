@@ -58,7 +58,7 @@ class Exchanges:
         graph, count = self._graph, len(self._gradients.size_bytes)
         sizes, ready = self._in_buckets(None)
         copied = 2 * float(moving(graph, 2 * self._gradients.size_bytes).duration_ns.sum())
-        cost, work, _ = gloo.sent(graph, network, "all_reduce", sizes)
+        cost, work, *_ = gloo.sent(graph, network, "all_reduce", sizes)
         if self._on_gpu:
             calls = 2 * count * COPY_CALL * self._launch_ns + len(sizes) * CALL_NS
             beside = float(traffic_ns(graph, "all_reduce", sizes, network.workers).sum())
