@@ -99,7 +99,7 @@ class Trial(Struct, frozen=True):
 
     transforms: tuple[Transform, ...]
     baseline_ms: float
-    predicted_ms: float
+    predicted_ns: float
     samples: float  # of a step, in those of the recorded one
     work: Work
     waiting_ms: float  # waiting of the recorded step that nothing in the recording explains
@@ -108,6 +108,11 @@ class Trial(Struct, frozen=True):
     peak_bytes: int | None
     notes: tuple[str, ...]
     estimates: dict[str, int]  # how many durations each source but the recording answered for
+
+    @property
+    def predicted_ms(self) -> float:
+        """The predicted step, ms."""
+        return self.predicted_ns / 1e6
 
     @property
     def gain_pct(self) -> float:
@@ -204,7 +209,7 @@ class Trier:
         return Trial(
             transforms=chosen,
             baseline_ms=self.baseline.step_ns / 1e6,
-            predicted_ms=step_ns(timeline.step_times_ns(clock), changed, clock) / 1e6,
+            predicted_ns=step_ns(timeline.step_times_ns(clock), changed, clock),
             samples=_samples(before.info, changed.info),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
@@ -233,7 +238,7 @@ class Trier:
     def range_ms(self, trial: Trial) -> tuple[float, float]:
         """Return the ends of the nominal 90 % range of a trial's step, ms: two simulations."""
         changed, schedule = self._applied(trial.transforms)[0], single_schedule(trial.transforms)
-        low_ns, high_ns = bounds_ns(self.baseline, changed, trial.predicted_ms * 1e6, schedule)
+        low_ns, high_ns = bounds_ns(self.baseline, changed, trial.predicted_ns, schedule)
         return min(low_ns / 1e6, trial.predicted_ms), max(high_ns / 1e6, trial.predicted_ms)
 
     def _applied(self, transforms: tuple[Transform, ...]) -> tuple[TaskGraph, tuple[Applied, ...]]:
