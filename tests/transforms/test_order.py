@@ -18,7 +18,7 @@ from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.models.kernels.launches import GRAPH_LAUNCH_NAME
 from whatif.models.kernels.mixed_precision import CAST_NAME, WEIGHT_CAST_NAME
-from whatif.prediction.composition import in_axis_order, spelled
+from whatif.prediction.composition import in_order, spelled
 from whatif.prediction.predict import Baseline
 
 LATE_STREAM = replace(STREAM, lag_ns=1_000)
@@ -152,7 +152,7 @@ def answer(baseline: Baseline, *specs: str) -> tuple[object, ...] | str:
 
 def test_what_has_no_place_stays_where_it_is_named() -> None:
     def order(*specs: str) -> list[str]:
-        return [spelled(transform) for transform in in_axis_order([whatif.load_transform(spec) for spec in specs])]
+        return [spelled(transform) for transform in in_order([whatif.load_transform(spec) for spec in specs])]
 
     assert order("scale", "amp", "kernels", "device") == ["scale", "kernels", "device", "amp"]
     late = ["cuda_graph", "data_loading"]
@@ -164,7 +164,7 @@ def test_a_place_that_there_is_not(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text('"""Mine."""\nPLACE = "last"\ndef transform(graph):\n    return graph\n')
     with pytest.raises(WhatifError, match="expected PLACE to be one of device, batch,"):
-        in_axis_order([whatif.load_transform(script)])
+        in_order([whatif.load_transform(script)])
 
 
 # -- torch.compile and others ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Several transforms in turn (``in_axis_order``): one graph, one schedule, and what each contributes to the gain."""
+"""Several transforms in turn (``in_order``): one graph, one schedule, and what each contributes to the gain."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Applied(Struct, frozen=True):
 
 
 def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-    """Return the checked graph under all transforms, and what each did, in the order of ``in_axis_order``.
+    """Return the checked graph under all transforms, and what each did, in the order of ``in_order``.
 
     Raises WhatifError where one does not apply or breaks the graph.
     """
     parts = []
-    for transform in in_axis_order(transforms):
+    for transform in in_order(transforms):
         changed = transform(graph).check()
         parts.append(Applied.between(graph, changed, transform))
         graph = changed
@@ -58,7 +58,7 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
     return graph, tuple(parts)
 
 
-def in_axis_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return the transforms with those that have a place in the order of ``PLACES``, however they are named.
 
     A pass is made of what the device, the formats and the compiler make of it; a block is cut across workers, stages

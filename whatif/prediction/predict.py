@@ -189,7 +189,7 @@ def apply(
     clock: str | None = None,
     calibrated: bool = True,
 ) -> Prediction:
-    """Return the prediction for a graph, or for the trace in a file, under transforms, in ``in_axis_order``.
+    """Return the prediction for a graph, or for the trace in a file, under transforms, in ``in_order``.
 
     ``graph`` is also what ``read_ranks`` returns. A transform is a name with options as text, the path of a script, a
     loaded ``Transform`` or a function from graph to graph. ``clock`` and

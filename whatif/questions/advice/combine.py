@@ -47,7 +47,6 @@ class Search:
         self._single = list(best.values())
         refusals = [r.transforms[0] for r in refused if r.why == Refusal.NOT_APPLICABLE]
         self._refused = [t for t in refusals if Effort.of(t.doc).size != EffortSize.LARGE]
-        self._n_tasks = {t.spelled[0]: t.n_tasks for t in trials}
         self._found: dict[frozenset[str], Trial] = {frozenset(t.spelled): t for t in trials}
 
     def combinations(self) -> list[Trial]:
@@ -121,9 +120,7 @@ class Search:
         if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in SAME_THING):
             return None
         if key not in self._found:
-            # What takes launches away comes behind what adds kernels with theirs; last, what needs another what-if.
-            in_order = sorted(transforms, key=lambda t: (-self._n_tasks.get(spelled(t), -1), spelled(t)))
-            found = self._trier.attempt(in_order)
+            found = self._trier.attempt(sorted(transforms, key=spelled))
             if isinstance(found, Refused):
                 return None
             self._found[key] = found

@@ -16,7 +16,7 @@ from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
     Applied,
-    in_axis_order,
+    in_order,
     is_without_effect,
     new_notes,
     single_schedule,
@@ -178,7 +178,7 @@ class Trier:
         return explain(self.baseline, top=1)
 
     def attempt(self, transforms: Sequence[Transform]) -> Trial | Refused:
-        """Return what ``transforms`` do, in the order of ``in_axis_order``, without a range: one simulation."""
+        """Return what ``transforms`` do, in the order of ``in_order``, without a range: one simulation."""
         chosen = tuple(transforms)
         written = tuple(spelled(t) for t in chosen)
         try:
@@ -243,7 +243,7 @@ class Trier:
 
     def _applied(self, transforms: tuple[Transform, ...]) -> tuple[TaskGraph, tuple[Applied, ...]]:
         """The graph under ``transforms`` and what each did; the longest beginning that is kept is where it starts."""
-        transforms = in_axis_order(transforms)
+        transforms = in_order(transforms)
         if not transforms:
             return self.baseline.graph, ()
         key = tuple(spelled(t) for t in transforms)

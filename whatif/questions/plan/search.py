@@ -15,7 +15,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.composition import compose, in_axis_order
+from whatif.prediction.composition import compose, in_order
 from whatif.prediction.predict import apply
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
@@ -247,7 +247,7 @@ def plan(
 
 def _that_change_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
     """Yield the names of those that change the batch of the step that they are given."""
-    for what_if in in_axis_order(what_ifs):
+    for what_if in in_order(what_ifs):
         before, graph = graph, compose(graph, [what_if])
         if graph.info.batch_size != before.info.batch_size or graph.info.passes != before.info.passes:
             yield what_if.name

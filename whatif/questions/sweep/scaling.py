@@ -15,7 +15,7 @@ from msgspec import Struct
 from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.composition import compose, in_axis_order, spelled
+from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.progress import Progress, reported
@@ -251,7 +251,7 @@ def _on(
 def _applicable(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
     """Those of the what-ifs that apply to one worker, which has no other to talk to, and a sentence on each other."""
     graph, kept, left_out = baseline.graph, [], []
-    for transform in in_axis_order(transforms):
+    for transform in in_order(transforms):
         try:
             graph = compose(graph, [transform])
             kept.append(transform)
