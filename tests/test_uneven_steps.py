@@ -90,3 +90,20 @@ def test_the_command(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFix
     (step, *_) = json.loads(capsys.readouterr().out)["steps"]
     assert {"step", "step_ms", "slow", "times_ms", "more_of", "allocator_retries"} == set(step)
     assert main(["explain", "--by", "step", "--sensitivity", trace]) == 2
+
+
+def test_a_what_if_that_changes_some_steps_only_is_told(tmp_path: Path) -> None:
+    graph = steps_of_a_cpu(tmp_path, [0] * 8, [100] * 8)
+
+    def every_third(graph: whatif.TaskGraph) -> whatif.TaskGraph:
+        return graph.scale(graph.select(name="mm") & (graph.step % 3 != 0), 0.1)
+
+    def all_alike(graph: whatif.TaskGraph) -> whatif.TaskGraph:
+        return graph.scale(graph.select(name="mm"), 0.1)
+
+    (sentence,) = whatif.apply(graph, every_third).doubts  # of six steady steps four take 210 us, two 1,110 us
+    assert sentence == (
+        "some steps change more than others (the mean of the predicted ones is 2.43 times the median); "
+        "the median step is predicted"
+    )
+    assert not whatif.apply(graph, all_alike).doubts

@@ -117,11 +117,10 @@ class Baseline(Struct, frozen=True, dict=True):
             return self.calibration.spread
         return spread_of_steps(steady(self.graph.info.measured_step_ns.get(self.clock, ()), self.graph, self.clock))
 
-    @property
-    def mean_over_median(self) -> float:
-        """The mean of the measured steady steps over their median: above 1 where some take much longer."""
-        times_ns = steady(self.graph.info.measured_step_ns[self.clock], self.graph, self.clock)
-        return float(np.mean(times_ns) / np.median(times_ns)) if times_ns and np.median(times_ns) > 0 else 1.0
+    def mean_over_median(self, times_ns: tuple[int, ...]) -> float:
+        """Return the mean of the steady steps in ``times_ns`` over their median: above 1 where some take longer."""
+        chosen = steady(times_ns, self.graph, self.clock)
+        return float(np.mean(chosen) / np.median(chosen)) if chosen and np.median(chosen) > 0 else 1.0
 
     @cached_property
     def breakdown(self) -> Breakdown:

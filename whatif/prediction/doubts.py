@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.trust import trust_of
 from whatif.prediction.unfinished import unfinished_work
@@ -9,7 +11,8 @@ from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import CLOCK_NOUNS
 from whatif.simulation.timeline import Timeline
 
-# Steps whose mean exceeds their median by more than this are not one kind of step.
+# Steps whose mean exceeds their median by more than this factor are not one kind of step; predicted ones, either way,
+# where the recorded ones are closer to one another by as much.
 UNEVEN_STEPS = 1.1
 # A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
 HOST_BOUND_PCT = 50.0
@@ -28,9 +31,17 @@ def doubts_of(baseline: Baseline, timeline: Timeline) -> tuple[str, ...]:
     found = [*trust_of(baseline).doubts, *baseline.graph.info.quirks]
     if baseline.calibration and baseline.calibration.reason:
         found.append(baseline.calibration.reason)
-    uneven = baseline.mean_over_median
+    uneven = baseline.mean_over_median(baseline.graph.info.measured_step_ns[baseline.clock])
     if uneven > UNEVEN_STEPS:
         found.append(f"the steps differ (their mean is {uneven:.2f} times the median); the median step is reported")
+    before, after = (
+        baseline.mean_over_median(steps.step_times_ns(baseline.clock)) for steps in (baseline.timeline, timeline)
+    )
+    if min(abs(np.log(after)), abs(np.log(after / before))) > np.log(UNEVEN_STEPS):
+        found.append(
+            f"some steps change more than others (the mean of the predicted ones is {after:.2f} times the median); "
+            "the median step is predicted"
+        )
     found.append(unfinished_work(timeline, baseline.clock))
     return tuple(filter(None, found))
 
