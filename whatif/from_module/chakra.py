@@ -26,7 +26,7 @@ from whatif.runtime.files import read_at_most
 _SCHEMA = re.compile(r"\d+\.\d+\.\d+-chakra\.")
 _MOST_NODES = 5_000_000
 _MOST_BYTES = 2_000_000_000
-_EVALUATE = "autograd::engine::evaluate_function: "
+EVALUATE = "autograd::engine::evaluate_function: "
 _TENSOR = re.compile(r"Tensor\((.+)\)")
 _STEP = re.compile(r"Optimizer\.step#")
 
@@ -110,8 +110,8 @@ def _walk(
         name = node["name"]
         inner = children.pop(node["id"], [])  # a node is visited once, whatever a damaged file says
         sequence = _attribute(node, "seq_id")
-        if name.startswith(_EVALUATE):
-            phase, caller, number = Phase.BACKWARD, name.removeprefix(_EVALUATE).rpartition("::")[2], -1
+        if name.startswith(EVALUATE):
+            phase, caller, number = Phase.BACKWARD, name.removeprefix(EVALUATE).rpartition("::")[2], -1
         elif _STEP.match(name):
             phase = Phase.UPDATE
         elif phase == Phase.BACKWARD and sequence >= 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from whatif.from_module.chakra import EVALUATE
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.schedule import (
     COPY_NAME,
@@ -114,7 +115,7 @@ def _annotation(span: Span, prefix: str = "") -> _Event:
 def _node(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     sequence = graph.operations[span.operation].sequence
     args = {"Fwd thread id": 1} | ({"Sequence number": sequence + counted} if sequence >= 0 else {})
-    return _event(span, "cpu_op", f"autograd::engine::evaluate_function: {span.name}", args)
+    return _event(span, "cpu_op", EVALUATE + span.name, args)
 
 
 def _operator(graph: OperatorGraph, span: Span, counted: int) -> _Event:

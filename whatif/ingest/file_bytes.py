@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import GZIP_MAGIC
 
 try:
     from isal import isal_zlib as fast_zlib  # three times faster than zlib, and optional
 except ImportError:  # pragma: no cover
     import zlib as fast_zlib  # type: ignore[no-redef]
 
-GZIP_MAGIC = b"\x1f\x8b"
 PIECE_BYTES = 1 << 20
 # Compressed input is read in smaller pieces: JSON traces shrink 10 to 20 times.
 _COMPRESSED_PIECE_BYTES = 256 << 10

@@ -10,8 +10,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from whatif.ingest.file_bytes import GZIP_MAGIC, FileBytes, ends_early
+from whatif.ingest.file_bytes import FileBytes, ends_early
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.files import GZIP_MAGIC
 
 CHUNK_BYTES = 1 << 20
 # A longer event is given up. It bounds the memory that unbalanced brackets can take.

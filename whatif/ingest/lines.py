@@ -123,11 +123,6 @@ def may_have_stacks(path: Path) -> bool:
     return False
 
 
-# (tid, name) of Python functions, (tid, name, stack, sequence, backward) of operators, each with start and end.
-_Frames = list[tuple[str, str]]
-_Operators = list[tuple[str, str, str, int, bool]]
-
-
 class _Timed(list[Any]):
     """Rows with their start and end, ns, in arrays of shape (n_rows,)."""
 

@@ -19,6 +19,8 @@ from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.gpu import Gpu
 from whatif.opdb import devices
 from whatif.opdb.answers import Answers, AnswerSource
+from whatif.opdb.data_sheet import MATRIX_FAMILIES
+from whatif.opdb.exact import SIGMAS_OF_90
 from whatif.opdb.features import sheet_of
 from whatif.opdb.learned import ModelFacts
 from whatif.opdb.rows import Operators
@@ -30,8 +32,6 @@ _GROWTH_A_DOUBLING = 0.2
 # The standard deviation of what the launch around one kernel takes: the expected errors are those of longer times. On
 # NeuSight's five GPUs the shortest times are 24 to 46 us.
 _LAUNCH_ERROR_S = 10e-6
-# Nine of ten errors lie within so many standard deviations (normal errors).
-_NINETY_PCT = 1.645
 
 
 class Candidate(Struct, frozen=True):
@@ -84,7 +84,7 @@ def blend(asked: Operators, answers: Answers, candidates: Sequence[Candidate], l
     error = np.sqrt((share * np.where(counted, sigma[:, rows], 0.0) ** 2).sum(axis=0))
     if launched is not None:
         error = np.hypot(error, launched[rows] * _LAUNCH_ERROR_S / t)
-    half = _NINETY_PCT * error
+    half = SIGMAS_OF_90 * error
     answers.t_s[rows], answers.low_s[rows], answers.high_s[rows] = t, t * np.exp(-half), t * np.exp(half)
 
 
@@ -112,7 +112,7 @@ def _kind(gpu: Gpu, facts: ModelFacts) -> Float64:
     rate = sheet.tflops.get(facts.dtype, sheet.tflops["fp32"])
     bandwidth = sheet.memory_gbyte_s
     found = [bandwidth / sheet.sm_count]
-    if facts.family in ("matmul", "conv", "attention"):
+    if facts.family in MATRIX_FAMILIES:
         found += [rate / sheet.sm_count, rate / bandwidth]
     return np.log2(found)
 
@@ -126,7 +126,7 @@ def _sigma(asked: Operators, one: Candidate) -> Float64:
         sigma = np.where(sigma > 0, np.hypot(sigma, one.extra), 0.0)
     if one.sure is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
-            own = np.log(one.answers.high_s / one.answers.low_s) / 2 / _NINETY_PCT
+            own = np.log(one.answers.high_s / one.answers.low_s) / 2 / SIGMAS_OF_90
         sigma = np.where(one.sure, own, sigma)
     return np.where(one.answers.answered_by == one.source, sigma, np.inf)
 

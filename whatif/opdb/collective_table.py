@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from whatif.hardware.cluster.calibration import Curve, Table
+from whatif.hardware.cluster.collectives import OPERATIONS
+from whatif.hardware.cluster.network import MOST_WORKERS
 from whatif.runtime.errors import WhatifError
 
 _SIZE_UNITS = {"bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _TIME_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _LARGEST_FILE_BYTES = 50_000_000
-_MEASURED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
 # How nccl-tests calls it.
 _ALIASES = {"send_recv": "send"}
-# Larger messages and clusters have not been measured.
-_MOST_BYTES, _MOST_NS, _MOST_WORKERS = 1e15, 1e15, 1_000_000
+# Larger messages have not been measured.
+_MOST_BYTES, _MOST_NS = 1e15, 1e15
 
 
 def read_table(path: Path) -> Table:
@@ -76,8 +77,8 @@ def _nccl_rows(text: str, path: Path) -> list[Row]:
 
     run = parse_run(text, path, Found())
     name = _ALIASES.get(run.name, run.name)
-    if name not in _MEASURED:
-        raise WhatifError(f"{path}: expected a table of {', '.join(_MEASURED)}, got {name}.")
+    if name not in OPERATIONS:
+        raise WhatifError(f"{path}: expected a table of {', '.join(OPERATIONS)}, got {name}.")
     return [
         (name, run.ranks if run.ranks > 1 else None, float(dict(timed.what.integers)["bytes"]), timed.t_s * 1e9)
         for timed in run.timed
@@ -105,8 +106,8 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
         cells = dict(zip(header, (word.strip() for word in words), strict=True))
         operation = cells.get("operation") or "all_reduce"
         operation = _ALIASES.get(operation, operation)
-        if operation not in _MEASURED:
-            raise WhatifError(f"{where}: expected an operation of {', '.join(_MEASURED)}, got {operation!r}.")
+        if operation not in OPERATIONS:
+            raise WhatifError(f"{where}: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
         size = _number(words[size_at], byte, _MOST_BYTES, f"{where}: expected a size above 0")
         time = _number(words[time_at], ns, _MOST_NS, f"{where}: expected a time above 0")
         rows.append((operation, _workers(cells.get("workers") or "", where), size, time))
@@ -137,6 +138,6 @@ def _number(text: str, unit: float, most: float, expected: str) -> float:
 def _workers(text: str, where: str) -> int | None:
     if not text:
         return None
-    if not text.isdecimal() or not 2 <= int(text[:9]) <= _MOST_WORKERS:
-        raise WhatifError(f"{where}: expected from 2 to {_MOST_WORKERS:,} workers, got {text!r}.")
+    if not text.isdecimal() or not 2 <= int(text[:9]) <= MOST_WORKERS:
+        raise WhatifError(f"{where}: expected from 2 to {MOST_WORKERS:,} workers, got {text!r}.")
     return int(text)

@@ -12,7 +12,7 @@ UNKNOWN_SIGMA = 0.05
 # However often it was repeated, another day and another process move it by more than this (NCCL sweeps: 1.5 %).
 LEAST_SIGMA = 0.01
 # The repeats' range holds 10 to 90 %: so many sigma of a normal distribution, and a nominal 90 % range is wider.
-_SIGMAS_IN_RANGE, _SIGMAS_OF_90 = 2.563, 1.645
+_SIGMAS_IN_RANGE, SIGMAS_OF_90 = 2.563, 1.645
 
 
 def weighted_medians(
@@ -36,8 +36,8 @@ def weighted_medians(
     half = np.flatnonzero(reached >= 0.5 * total[number] * (1 - 1e-9))
     middle = half[np.searchsorted(number[half], np.arange(len(asked)))]
     # Conflicts are a distribution: the range holds what every one of them says.
-    low = np.minimum.reduceat(t * np.exp(-_SIGMAS_OF_90 * sigma), start)
-    high = np.maximum.reduceat(t * np.exp(_SIGMAS_OF_90 * sigma), start)
+    low = np.minimum.reduceat(t * np.exp(-SIGMAS_OF_90 * sigma), start)
+    high = np.maximum.reduceat(t * np.exp(SIGMAS_OF_90 * sigma), start)
     return asked, t[middle], low, high, np.diff(np.append(start, len(query)))
 
 

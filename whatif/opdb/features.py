@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whatif.graph.described import DTYPES, FAMILIES
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import Gpu
-from whatif.opdb.data_sheet import rate_tflops, runs_at
+from whatif.opdb.data_sheet import MATRIX_FAMILIES, rate_tflops, runs_at
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import output_size, work
 
@@ -106,7 +106,7 @@ def _roof_columns(ops: Operators, sheet: Sheet) -> _Columns:
     compute, memory = _roof(ops, sheet)
     roof = np.maximum(compute, memory)
     columns = {"bytes": moved, "memory us": memory * 1e6, "share of cache": moved / (sheet.l2_mbyte * 1e6)}
-    if flops.any() or ops.family in ("matmul", "conv", "attention"):
+    if flops.any() or ops.family in MATRIX_FAMILIES:
         columns |= {
             "flops": flops, "compute us": compute * 1e6, "roof us": roof * 1e6,
             "intensity over ridge": np.maximum(compute, 1e-12) / np.maximum(memory, 1e-12),

@@ -12,14 +12,13 @@ from msgspec import Struct
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind
-from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
+from whatif.hardware.gpu import Gpu
+from whatif.models.durations.occupancy import RATE_DTYPES
 
 CONVENTION = (
     "matrix products; a multiply-add counts as two, causal attention as half; MFU excludes recomputation; rates above "
     "the peak (Winograd, FFT) count as the peak"
 )
-# Formats by a position in `kernels.DTYPES`; what multiplies in no known one counts as fp32.
-FORMATS = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
 # Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
 _MOST_AGAIN = 1.5
 
@@ -67,9 +66,9 @@ def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
 def at_peak(graph: TaskGraph, gpu: Gpu, flops: Float64) -> tuple[Float64, Array]:
     """Return what ``flops``, shape (n_tasks,), take at the data sheet's peaks, ns, and each task's format.
 
-    Formats are positions in ``FORMATS``. fp32 that is faster than fp32 can be runs in TF32.
+    Formats are positions in ``RATE_DTYPES``. fp32 that is faster than fp32 can be runs in TF32.
     """
-    peaks = np.array([gpu.matrix_tflops(name) for name in FORMATS]) * 1e3  # 1 TFLOP/s is 1,000 FLOPs/ns
+    peaks = np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES]) * 1e3  # 1 TFLOP/s is 1,000 FLOPs/ns
     form = graph.dtype.astype(np.int64)
     fp32, tf32 = DTYPES.index("fp32"), DTYPES.index("tf32")
     single = (form == fp32) | (form == 0)

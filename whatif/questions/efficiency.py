@@ -23,8 +23,9 @@ from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
 from whatif.models.durations.database import usual_calls_ns
 from whatif.models.durations.estimator import device
+from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.utilization import CONVENTION, FORMATS, at_peak, counted, utilization
+from whatif.prediction.utilization import CONVENTION, at_peak, counted, utilization
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 
@@ -232,7 +233,7 @@ class _Work:
         backward = graph.phase == Phase.BACKWARD
         for family, works in _WORKS.items():
             for late, what in enumerate(works):
-                shares = np.array([compute_share(gpu, name, what).centre for name in FORMATS])
+                shares = np.array([compute_share(gpu, name, what).centre for name in RATE_DTYPES])
                 mine = (graph.family == family) & (backward == bool(late))
                 self.usual_ns[mine] = (self.at_peak_ns / shares[form])[mine]
         self.moving_ns = self.bytes / gpu.memory_gbyte_s

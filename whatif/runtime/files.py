@@ -28,7 +28,7 @@ NO_STORAGE = (Path("/dev"), Path("/proc"))
 MOST_LINKS = 40
 # By so much every file that this program writes can be recognized.
 START_BYTES = 4096
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 # What an unfinished file ends in behind the writer's process id; on a shared disk other machines have ids of their own.
 _PART = f".{os.uname().nodename.partition('.')[0][:20] if hasattr(os, 'uname') else 'here'}.part"
 
@@ -89,7 +89,7 @@ def _start(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
-        if start.startswith(_GZIP_MAGIC):
+        if start.startswith(GZIP_MAGIC):
             with gzip.open(path) as unpacked:
                 start = unpacked.read(START_BYTES)
     except (OSError, EOFError, zlib.error):
@@ -168,21 +168,21 @@ def _followed(path: Path) -> Path | None:
 
 def data_home() -> Path:
     """Return the folder for what a person keeps."""
-    return _user_folder("XDG_DATA_HOME", ".local/share", "LOCALAPPDATA", "Application Support")
+    return _user_folder("XDG_DATA_HOME", ".local/share", "Application Support")
 
 
 def cache_home() -> Path:
     """Return the folder for what can be made again at any time."""
-    return _user_folder("XDG_CACHE_HOME", ".cache", "LOCALAPPDATA", "Caches")
+    return _user_folder("XDG_CACHE_HOME", ".cache", "Caches")
 
 
-def _user_folder(variable: str, on_linux: str, on_windows: str, on_macos: str) -> Path:
+def _user_folder(variable: str, on_linux: str, on_macos: str) -> Path:
     """The person's folder by the rules of the system: the XDG base directories, Windows' and macOS' own."""
     folder = os.environ.get(variable, "")
     if os.path.isabs(folder):  # the XDG specification: a relative path is to be ignored
         base = Path(folder)
     elif sys.platform == "win32":
-        base = Path(os.environ.get(on_windows) or Path.home() / "AppData" / "Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / on_macos
     else:

@@ -108,7 +108,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     elif schedule is not None:
         times = _with_schedule(graph, schedule)
     elif USES not in graph.attached and all(thread.ordered for thread in graph.threads):
-        times = _swept(graph)
+        times = swept(graph.thread, graph.duration_ns, *_prepared(graph))
     else:
         times = _by_events(graph)
     return Timeline(graph, times[: len(graph)], times[len(graph) :])
@@ -187,10 +187,6 @@ def _prepared(graph: TaskGraph) -> tuple[Int32, Int32, Int64, Int64]:
     """Dependencies grouped by target, as indices into (starts, ends), and the lag of each thread."""
     thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
     return *graph.incoming, thread_lag_ns
-
-
-def _swept(graph: TaskGraph) -> Int64:
-    return swept(graph.thread, graph.duration_ns, *_prepared(graph))
 
 
 def swept(

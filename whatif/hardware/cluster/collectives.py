@@ -41,10 +41,15 @@ def fastest(costs: list[Cost]) -> Cost:
     return Cost(*(np.take_along_axis(np.stack(part), best, 0)[0] for part in zip(*costs, strict=True)))
 
 
-def bus_factor(operation: str, workers: int) -> float:
-    """Return nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
+def check_operation(operation: str) -> None:
+    """Raise WhatifError unless it is one of ``OPERATIONS``."""
     if operation not in OPERATIONS:
         raise WhatifError(f"network: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
+
+
+def bus_factor(operation: str, workers: int) -> float:
+    """Return nccl-tests' factor from size / time to bus bandwidth, the rate that the links see."""
+    check_operation(operation)
     if operation in ("broadcast", "send"):
         return 1.0
     return (2.0 if operation == "all_reduce" else 1.0) * (workers - 1) / workers

@@ -16,9 +16,9 @@ from msgspec import Struct, structs
 from whatif.hardware.cluster.collectives import (
     MODELS,
     NCCL_CHOICES,
-    OPERATIONS,
     Cost,
     Terms,
+    check_operation,
     fastest,
     send_terms,
 )
@@ -95,8 +95,7 @@ class Network(Struct, frozen=True):
         is the same by all of them.
         """
         name = algorithm or (self.algorithm if self.algorithm in _able(operation) else "auto")
-        if operation not in OPERATIONS:
-            raise WhatifError(f"network: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
+        check_operation(operation)
         size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
         if self.workers == 1:
             return Cost(np.zeros(size.shape), np.zeros(size.shape))

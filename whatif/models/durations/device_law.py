@@ -18,7 +18,8 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int8, Int64, among
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, on_tensor_cores
-from whatif.models.durations.occupancy import THREADS_PER_WARP, filled, rates_tflops
+from whatif.ingest.kineto_fields import THREADS_PER_WARP
+from whatif.models.durations.occupancy import filled, rates_tflops
 from whatif.opdb.data_sheet import executed_over_asked
 from whatif.opdb.importers.described import operators_of
 

@@ -27,6 +27,7 @@ from whatif.models.durations.changed_operators import Changed, side_of
 from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
+from whatif.opdb import data_sheet
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, operators
@@ -34,8 +35,6 @@ from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
 
 # What a what-if puts images into whose channels are to lie innermost (``whatif.models.durations.measured``).
 FORM = "channels_last"
-# Families whose operators multiply matrices.
-_MATRIX = ("matmul", "conv", "attention")
 # What stands for operators of which a recording has no shapes: convolutions of ResNet-50, and square products. Each
 # in several sizes, of which that counts whose time is a kernel's own.
 _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
@@ -90,7 +89,7 @@ def in_form(
     nothing = _same(len(ids), np.nan, Source.RECORDED)
     able = graph.on_gpu.mask[ids] & among(graph.family[ids], (*MATRIX_FAMILIES, KernelFamily.LAYOUT))
     table = [as_attention(what) for what in graph.info.operators]
-    of_matrix = np.array([what.family in _MATRIX for what in table] + [False])
+    of_matrix = np.array([what.family in data_sheet.MATRIX_FAMILIES for what in table] + [False])
     places = np.flatnonzero(able & of_matrix[graph.called[ids]])
     if side is None or side.gpu is None or not len(places):
         return nothing

@@ -16,6 +16,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Float64, TaskKind, among
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, sustained_tflops
+from whatif.ingest.kineto_fields import THREADS_PER_WARP
 
 # A kernel that fills less of the device than this spends its time on latency, whatever it computes: our estimate. A
 # quarter of such kernels are shorter than the latency that `latency_ns` gives.
@@ -25,7 +26,6 @@ REGISTERS_PER_SM, REGISTER_STEP = 65536, 8
 # Where a recording does not tell the registers of a matrix kernel: accumulators take most of them, so that one or two
 # blocks of four to eight warps are all that a multiprocessor holds (NVIDIA, CUTLASS, "Efficient GEMM in CUDA").
 MATRIX_WARPS_PER_SM = 8
-THREADS_PER_WARP = 32
 # The format whose rate counts for each of `kernels.DTYPES`; what is not known counts as fp32.
 RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Int64
-
-Float64 = npt.NDArray[np.float64]
+from whatif.graph.types import Bool, Float64, Int64
 
 # The attached column that says how many times the work of its recorded operator a task does.
 WORK = "work"

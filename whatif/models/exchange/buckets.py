@@ -39,6 +39,13 @@ class StepGradients(NamedTuple):
     high_bytes: Int64
 
 
+def told_bytes(gradient_mb: float, name: str) -> float:
+    """Return the bytes of ``gradient_mb``. Raises WhatifError, for the what-if ``name``, unless it is above 0."""
+    if not 0 < gradient_mb <= 1e7:
+        raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
+    return gradient_mb * 1e6
+
+
 def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
     """Return the gradients of every step: ``gradient_mb`` of them, else by the first that gives any.
 
@@ -51,9 +58,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
     if not work.any():
         raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
     if gradient_mb is not None:
-        if not 0 < gradient_mb <= 1e7:
-            raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
-        return _spread(graph, work, gradient_mb * 1e6)
+        return _spread(graph, work, told_bytes(gradient_mb, name))
     found = ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
         code = {layer: number for number, layer in enumerate(graph.layers)}

@@ -80,8 +80,7 @@ def occupy(
     chosen = as_mask(graph, tasks)
     if not chosen.any():
         return graph
-    if not graph.on_gpu.any():
-        raise WhatifError("contention: expected a recording of a GPU, got one of a CPU; there a core is occupied.")
+    _check_on_gpu(graph)
     if not 1 <= gamma <= 100:
         raise WhatifError(f"contention: expected gamma from 1 to 100, got {gamma}.")
     share = sm_share(graph, sms, sm_count)
@@ -104,14 +103,18 @@ def occupy(
     return set_to_alone(graph.replace(high_ns=high_ns), uses)
 
 
+def _check_on_gpu(graph: TaskGraph) -> None:
+    if not graph.on_gpu.any():
+        raise WhatifError("contention: expected a recording of a GPU, got one of a CPU; there a core is occupied.")
+
+
 def share_streams(graph: TaskGraph) -> TaskGraph:
     """Let kernels of several streams that run at once share the multiprocessors of their GPU, fairly.
 
     Each asks for as much of the device as its blocks fill, or for all of it where the recording does not tell
     (Daydream §7.5 leaves this open). What a collective holds is not theirs to share. Raises WhatifError without a GPU.
     """
-    if not graph.on_gpu.any():
-        raise WhatifError("contention: expected a recording of a GPU, got one of a CPU; there a core is occupied.")
+    _check_on_gpu(graph)
     uses = uses_of(graph)
     kernels = np.flatnonzero(_kernels(graph, None) & (uses["role"] != Role.HOLDS))
     new = kernels[uses["role"][kernels] == Role.NONE]
@@ -173,16 +176,14 @@ def _of_threads(graph: TaskGraph, kind: ThreadKind) -> Bool:
     return np.array([thread.kind == kind for thread in graph.threads], dtype=np.bool_).take(graph.thread)
 
 
-def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float, *, gamma: float = 1.0) -> TaskGraph:
+def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float) -> TaskGraph:
     """Let the transfers ``tasks`` (a mask or ids) take ``share`` of the core on which the CPU threads of the step run.
 
-    While they are under way the CPU's work proceeds at 1 - share, and they take ``gamma`` times as long beside it.
-    Recorded CPU work is as it was without them. Raises WhatifError on a share outside 0 to 1.
+    While they are under way the CPU's work proceeds at 1 - share. Recorded CPU work is as it was without them. Raises
+    WhatifError on a share outside 0 to 1.
     """
     if not 0 <= share < 1:
         raise WhatifError(f"contention: expected a share of a core from 0 to below 1, got {share}.")
-    if not 1 <= gamma <= 100:
-        raise WhatifError(f"contention: expected gamma from 1 to 100, got {gamma}.")
     chosen = as_mask(graph, tasks)
     uses = uses_of(graph)
     # The thing that stands for the core of each rank: its first CPU thread. 0 where a rank has none.
@@ -196,7 +197,7 @@ def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float, *, gamma
         return graph
     work = graph.on_cpu & ~chosen & np.isin(core, core[chosen])
     uses["device"][chosen | work] = core[chosen | work]
-    uses["role"][chosen], uses["compute"][chosen], uses["slowed"][chosen] = Role.HOLDS, share, gamma
+    uses["role"][chosen], uses["compute"][chosen], uses["slowed"][chosen] = Role.HOLDS, share, 1.0
     uses["role"][work], uses["compute"][work] = Role.YIELDS, 1.0
     return graph.attach(**{USES: uses})
 

@@ -14,10 +14,10 @@ from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
+from whatif.ingest.gradient_sizes import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
 from whatif.models.layers.update_tasks import step_kernels
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Of torch's foreach and fused optimizers (ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, kBlockSize of 512 threads)
 # and of apex' (2048 x 32 elements in the calls of its optimizers).
 CHUNK, CHUNK_WARPS, MULTI_TENSOR = 65_536, 16, "multi_tensor"

@@ -22,6 +22,7 @@ from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, TaskKind
 from whatif.hardware.cluster.collectives import MODELS
 from whatif.hardware.cluster.links import LATENCY_US, Link
+from whatif.hardware.cluster.nccl import COLLECTIVES
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
@@ -34,7 +35,6 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations, workers_of
 from whatif.units import counted
 
-KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # A column: what stays as recorded on any number of workers.
 STAYING = "stays on other workers"
 # A column: what each collective that was issued again had waited for peers, ns, which stays in its time.
@@ -77,7 +77,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
     exchanging = _exchanging(graph)
     # One worker has nobody to meet, whatever a collective without a name does.
-    everybody = _of_all(graph, exchanging, recorded, (*KNOWN, "") if workers == 1 else KNOWN)
+    everybody = _of_all(graph, exchanging, recorded, (*COLLECTIVES, "") if workers == 1 else COLLECTIVES)
     found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanging & ~everybody
     staying = np.flatnonzero(stays)
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
@@ -88,7 +88,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
         }
     )
     if not len(found.task):
-        known = ", ".join(KNOWN)
+        known = ", ".join(COLLECTIVES)
         raise WhatifError(
             f"{name}: expected {known} among all {recorded} workers in {path}, got {', '.join(others)} alone."
         )

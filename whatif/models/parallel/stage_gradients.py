@@ -16,6 +16,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Int64, Phase, TaskKind
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
+from whatif.models.exchange.buckets import told_bytes
 from whatif.models.exchange.collective_tasks import with_workers
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
@@ -61,11 +62,10 @@ def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> Ta
     if gradient_mb is None:
         return graph
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.float64)
-    if not 0 < gradient_mb <= 1e7:
-        raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
+    told = told_bytes(gradient_mb, name)
     _check_known(graph, name)
     steps = np.count_nonzero(size_bytes) / len(np.unique(ranks_of(graph)[size_bytes > 0]))
-    scaled = size_bytes * (gradient_mb * 1e6 * steps / size_bytes.sum())
+    scaled = size_bytes * (told * steps / size_bytes.sum())
     return graph.attach(**{GRADIENTS: np.rint(scaled).astype(np.int64)})
 
 
