@@ -23,7 +23,7 @@ def is_exported(path: Path) -> bool:
         return False
 
 
-def read_exported(path: Path, progress: Callable[[int, int], None] | None = None) -> TaskGraph:
+def read_exported(path: Path, progress: Callable[[int, int], None] | None) -> TaskGraph:
     """Return the graph behind the events. Raises WhatifError where the file ends before it, or where it is damaged."""
     file = FileBytes(path, progress)
     tail = b""

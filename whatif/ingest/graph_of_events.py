@@ -10,7 +10,7 @@ import msgspec
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Bool, Finding, Severity
 from whatif.ingest.assemble import assemble
-from whatif.ingest.build import Parts, find_parts
+from whatif.ingest.build import find_parts
 from whatif.ingest.busy import BUSY, machine_doubts
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
@@ -78,7 +78,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
     info = replace(info, passes=_passes(info, rows), gradient_bytes=gradient_sizes(events, rows, edges_ns))
     info = replace(info, memory=find_memory(parts, info, rows))
     graph = assemble(parts, info).check()
-    graph = _with_measured_steps(graph, parts)
+    graph = _with_measured_steps(graph)
     findings, checks = find_damage(parts, graph)
     busy = [
         Finding(BUSY, Severity.DOUBT, 1, sentence, "record again on an idle machine")
@@ -197,7 +197,7 @@ def _is_amd(info: GraphInfo, events: Events) -> bool:
     return "amd" in named or "instinct" in named or any(name.startswith("hip") for name in events.names)
 
 
-def _with_measured_steps(graph: TaskGraph, parts: Parts) -> TaskGraph:
+def _with_measured_steps(graph: TaskGraph) -> TaskGraph:
     """Write down the measured time of every step by each clock, from the recorded starts and ends."""
     end_ns = graph.start_ns + graph.duration_ns
     clocks = ("gpu", "mark", "span") if graph.on_gpu.any() else ("mark", "span")

@@ -79,7 +79,7 @@ class _Saved(Plain, frozen=True, forbid_unknown_fields=True):
     waits: dict[str, _Column]
 
 
-def graph_text(timeline: Timeline, remark: str, what_ifs: str = "", *, without_profiler: bool = False) -> Iterator[str]:
+def graph_text(timeline: Timeline, remark: str, what_ifs: str, *, without_profiler: bool) -> Iterator[str]:
     """Return the graph of a timeline as pieces of JSON text; ``remark`` says what it is.
 
     ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's

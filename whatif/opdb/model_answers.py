@@ -55,7 +55,7 @@ def ask_model(
     *,
     kernels_alone: bool,
     give_way: bool,
-    anchors: Anchors | None = None,
+    anchors: Anchors | None,
 ) -> tuple[Estimates, Bool]:
     """Ask a model for operators in its own words, whose ranges are ``extra`` wider (log).
 

@@ -106,7 +106,7 @@ class Transform:
 
         Raises WhatifError where the script names another axis.
         """
-        told = getattr(self.function, "__globals__", {}).get(AXIS)
+        told = self._script.get(AXIS)
         if told is not None and told not in AXES:
             raise WhatifError(f"transform {self.name!r}: expected AXIS to be one of {', '.join(AXES)}, got {told!r}.")
         return -1 if told is None else AXES.index(told)
@@ -114,12 +114,17 @@ class Transform:
     @property
     def place(self) -> str | None:
         """The script's place among ``PLACES``, where it has one. Raises WhatifError where it names another."""
-        told = getattr(self.function, "__globals__", {}).get(PLACE)
+        told = self._script.get(PLACE)
         if told is not None and told not in PLACES:
             raise WhatifError(
                 f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
             )
         return AXES[self.axis] if told is None and self.axis >= 0 else told
+
+    @property
+    def _script(self) -> dict[str, Any]:
+        """What stands at the top of the script; nothing where the transform is a callable object."""
+        return getattr(self.function, "__globals__", {})
 
     def with_options(self, options: Mapping[str, Any]) -> Transform:
         """Return this transform with options set; text is converted to each option's type.
@@ -157,7 +162,7 @@ class Transform:
 
     def _called(self, graph: TaskGraph) -> TaskGraph:
         """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
-        told = getattr(self.function, "__globals__", {})
+        told = self._script
         built_in = told.get("__name__", "").startswith(BUILT_IN_PACKAGE)
         if built_in and self.axis < AXES.index("pipeline") and not told.get(WHOLE_PASSES):
             _check_operators(graph, self.name)

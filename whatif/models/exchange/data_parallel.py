@@ -88,9 +88,9 @@ def all_reduce_buckets(
     bucket: Int64,
     network: Network,
     *,
-    overlap: bool = True,
-    synchronised: bool = False,
-    bucket_view: bool = False,
+    overlap: bool,
+    synchronised: bool,
+    bucket_view: bool,
 ) -> TaskGraph:
     """Return the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
 

@@ -92,7 +92,7 @@ def unfused_attention(graph: TaskGraph) -> list[Attention]:
     return result
 
 
-def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool = False) -> Estimates:
+def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool) -> Estimates:
     """Estimate one fused kernel for each attention of ``found``, shape (n,).
 
     Where the recording gives the operations of its products, they run at the share of the peak that the papers of

@@ -84,7 +84,7 @@ def fastest_of(
 
 def steady_step_ns(
     graph: TaskGraph, plan: Plan, schedule: str, stages: int, micro_batches: int, chunks: int, network: Network,
-    updates: Pieces | None = None,
+    updates: Pieces | None,
 ) -> int:  # fmt: skip
     """Return what a step takes among many equal ones, ns, without a graph of it.
 

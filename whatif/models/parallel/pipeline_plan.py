@@ -66,9 +66,7 @@ def by_stage(values: Float64, stages: int) -> Float64:
     return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
 
 
-def check_counts(
-    graph: TaskGraph, stages: int, micro_batches: int, chunks: int, micro_batch: int | None = None
-) -> None:
+def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int, micro_batch: int | None) -> None:
     """Raise WhatifError on numbers of which no pipeline can be made; ``micro_batch`` is in samples, or batches."""
     if not 1 <= stages <= 10_000:
         raise WhatifError(f"pipeline: expected from 1 to 10,000 stages, got {stages}.")

@@ -145,7 +145,7 @@ def check_divides(parts: list[Part], workers: int) -> None:
                 )
 
 
-def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: bool = False) -> TaskGraph:
+def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: bool) -> TaskGraph:
     """Return the graph of one worker of ``network``, which does its part of each block and sums with the others.
 
     ``sequence``: between the parts it works on its share of the sequence, which is gathered ahead of a part, and a

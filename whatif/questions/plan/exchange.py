@@ -87,7 +87,7 @@ class Exchanges:
 
     def all_sharded(
         self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float,
-        across: Network | None = None,
+        across: Network | None,
     ) -> Exchanged:  # fmt: skip
         """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``).
 
