@@ -50,7 +50,7 @@ class Calibration(Struct, frozen=True):
     timeline: Timeline
     replayed_ns: float  # the simulated step before any correction, by the clock that was asked for
     untraced: Untraced | None = None  # the step that was to be met; None: nothing was corrected
-    corrected_ns: float = 0.0  # the simulated step, where ``untraced`` is given
+    corrected_ns: float = 0.0  # the simulated step, where ``untraced`` or ``estimate`` is given
     event_cost_ns: float = 0.0  # taken out for each event of the profiler
     cost_measured: bool = False  # by the recorder, on the machine of the recording
     removed_ns: float = 0.0  # CPU time taken out of a step for the events, or of all without steps; all threads
@@ -164,8 +164,8 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     """Return ``graph`` with CPU times as they are without the profiler, and what was done.
 
     The simulated step by ``clock`` is to meet the untraced one of the recording; if steps are not marked
-    (``span``), by the recording's own steps. Without an untraced step the graph stays as it is after one simulation;
-    else it takes at most six.
+    (``span``), by the recording's own steps. Without an untraced step the profiler's estimated cost is taken out, after
+    one simulation; without an estimate the graph stays as it is. Else it takes at most six simulations.
     """
     timeline = simulate(graph)
     replayed_ns = step_ns(timeline.step_times_ns(clock), graph, clock)
