@@ -273,6 +273,11 @@ class TaskGraph:
         mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
         return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine.take(self.thread), self.order)
 
+    @property
+    def thread_lag_ns(self) -> Int64:
+        """How long after a task the next one on its thread can start, ns, shape (n_threads,)."""
+        return np.array([thread.lag_ns for thread in self.threads], dtype=np.int64)
+
     @shared_property
     def launch_of(self) -> Int32:
         """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""

@@ -14,7 +14,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.sharing import USES
+from whatif.simulation.sharing import in_fixed_order
 from whatif.simulation.simulator import BLOCK, live_rows, simulate, sweeps
 
 
@@ -40,14 +40,13 @@ def simulate_groups(
     parts = np.asarray(factors, dtype=np.float64)
     if not np.all((parts >= 0) & (parts <= 1)):
         raise WhatifError(f"simulate_groups: expected factors from 0 to 1, got {parts.tolist()}.")
-    if USES in graph.attached or not all(thread.ordered for thread in graph.threads):
+    if not in_fixed_order(graph):
         return _one_by_one(graph, groups, n_groups, parts, observed, counted)
-    offsets, points, lags_ns = graph.incoming
+    (offsets, points, lags_ns), thread_lag_ns = graph.incoming, graph.thread_lag_ns
     rows, n_rows = live_rows(graph)
     distinct, place = np.unique(observed, return_inverse=True)
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
-    thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
     result = _nothing_yet(observed, n_groups, len(parts))
     at_once = max(BLOCK // max(len(parts), 1), 1)
     for first in range(0, n_groups, at_once):

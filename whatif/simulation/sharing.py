@@ -47,6 +47,11 @@ COLUMN = np.dtype(
 Uses = npt.NDArray[Any]
 
 
+def in_fixed_order(graph: TaskGraph) -> bool:
+    """Say whether one sweep in the order of ids simulates the graph: no thread chooses, and no task slows another."""
+    return USES not in graph.attached and all(thread.ordered for thread in graph.threads)
+
+
 def uses_of(graph: TaskGraph) -> Uses:
     """Return a copy of the column, shape (n_tasks,), zeros where no what-if has set anything yet."""
     found = graph.attached.get(USES)

@@ -23,7 +23,7 @@ from whatif.graph.types import (
 )
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.loops import Loops
-from whatif.simulation.sharing import COLUMN, USES, at_bounds, checked
+from whatif.simulation.sharing import COLUMN, USES, at_bounds, checked, in_fixed_order
 from whatif.simulation.timeline import Timeline
 
 sweeps = Loops("whatif.simulation._sweeps")
@@ -107,7 +107,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
         times = _by_events(graph, _with_name(schedule.priority, schedule.behind, graph))
     elif schedule is not None:
         times = _with_schedule(graph, schedule)
-    elif USES not in graph.attached and all(thread.ordered for thread in graph.threads):
+    elif in_fixed_order(graph):
         times = swept(graph.thread, graph.duration_ns, *_prepared(graph))
     else:
         times = _by_events(graph)
@@ -185,8 +185,7 @@ def _live_rows(graph: TaskGraph) -> tuple[Int32, int]:
 
 def _prepared(graph: TaskGraph) -> tuple[Int32, Int32, Int64, Int64]:
     """Dependencies grouped by target, as indices into (starts, ends), and the lag of each thread."""
-    thread_lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
-    return *graph.incoming, thread_lag_ns
+    return *graph.incoming, graph.thread_lag_ns
 
 
 def swept(
@@ -214,7 +213,7 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     times = np.zeros(2 * n, dtype=np.int64)
     done = _frontier.simulate(
         graph.thread, graph.duration_ns, following, missing.copy(), offsets, dependencies.target, dependencies.lag_ns,
-        dependencies.anchor, np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64),
+        dependencies.anchor, graph.thread_lag_ns,
         np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), behind is not None,
         np.zeros(0, np.int64) if behind is None else behind,
         shares, *(uses[name] for name in fields), LEAST, times,

@@ -63,9 +63,8 @@ class Timeline:
         tasks = np.flatnonzero(free.take(graph.thread))
         tasks = tasks[np.lexsort((tasks, self.end_ns[tasks], self.start_ns[tasks], graph.thread[tasks]))]
         same = graph.thread[tasks][1:] == graph.thread[tasks][:-1]
-        lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)
         source, target = tasks[:-1][same], tasks[1:][same]
-        return Dependencies.of(source, target, DependencyKind.THREAD, lag_ns[graph.thread[source]])
+        return Dependencies.of(source, target, DependencyKind.THREAD, graph.thread_lag_ns[graph.thread[source]])
 
     @cached_property
     def critical_path(self) -> Int64:

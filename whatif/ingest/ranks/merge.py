@@ -224,7 +224,7 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
     arrival_of[transfer] = arrival
     into = graph.dependencies.take(arrival_of[graph.dependencies.target] >= 0)
     kind = np.where(into.kind == DependencyKind.LAUNCH, DependencyKind.EVENT, into.kind).astype(np.int8)
-    lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[waiting]]
+    lag_ns = graph.thread_lag_ns[graph.thread[waiting]]
     dependencies = [
         edited.dependencies,
         Dependencies(moved[into.source], arrival_of[into.target], kind, into.lag_ns, into.anchor),

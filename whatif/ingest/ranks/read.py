@@ -249,7 +249,7 @@ def _without_waiting(
         rows = by_rank[bounds[i] : bounds[i + 1]]
         task = own.task[matched.row[rows]]
         # A transfer begins a stream's lag behind the arrival, which stands on the stream ahead of it.
-        lag_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[task]]
+        lag_ns = graph.thread_lag_ns[graph.thread[task]]
         transfer_ns = np.maximum(waits.transfer_ns[rows] - np.where(waits.joins[rows], lag_ns, 0), 0)
         # Ranks that began to record at different steps count them alike, from the first rank's first one.
         ahead = own.first_step - collectives[0].first_step

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from whatif.graph.kernels import MATRIX_FAMILIES
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int8, Int64, among
-from whatif.hardware.gpu import find_gpu
-from whatif.models.durations.estimator import Source
+from whatif.models.durations.estimator import Source, device
+from whatif.opdb import data_sheet
 from whatif.opdb.chain import Answers, AnswerSource, Estimator
 from whatif.opdb.default import estimator as default_estimator
 from whatif.opdb.importers.described import operators_of
@@ -68,10 +68,10 @@ def usual_calls_ns(graph: TaskGraph, tasks: Int64) -> tuple[Float64, Float64]:
     Shape (n_tasks,) both, as the recorded call's kernels share it; NaN where the recording has no shapes or the
     database no answer. fp32 convolutions run in TF32 where cuDNN does so by default.
     """
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    gpu = device(graph)
     told = (graph.called[tasks] >= 0) & (graph.operator[tasks] >= 0)
     # Layouts that a product changes, and biases that it adds, are kernels of their own.
-    products = np.array([what.family in ("conv", "matmul", "attention") for what in graph.info.operators] + [False])
+    products = np.array([what.family in data_sheet.MATRIX_FAMILIES for what in graph.info.operators] + [False])
     told &= among(graph.family[tasks], MATRIX_FAMILIES) | ~products[graph.called[tasks]]
     usual_ns, high_ns = (np.full(len(graph), np.nan) for _ in range(2))
     if gpu is None or not told.any():

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph.insert import NewTasks
-from whatif.graph.kernels import KernelFamily, collective_of
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, TaskKind
 from whatif.models.durations.estimator import mark, moving
+from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.simulation.transfers import hidden_ns, of_activations, workers_of
 
 BESIDE = "kernels slowed by a collective"
@@ -43,7 +44,7 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     before = np.where(ahead[tasks] >= 0, graph.neighbours[0][ahead[tasks]], -1)
     place = np.where(behind[tasks] >= 0, behind[tasks], before)
     tasks, place = tasks[place >= 0], place[place >= 0]
-    whole = np.array([collective_of(name, "") == "all_reduce" for name in graph.names])[graph.name[tasks]]
+    whole = all_reduces(graph)[tasks]
     moved = _traffic_bytes(whole, graph.size_bytes[tasks], workers_of(graph)[tasks])
     times = moving(graph, moved)
     inserted = graph.insert(

@@ -71,7 +71,7 @@ def _standing_for(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
     """Let each of ``tasks`` take as long, do and send as much as in so many passes."""
     if times != 1:
         # Each time it also follows the one before it on its stream.
-        lag_ns = np.array([thread.lag_ns for thread in graph.threads])[graph.thread[tasks]] * (times - 1)
+        lag_ns = graph.thread_lag_ns[graph.thread[tasks]] * (times - 1)
         centre, low, high = (
             column[tasks] * times + lag_ns for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
         )

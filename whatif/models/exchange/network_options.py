@@ -11,7 +11,8 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
 from whatif.hardware.cluster.network import ALGORITHMS, Network
-from whatif.hardware.gpu import find_gpu, load_gpu
+from whatif.hardware.gpu import load_gpu
+from whatif.models.durations.estimator import device
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.opdb.collective_table import read_table
 from whatif.runtime.errors import WhatifError
@@ -75,7 +76,7 @@ def network_of(
     if not graph.on_gpu.any():
         network = _over_tcp(network)
         algorithm = "ring" if algorithm == "auto" else algorithm
-    recorded = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    recorded = device(graph)
     gpu = network.gpu or (recorded.name if recorded else None)
     return structs.replace(
         network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct,

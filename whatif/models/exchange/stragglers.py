@@ -19,7 +19,8 @@ from whatif.hardware.cluster.collectives import OPERATIONS
 from whatif.hardware.cluster.links import LATENCY_US, Link
 from whatif.hardware.cluster.nccl import COLLECTIVES, knows, start_us
 from whatif.hardware.cluster.network import Network
-from whatif.hardware.gpu import Gpu, find_gpu
+from whatif.hardware.gpu import Gpu
+from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import OVERLAPPED
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.runtime.errors import WhatifError
@@ -200,7 +201,7 @@ def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:
     links alone.
     """
     expected_ns = np.zeros(len(tasks))
-    gpu = find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
+    gpu = device(graph)
     if gpu is None:
         return expected_ns
     told = {code: collective_of(graph.names[code], "") for code in each_once(graph.name[tasks]).tolist()}

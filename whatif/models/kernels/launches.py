@@ -263,7 +263,7 @@ def _with_graph_lags(graph: TaskGraph, nodes: Int64) -> TaskGraph:
 def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
     """Let ranges hold what the gaps between a graph's nodes may be."""
     _, least, most = graph_gap_ns(device(graph))
-    gap_ns = np.array([thread.lag_ns for thread in graph.threads], dtype=np.int64)[graph.thread[nodes]]
+    gap_ns = graph.thread_lag_ns[graph.thread[nodes]]
     return graph.with_duration(
         nodes, graph.duration_ns[nodes],
         low_ns=np.maximum(graph.low_ns[nodes] - np.maximum(gap_ns - least, 0), 0),

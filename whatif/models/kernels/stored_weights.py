@@ -92,16 +92,22 @@ def packing_ns(graph: TaskGraph) -> Float64:
     return np.asarray(copied / copy_gbyte_s(graph, None), dtype=np.float64)  # 1 GB/s is 1 byte/ns
 
 
-def _product_weights(graph: TaskGraph) -> Float64:
-    """The weights that each product packs, shape (n_tasks,)."""
-    copied = np.zeros(len(graph))
-    sizes = np.full((len(graph.info.operators) + 1, 3), -1.0)
+def _sizes(graph: TaskGraph) -> Float64:
+    """The m, n, k and bytes a value of each operator that multiplies by weights, a row each; NaN in others' rows."""
+    sizes = np.full((len(graph.info.operators) + 1, 4), np.nan)  # the last row is of tasks without an operator
     for row, what in enumerate(graph.info.operators):
         of = dict(what.integers)
         if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
-            sizes[row] = of["m"], of["n"], of["k"]
+            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(what.dtype, 4.0)
+    return sizes
+
+
+def _product_weights(graph: TaskGraph) -> Float64:
+    """The weights that each product packs, shape (n_tasks,)."""
+    copied = np.zeros(len(graph))
+    sizes = _sizes(graph)
     products = np.flatnonzero(graph.on_cpu & (graph.family == KernelFamily.GEMM) & (sizes[graph.called, 0] > 0))
-    rows, outputs, inner = sizes[graph.called[products]].T
+    rows, outputs, inner, _ = sizes[graph.called[products]].T
     # The rows of a layer's input: those of its forward product.
     of_layer = np.full(len(graph.layers), -1.0)
     forward = graph.phase[products] == Phase.FORWARD
@@ -147,11 +153,7 @@ def stored_weights(graph: TaskGraph) -> StoredWeights | None:
     """
     if not forward_only(graph):
         return None
-    sizes = np.full((len(graph.info.operators) + 1, 4), np.nan)
-    for row, what in enumerate(graph.info.operators):
-        of = dict(what.integers)
-        if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
-            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(what.dtype, 4.0)
+    sizes = _sizes(graph)
     on_gpu = bool(graph.on_gpu.any())
     works = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
     products = works & (graph.family == KernelFamily.GEMM)

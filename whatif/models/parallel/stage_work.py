@@ -188,7 +188,7 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
 
 def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, sums: Int64, n_pieces: int) -> Pieces:
     """Sums of each piece, shape (n_pieces,), and how far its kernels lie behind its begin."""
-    lag_ns = np.array([float(thread.lag_ns) for thread in graph.threads])
+    lag_ns = graph.thread_lag_ns
     tasks = np.flatnonzero(gpu)
     tasks = tasks[np.argsort(piece[tasks], kind="stable")]
     alone = _alone(graph, tasks)

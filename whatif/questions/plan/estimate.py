@@ -265,6 +265,9 @@ class Composer:
             raise WhatifError(f"{self.cluster} has no groups of {workers} devices; take a number that fills nodes.")
         return found
 
+    def _crossing(self, plan: Plan) -> Int64:
+        return crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
+
     def _begins(self, plan: Plan) -> Int64:
         """The calls with which the parts begin: as even as can be, by the busier side and the messages."""
         key = (plan.micro_batch, plan.pipeline * plan.chunks)
@@ -272,8 +275,7 @@ class Composer:
             one = self._pass(plan)
             both = one.forward.plus(one.backward)
             network = self._network("pipeline", plan.pipeline)
-            crossing = crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
-            message = network.cost("send", crossing).total_ns
+            message = network.cost("send", self._crossing(plan)).total_ns
             sides = [both.cpu + both.sums, both.gpu + both.sums]
             self._cuts[key] = np.append(0, balanced(sides, self.model.part, key[1], message))
         found = self._cuts[key]
@@ -357,10 +359,10 @@ class Composer:
         """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
         key = (plan.micro_batch, len(begins), plan.passes)
         if key not in self._parts:
-            crossing = crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
             cut = planned_at(
-                begins[1:], self.graph, self.model, crossing, self._times(plan), plan.passes, recompute=False
-            )
+                begins[1:], self.graph, self.model, self._crossing(plan), self._times(plan), plan.passes,
+                recompute=False,
+            )  # fmt: skip
             cpu, gpu, _ = self.added.times(plan.passes - 1)
             added = cut.work.added.times(0.0)._replace(cpu_ns=cpu.reshape(1, 1), gpu_ns=gpu.reshape(1, 1))
             work = with_added(structs.replace(one_step(cut.work), added=added), cut.shares, plan.passes)

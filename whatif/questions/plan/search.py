@@ -14,6 +14,7 @@ from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
+from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order
 from whatif.prediction.predict import apply
@@ -181,14 +182,14 @@ def asked_of(
             )
     info = baseline.graph.info
     found = load_cluster(cluster)
-    own = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
+    own = device(baseline.graph)
     gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.on_gpu.any() else own
     other = gpu is not None and (own is None or own.name != gpu.name)
-    device = (load_transform("device", to=gpu.name),) if gpu is not None and other else ()
+    moved = (load_transform("device", to=gpu.name),) if gpu is not None and other else ()
     held = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
     price = prices.per_hour.get(gpu.name) if prices and gpu is not None else None
     batch = global_batch or gpus * (info.batch_size or 1)
-    return Asked(gpus, cluster, batch, held, price, (*device, *what_ifs))
+    return Asked(gpus, cluster, batch, held, price, (*moved, *what_ifs))
 
 
 def plan(

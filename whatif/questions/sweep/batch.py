@@ -21,7 +21,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.prediction.ranges import error_sums
-from whatif.simulation.sharing import USES
+from whatif.simulation.sharing import in_fixed_order
 from whatif.simulation.simulator import simulate_scenarios
 from whatif.simulation.steps import (
     edge_tasks,
@@ -82,7 +82,7 @@ def pieces(
 
 def _can_be_batched(graph: TaskGraph) -> bool:
     # Tasks that slow one another have no common order of events in all scenarios.
-    return len(graph) > 0 and USES not in graph.attached and all(thread.ordered for thread in graph.threads)
+    return len(graph) > 0 and in_fixed_order(graph)
 
 
 def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:
