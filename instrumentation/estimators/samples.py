@@ -53,7 +53,7 @@ class Sample:
     @property
     def launch(self) -> bool:
         """Whether its times hold a launch."""
-        return self.kind.basis.launch == "with launch"
+        return self.kind.basis.has_launch
 
     @property
     def names(self) -> npt.NDArray[np.str_]:

@@ -170,9 +170,7 @@ class Estimator:
         """Whether the data sheet's times have to hold a launch, as those that they are weighted with, shape (n,)."""
         launch = np.full(size, self.launch)
         for one in reversed(found):
-            held = np.array(
-                [basis.launch == "with launch" and not self.kernels_alone for basis in self.bases] + [False]
-            )
+            held = np.array([basis.has_launch and not self.kernels_alone for basis in self.bases] + [False])
             there = one.answers.answered_by == one.source
             launch = np.where(there, held[one.answers.basis], launch)
         return np.asarray(launch, dtype=np.bool_)
@@ -231,7 +229,7 @@ class Estimator:
                 t, low, high, outside = estimates
                 near = np.ones(len(rows), dtype=np.bool_)
                 if self.gpu is not None and AnswerSource.ANALYTIC in self.sources:
-                    launch = groups[number].basis.launch == "with launch"
+                    launch = groups[number].basis.has_launch
                     near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
                 answers.fill(rows[near], estimates.take(near), AnswerSource.INTERPOLATED, rank, len(group))
                 break
@@ -253,7 +251,7 @@ class Estimator:
                 able.setdefault((self.bases.index(info.basis), info.key), []).append((info.number, gpu))
         for (rank, key), sources in sorted(able.items(), key=lambda item: item[0]):
             basis = self.bases[rank]
-            launch, place = basis.launch == "with launch", (asked.family, key, basis)
+            launch, place = basis.has_launch, (asked.family, key, basis)
             rows = open_[
                 (asked.group_keys[open_] == np.uint64(key)) & (answers.answered_by[open_] == AnswerSource.NONE)
             ]
@@ -306,7 +304,7 @@ class Estimator:
             there = self._twin(twin)
             told = there.estimate(part)
             able &= told.answered_by == AnswerSource.LEARNED
-            basis = np.array([b in self.bases and b.launch == "with launch" for b in there.bases] + [False])
+            basis = np.array([b in self.bases and b.has_launch for b in there.bases] + [False])
             launch = basis[told.basis] & (not self.kernels_alone)
             here, that = (_sheet_s(gpu, part, launch) for gpu in (self.gpu, other))
             ratio, width = here / that, np.exp(CHIP_WIDTH)

@@ -133,7 +133,7 @@ class LearnedModel:
         x, called = features(ops, sheet, facts.names, across=facts.across)
         if called != facts.features:
             raise WhatifError(f"{self.name}: expected a model of this version's features, got others; fit it again.")
-        launch = facts.measured_as.launch == "with launch"
+        launch = facts.measured_as.has_launch
         return np.asarray(self._forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
 
     def covers(self, ops: Operators) -> tuple[Bool, Operators, Float64]:

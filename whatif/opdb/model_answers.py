@@ -30,7 +30,7 @@ def anchors_of(model: LearnedModel, ops: Operators, t_s: Float64, gpu: Gpu) -> A
 
 def _log_law(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
     """The log of the law's time of n operators, shape (n,): what the anchors' correction is a line in."""
-    launch = model.facts.measured_as.launch == "with launch"
+    launch = model.facts.measured_as.has_launch
     return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
 
 
@@ -67,7 +67,7 @@ def ask_model(
     device's own measurements.
     """
     facts = model.facts
-    launch = facts.measured_as.launch == "with launch"
+    launch = facts.measured_as.has_launch
     log_t = model.predict(ops, gpu)
     outside = model.outside(ops)
     half = model.of_name(ops, facts.half, max(facts.half.values()))

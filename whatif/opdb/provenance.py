@@ -72,6 +72,11 @@ class Basis(NamedTuple):
     cache: str
     framework: str
 
+    @property
+    def has_launch(self) -> bool:
+        """Whether the times are known to hold a launch."""
+        return self.launch == "with launch"
+
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """All that is known of a contribution before its rows are: device, environment, method and source."""

@@ -145,6 +145,6 @@ def same_source_ratio(
 
 def _mostly_launch(answers: Answers) -> Bool:
     """Mask of the answers that rest on times with a launch and are too short for it to be taken out, shape (n,)."""
-    launched = np.array([basis.launch == "with launch" for basis in answers.bases] or [False])
+    launched = np.array([basis.has_launch for basis in answers.bases] or [False])
     basis = answers.basis
     return np.asarray((basis >= 0) & launched[np.maximum(basis, 0)] & (answers.t_s < LEAST_WITH_LAUNCH_S))
