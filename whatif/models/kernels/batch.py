@@ -30,9 +30,6 @@ from whatif.simulation.transfers import CPU_WORK, cpu_work_of, grown_ns, of_acti
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
-# What a small operator takes on a CPU beside its arithmetic (dispatch, allocation): the operators of the CPU
-# recordings in traces/ that touch a few elements take 1 to 4 us.
-CPU_OPERATOR_NS = 2_000
 # Of the change: products fill the machine better or worse at another size; our estimate.
 SPREAD = 0.1
 # Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
@@ -158,7 +155,7 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
 
 def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
     if not graph.on_gpu.any():
-        fixed_ns = np.maximum(float(CPU_OPERATOR_NS), packing_ns(graph)[ids])
+        fixed_ns = np.maximum(float(shortest_kernel_ns(graph)), packing_ns(graph)[ids])
         return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)

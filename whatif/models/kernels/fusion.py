@@ -25,8 +25,7 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.estimator import Source, mark, shortest_kernel_ns
-from whatif.models.kernels.batch import CPU_OPERATOR_NS
+from whatif.models.durations.estimator import CPU_OPERATOR_NS, Source, mark, shortest_kernel_ns
 from whatif.models.kernels.fp8 import CAST_NAME, SCALE_NAME
 from whatif.models.kernels.launches import (
     counted_ns,
@@ -101,7 +100,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     chain = _chains(graph, order, of_cpu, number, compiled & ~staying[of_cpu])
     graph = graph if on_gpu else with_stored_masks(graph, order)
     fate = np.full(len(graph), STAYS, dtype=np.int64)
-    heads, sizes, graph = _with_fused_times(graph, order, chain, KEPT_ON_GPU if on_gpu else KEPT_ON_CPU, on_gpu=on_gpu)
+    heads, sizes, graph = _with_fused_times(graph, order, chain, KEPT_ON_GPU if on_gpu else KEPT_ON_CPU)
     gone = np.ones(len(order), dtype=np.bool_)
     gone[heads] = False
     head_of = np.repeat(order[heads], sizes)
@@ -235,14 +234,14 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
 
 
 def _with_fused_times(
-    graph: TaskGraph, order: Int64, begins: Int64, kept: tuple[float, float, float], *, on_gpu: bool
+    graph: TaskGraph, order: Int64, begins: Int64, kept: tuple[float, float, float]
 ) -> tuple[Int64, Int64, TaskGraph]:
     """The chains' first positions and lengths, and the graph in which the head of each longer chain is its kernel."""
     sizes = np.diff(np.append(begins, len(order)))
     longer = sizes > 1
     if not longer.any():
         return begins, sizes, graph
-    floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
+    floor_ns = shortest_kernel_ns(graph)
     members = order[np.repeat(longer, sizes)]
     starts = np.cumsum(sizes[longer]) - sizes[longer]
     centre, low, high = (

@@ -25,7 +25,6 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.models.durations.estimator import Estimates, Source, mark, shortest_kernel_ns
-from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.kernels.launches import stays_outside
 from whatif.models.layers.calls import operator_cost_ns
 from whatif.models.layers.gradients import ReadyGradients, ready_gradients
@@ -131,7 +130,7 @@ def _times(
     graph: TaskGraph, kernels: Bool, host: Bool, piece: Piece, per_step: Int64, *, on_gpu: bool
 ) -> tuple[Estimates, Estimates]:
     """The time of each piece's arithmetic, and that of the calls to the optimizer that make it."""
-    floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
+    floor_ns = shortest_kernel_ns(graph)
     n_steps = int(graph.step.max()) + 1
 
     def by_step(tasks: Bool, time_ns: Int64 | None = None) -> npt.NDArray[np.float64]:

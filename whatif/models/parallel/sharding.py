@@ -23,7 +23,6 @@ from whatif.models.exchange.buckets import StepGradients, step_of
 from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, with_workers
 from whatif.models.exchange.exchanges import REDUCE_SCATTER, CallTime, Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
-from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.columns import with_values
 from whatif.models.layers.memory_effects import change_memory
@@ -327,7 +326,7 @@ def update_share(graph: TaskGraph, share: float) -> TaskGraph:
     update = np.flatnonzero(step_kernels(graph))
     if not len(update):
         return graph
-    floor_ns = shortest_kernel_ns(graph) if graph.on_gpu.any() else CPU_OPERATOR_NS
+    floor_ns = shortest_kernel_ns(graph)
 
     def left(column: Int64, floor: float) -> Int64:
         kept = np.minimum(column[update], floor)

@@ -26,7 +26,6 @@ from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.stragglers import slowest_factor
-from whatif.models.kernels.batch import CPU_OPERATOR_NS
 from whatif.models.layers.gradients import adding_ns
 from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import passes
@@ -137,8 +136,7 @@ class Composer:
         self._at_micro: dict[int, Times] = {}
         self._parts: dict[tuple[int, int, int], Cut] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
-        floor_ns = shortest_kernel_ns(graph) if on_gpu else CPU_OPERATOR_NS
-        self._start_up = float(np.minimum(update_ns, floor_ns).sum() / max(update_ns.sum(), 1))
+        self._start_up = float(np.minimum(update_ns, shortest_kernel_ns(graph)).sum() / max(update_ns.sum(), 1))
         self._slowest: dict[int, float] = {}
         self._cuts: dict[tuple[int, int], Int64 | None] = {}
         self._networks: dict[tuple[str, int], Network | None] = {}
