@@ -107,3 +107,5 @@ def test_a_what_if_that_changes_some_steps_only_is_told(tmp_path: Path) -> None:
         "the median step is predicted"
     )
     assert not whatif.apply(graph, all_alike).doubts
+    uneven = steps_of_a_cpu(tmp_path, [0] * 8, [100, 100, 100, 400, 100, 100, 400, 100])  # 1.09 times the median
+    assert not whatif.apply(uneven, lambda graph: graph.scale(graph.select(name="mm"), 0.8)).doubts  # 1.11 times
