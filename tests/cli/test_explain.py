@@ -165,7 +165,7 @@ GOLDEN = """\
 host-bound: the GPU is busy 4.00 of 13.00 ms (31 %), and CPU work is 46 % of the critical path;
 faster kernels would change little, fewer or cheaper launches would; the span also waits for its
 data for 3.00 of 13.00 ms (23 %).
-slack: the GPU is idle for 9.00 of 13.00 ms, so without faster GPU work the step can become at most
+slack: the GPU is idle for 9.00 of 13.00 ms, so without faster GPU work the span can become at most
 69 % shorter; the main CPU thread is idle for 4.00 ms
 hand.json: the whole span takes 13.00 ms (first to last task)
 

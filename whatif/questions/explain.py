@@ -33,7 +33,7 @@ from whatif.questions.collectives import Collective, collectives
 from whatif.questions.stragglers import held_up_by
 from whatif.questions.verdict import verdict
 from whatif.simulation.breakdown import Breakdown
-from whatif.simulation.steps import window_ns
+from whatif.simulation.steps import CLOCK_NOUNS, window_ns
 from whatif.simulation.timeline import Timeline
 
 # Time on the critical path in which nothing runs: launch latency, and what a stream needs between two kernels.
@@ -98,8 +98,9 @@ class Explanation(Struct, frozen=True, dict=True):
         idle_ms = max(step_ms - self.breakdown.gpu_busy_ms, 0.0)
         main = next((part.cpu_ms for part in self.threads if part.name == graph.threads[0].name), 0.0)
         return (
-            f"slack: the GPU is idle for {idle_ms:,.2f} of {step_ms:,.2f} ms, so without faster GPU work the step can "
-            f"become at most {100 * idle_ms / step_ms:.0f} % shorter; the main CPU thread is idle for "
+            f"slack: the GPU is idle for {idle_ms:,.2f} of {step_ms:,.2f} ms, so without faster GPU work the "
+            f"{CLOCK_NOUNS[self.baseline.clock]} can become at most {100 * idle_ms / step_ms:.0f} % shorter; "
+            "the main CPU thread is idle for "
             f"{max(step_ms - main, 0.0):,.2f} ms"
         )
 

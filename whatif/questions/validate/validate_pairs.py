@@ -104,7 +104,7 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     if not pairs and not unpaired:
         where = ", ".join(map(str, paths))
         raise WhatifError(
-            f"{where}: expected records of runs, or a {PAIRS_FILE}, got none of either; "
+            f"{where}: expected records of runs, or pairs in a {PAIRS_FILE}, got none of either; "
             "see docs/validate.md for how to record pairs."
         )
     return pairs, unpaired
