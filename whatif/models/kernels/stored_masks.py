@@ -30,8 +30,10 @@ _DRAWS, _MULTIPLIES, _LONGEST_DROPOUT = r"^aten::bernoulli_$", r"^aten::mul_?$",
 def with_stored_masks(graph: TaskGraph, operators: Int64) -> TaskGraph:
     """Return the graph in which ``operators`` (ids on the CPU, thread by thread) take longer by the masks they store.
 
-    Operators whose sizes the recording does not tell stay as they are.
+    Operators whose sizes the recording does not tell stay as they are, and so does a step without a backward pass.
     """
+    if not (graph.phase == Phase.BACKWARD).any():
+        return graph
     write, read = _written(graph, operators), graph.phase[operators] == Phase.BACKWARD
     read &= graph.select(name=_RECTIFIER_BACKWARD).mask[operators]
     # Each backward pass goes through its rectifiers the other way round.
