@@ -32,16 +32,14 @@ def with_stored_masks(graph: TaskGraph, operators: Int64) -> TaskGraph:
 
     Operators whose sizes the recording does not tell stay as they are, and so does a step without a backward pass.
     """
-    if not (graph.phase == Phase.BACKWARD).any():
+    if not (graph.phase[operators] == Phase.BACKWARD).any():
         return graph
-    write, read = _written(graph, operators), graph.phase[operators] == Phase.BACKWARD
-    read &= graph.select(name=_RECTIFIER_BACKWARD).mask[operators]
+    write, read = _written(graph, operators), np.zeros(len(operators), dtype=np.bool_)
     # Each backward pass goes through its rectifiers the other way round.
-    rectifiers = np.flatnonzero(_sized(graph, operators, f"{_RELU}|{_OTHER_RECTIFIER}") & ~read)
-    back = np.flatnonzero(read)
+    ahead = np.flatnonzero(_sized(graph, operators, f"{_RELU}|{_OTHER_RECTIFIER}"))
+    back = np.flatnonzero(_sized(graph, operators, _RECTIFIER_BACKWARD))
     step = graph.step[operators]
-    forward, backward = rectifiers[np.argsort(step[rectifiers], kind="stable")], back[np.lexsort((-back, step[back]))]
-    read[:] = False
+    forward, backward = ahead[np.argsort(step[ahead], kind="stable")], back[np.lexsort((-back, step[back]))]
     if np.array_equal(step[forward], step[backward]):
         read[backward] = write[forward]
     for masked, costs in ((write, WRITE_NS), (read, READ_NS)):
