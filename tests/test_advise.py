@@ -311,20 +311,6 @@ def test_a_schedule_of_what_changes_nothing_is_not_simulated() -> None:
     assert gains(advice(picks).not_gaining) == {"picks": 0.0}
 
 
-def test_what_takes_launches_away_comes_behind_what_adds_kernels() -> None:
-    def without_b(graph: TaskGraph) -> TaskGraph:
-        return graph.remove(graph.select(name="^b$"))
-
-    def with_c(graph: TaskGraph) -> TaskGraph:
-        a = np.flatnonzero(graph.select(name="^a$"))
-        faster = graph.scale(graph.on_gpu, 0.5)
-        return faster.insert(NewTasks(a, "c", TaskKind.KERNEL, MS // 10, launch_ns=MS // 10)).graph
-
-    for order in (("x", "y"), ("y", "x")):
-        found = advice(script(order[0], without_b), script(order[1], with_c))
-        assert [entry.trial.spelled for entry in found.together] == [(order[1], order[0])]
-
-
 def test_the_best_combination_grows_as_long_as_something_gains() -> None:
     def eighth(part: int) -> Transform:
         return script(f"part{part}", lambda graph: graph.scale(graph.on_gpu, 0.5 + part / 100))

@@ -165,8 +165,8 @@ def test_a_run_that_is_exactly_what_a_what_if_says_is_recognised(
         ("campaign_cpu/vgg19--baseline.trace", "campaign_cpu/vgg19--offload.trace", None, False),
         ("campaign_cpu/densenet121--baseline.trace", "campaign_cpu/densenet121--adam_foreach.trace", None, False),
         # Two changes at once.
-        ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_bf16", "data_loading + amp:target=bf16", False),
-        ("resnet18_cifar_cpu_bf16", "resnet18_cifar_cpu_loader0", "data_loading + amp:target=bf16", True),
+        ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_bf16", "amp:target=bf16 + data_loading", False),
+        ("resnet18_cifar_cpu_bf16", "resnet18_cifar_cpu_loader0", "amp:target=bf16 + data_loading", True),
         ("resnet18_cifar_cpu_batch64", "resnet18_cifar_cpu_bf16", "amp:target=bf16 + batch_size:factor=0.5", False),
         ("resnet18_cifar_cpu_loader0", "resnet18_cifar_cpu_batch64", "batch_size:factor=2 + data_loading", False),
         ("campaign_cpu/resnet50--loader_0.trace", "campaign_cpu/resnet50--accumulate_x4.trace",

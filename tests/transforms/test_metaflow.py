@@ -155,13 +155,13 @@ def test_a_search_reads_once_and_simulates_three_times_a_policy(own_traces: Path
     """One simulation and its two bounds; nothing else is simulated, and no file is opened."""
     baseline = Baseline.of(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"))
     count = {"simulate": 0}
-    original = simulator._swept
+    original = simulator.swept
 
     def counted(*arguments: Any) -> Any:
         count["simulate"] += 1
         return original(*arguments)
 
-    monkeypatch.setattr(simulator, "_swept", counted)
+    monkeypatch.setattr(simulator, "swept", counted)
     monkeypatch.setattr("whatif.models.layers.policy._read", lambda path: pytest.fail(f"a mapping is no file: {path}"))
     convolutions = [layer for layer in baseline.graph.layers if ".conv" in layer]
     policies: list[Mapping[str, Any]] = [
@@ -173,7 +173,7 @@ def test_a_search_reads_once_and_simulates_three_times_a_policy(own_traces: Path
         ).predicted_ms
         for row in policies[:24]
     }
-    assert count["simulate"] <= 3 * 24
+    assert 0 < count["simulate"] <= 3 * 24
     for layer in {layer for layer, _ in costs}:
         found = [costs[layer, factor] for factor in (0.5, 0.75, 1.0, 1.5)]
         assert found == sorted(found)

@@ -11,7 +11,7 @@ import pytest
 import whatif
 from whatif.models.parallel.stages import model_of
 from whatif.prediction.predict import Baseline
-from whatif.simulation.transfers import latency_of, of_activations, workers_of
+from whatif.simulation.transfers import cpu_work_of, latency_of, of_activations, workers_of
 
 
 @cache
@@ -56,8 +56,10 @@ def test_workers_that_share_blocks_send_a_part_each_and_gather_it(own_traces: Pa
     # An all-gather is half of a sum, which is of six samples here.
     before = whatif.apply(graph, cut).graph
     one = np.flatnonzero(of_activations(before))[0]
-    latency_ms, sum_ms = latency_of(before)[one] / 1e6, before.duration_ns[one] / 1e6
-    gathered_ms = (latency_ms + (sum_ms - latency_ms) / 6) / 2
+    sum_ms, work_ms, messages_ms = (column[one] / 1e6 for column in (before.duration_ns, *cpu_work_of(before)))
+    assert latency_of(before)[one] == 0 < messages_ms < work_ms < sum_ms
+    # The network takes a sixth; the CPU sends as many messages.
+    gathered_ms = max(sum_ms / 6, messages_ms + (work_ms - messages_ms) / 6) / 2
     assert times_ms == pytest.approx([2 * times_ms[2], times_ms[2] + gathered_ms, whole / 2 * 8 / 0.95e6], rel=1e-3)
 
 
