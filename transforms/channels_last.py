@@ -15,7 +15,7 @@ Effort: small: model.to(memory_format=torch.channels_last), and the input likewi
 from whatif import TaskGraph
 from whatif.models.kernels.channels_last import images, in_channels_last, is_in_channels_last
 
-PLACE = "formats"
+PLACE = "layouts"
 
 
 def transform(graph: TaskGraph) -> TaskGraph:

@@ -123,7 +123,7 @@ def test_a_real_step_in_either_order(shared_traces: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", [
-    "cuda_graph distributed", "cuda_graph rebatchnorm", "cuda_graph amp", "compile fsdp", "compile amp", "amp fp8",
+    "cuda_graph distributed", "cuda_graph rebatchnorm", "cuda_graph amp", "amp channels_last", "compile fsdp", "compile amp", "amp fp8",
     "compile batch_norm_eval", "gist rebatchnorm", "vdnn amp", "contention distributed", "activation_checkpoint amp",
     "optimizer_in_backward fused_adam", "remove_syncs amp", "pipeline cuda_graph", "distributed device:to=H100-SXM-80",
     "fp8 device:to=H100-SXM-80",
@@ -150,11 +150,14 @@ def answer(baseline: Baseline, *specs: str) -> tuple[object, ...] | str:
     return found.predicted_ms, found.low_ms, found.high_ms, found.notes
 
 
-def test_what_has_no_place_stays_where_it_is_named() -> None:
+def test_what_has_no_place_stays_behind_what_is_named_ahead_of_it() -> None:
     def order(*specs: str) -> list[str]:
         return [spelled(transform) for transform in in_order([whatif.load_transform(spec) for spec in specs])]
 
-    assert order("scale", "amp", "kernels", "device") == ["scale", "kernels", "device", "amp"]
+    assert order("scale", "amp", "kernels", "device") == ["scale", "device", "amp", "kernels"]
+    assert order("distributed", "scale", "fused_adam") == ["fused_adam", "distributed", "scale"]
+    assert order("dgc", "blueconnect", "distributed") == ["distributed", "dgc", "blueconnect"]
+    assert order("amp", "tf32", "channels_last", "batch_size") == ["batch_size", "channels_last", "amp", "tf32"]
     late = ["cuda_graph", "data_loading"]
     assert order("cpu", *late, "distributed", "dgc") == ["distributed", "dgc", *late, "cpu"]
     assert order(*late, "distributed", "pipeline") == [*late, "pipeline", "distributed"]

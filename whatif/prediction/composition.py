@@ -59,28 +59,22 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
 
 
 def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms with those that have a place in the order of ``PLACES``, however they are named.
+    """Return the transforms in the order of their ``PLACES``, those of one place as they are named.
 
     A pass is made of what the device, the formats and the compiler make of it; a block is cut across workers, stages
-    are made of what each of these does, copies of the stages exchange their gradients. One that stands ahead of
-    another whose place comes before its own moves right behind it; those without a place stay where they are named.
+    are made of what each of these does, copies of the stages exchange their gradients. One without a place changes
+    what it finds: it stays behind all that are named ahead of it.
     """
-    ordered = list(transforms)
     order = list(PLACES)
     if any(transform.place == WHOLE for transform in transforms):
         order = [place for place in PLACES if place not in LATE]
         at = order.index(WHOLE)
         order[at:at] = LATE
-    places = [-1 if transform.place is None else order.index(transform.place) for transform in transforms]
-    at = 0
-    while at < len(ordered):
-        inner = [behind for behind in range(at + 1, len(ordered)) if 0 <= places[behind] < places[at]]
-        if inner:
-            ordered.insert(inner[-1], ordered.pop(at))
-            places.insert(inner[-1], places.pop(at))
-        else:
-            at += 1
-    return tuple(ordered)
+    places: list[int] = []
+    for transform in transforms:
+        places.append(max(places, default=-1) if transform.place is None else order.index(transform.place))
+    by_place = sorted(range(len(transforms)), key=places.__getitem__)
+    return tuple(transforms[at] for at in by_place)
 
 
 def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:

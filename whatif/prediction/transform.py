@@ -50,7 +50,8 @@ AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 PLACE, PLACES = "PLACE", (
     "device",  # the GPU, whose units and rates all others go by
     "batch",
-    "formats",  # of numbers and of images
+    "layouts",  # of images
+    "formats",  # of numbers
     "kernels",  # which ones a pass runs
     "maps",  # what becomes of feature maps between the passes
     "compiler",
