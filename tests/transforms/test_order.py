@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,8 @@ def test_a_real_step_in_either_order(shared_traces: Path) -> None:
 
 
 @pytest.mark.parametrize("pair", [
-    "cuda_graph distributed", "cuda_graph rebatchnorm", "cuda_graph amp", "amp channels_last", "compile fsdp", "compile amp", "amp fp8",
+    "cuda_graph distributed", "cuda_graph rebatchnorm", "cuda_graph amp", "compile fsdp", "compile amp", "amp fp8",
+    "amp channels_last",
     "compile batch_norm_eval", "gist rebatchnorm", "vdnn amp", "contention distributed", "activation_checkpoint amp",
     "optimizer_in_backward fused_adam", "remove_syncs amp", "pipeline cuda_graph", "distributed device:to=H100-SXM-80",
     "fp8 device:to=H100-SXM-80",
@@ -168,6 +170,9 @@ def test_a_place_that_there_is_not(tmp_path: Path) -> None:
     script.write_text('"""Mine."""\nPLACE = "last"\ndef transform(graph):\n    return graph\n')
     with pytest.raises(WhatifError, match="expected PLACE to be one of device, batch,"):
         in_order([whatif.load_transform(script)])
+    notebook: dict[str, Any] = {"PLACE": "Berlin"}
+    exec("def mine(graph):\n    return graph", notebook)
+    assert whatif.apply(two_products(), notebook["mine"]).speedup == 1
 
 
 # -- torch.compile and others ---------------------------------------------------------------------------------------

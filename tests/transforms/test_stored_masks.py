@@ -65,7 +65,7 @@ def test_a_leaky_relu_behind_a_product_and_dropout_store_theirs() -> None:
         "aten::leaky_relu_": WRITE_NS[0], "aten::leaky_relu_backward": READ_NS[0],
     }  # fmt: skip
     draws, keeps = ("aten::bernoulli_", KernelFamily.OTHER, FORWARD), ("aten::mul", POINTWISE, FORWARD)
-    between = [(name, KernelFamily.OTHER, FORWARD) for name in ("aten::dropout", "aten::div_", "aten::to", "aten::copy_")]
+    between = [(f"aten::{name}", KernelFamily.OTHER, FORWARD) for name in ("dropout", "div_", "to", "copy_")]
     assert longer_by(CONV, draws, *between, *between, keeps, CONV, CONV_BACK) == {"aten::mul": WRITE_NS[0]}
 
 

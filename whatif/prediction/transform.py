@@ -114,12 +114,14 @@ class Transform:
 
     @property
     def place(self) -> str | None:
-        """The script's place among ``PLACES``, where it has one. Raises WhatifError where it names another."""
+        """The script's place among ``PLACES``, where it has one. Raises WhatifError where a file names another."""
         told = self._script.get(PLACE)
-        if told is not None and told not in PLACES:
-            raise WhatifError(
-                f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
-            )
+        if told not in PLACES:
+            if told is not None and self.source:
+                raise WhatifError(
+                    f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
+                )
+            told = None  # beside a function of a notebook it means something else
         return AXES[self.axis] if told is None and self.axis >= 0 else told
 
     @property

@@ -2,9 +2,9 @@
 
 Source: measured with torch 2.13 and gcc 12 on an Intel Xeon. A mask is stored as one bool an element, and ATen's vector
 code (`vec_mask.h`) converts them one by one. Which masks are stored was read from the loops that Inductor wrote for
-fourteen pairs of layers: dropout's, a leaky ReLU's behind a product (behind a normalization it is computed again), and a
-ReLU's behind a product and ahead of maximum pooling or dropout (else the next product keeps its output, which tells it).
-A ReLU6 stores one as well, and is not counted: recordings do not tell its size.
+fourteen pairs of layers: dropout's; a leaky ReLU's behind a product (behind a normalization it is computed again); and
+a ReLU's behind a product and ahead of maximum pooling or dropout (else the next product keeps its output, which tells
+it). A ReLU6 stores one as well, and is not counted: recordings do not tell its size.
 """
 
 from __future__ import annotations
