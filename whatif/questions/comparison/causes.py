@@ -97,9 +97,14 @@ def cause_of(found: Sequence[Cause], change_ms: float) -> Cause | None:
 
 
 def _by_kind(baseline: Baseline) -> Float64:
-    """The work of a step by task kind, ms, of all ranks: their critical path runs through any of them."""
-    work_ms = step_work_ms(baseline)
-    return np.bincount(baseline.graph.kind, weights=work_ms, minlength=len(TaskKind)).astype(np.float64)
+    """The work of a step by task kind, ms, that of the rank that has most of it: the others wait for it."""
+    graph, work_ms, n_kinds = baseline.graph, step_work_ms(baseline), len(TaskKind)
+    # A row for what all ranks share (-1), then one for each.
+    row = np.array([thread.rank + 1 for thread in graph.threads], dtype=np.int64)
+    sums = np.bincount(
+        row[graph.thread] * n_kinds + graph.kind, weights=work_ms, minlength=(int(row.max(initial=1)) + 1) * n_kinds
+    ).reshape(-1, n_kinds)
+    return np.asarray(sums[0] + sums[1:].max(axis=0), dtype=np.float64)
 
 
 def _where(
