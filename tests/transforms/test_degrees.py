@@ -67,6 +67,15 @@ def test_no_bandwidth_shortens_the_work_of_a_cpu() -> None:
         assert slow.predicted_ms == pytest.approx(fast.predicted_ms, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["dgc", "blueconnect"])
+@pytest.mark.parametrize(("now", "then"), [(10, 100), (40, 400), (100, 10)])
+def test_exchanges_in_place_of_all_reduces_follow_their_links(name: str, now: int, then: int) -> None:
+    """They are no all-reduces of gloo; `bandwidth` used to hold them to the work of those."""
+    later = step(f"distributed:workers=8,bandwidth={now}Mbps", name, f"bandwidth:factor={then / now}")
+    at_once = step(f"distributed:workers=8,bandwidth={then}Mbps", name)
+    assert later.predicted_ms == pytest.approx(at_once.predicted_ms, rel=0.01)
+
+
 @settings(max_examples=8, deadline=None)
 @given(degrees)
 def test_bytes_do_not_depend_on_the_other_axes(case: dict) -> None:  # type: ignore[type-arg]

@@ -76,7 +76,7 @@ def tell(
     source = sources(graph).copy()
     latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
     columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
-    if any(column.any() for column in on_cpu):
+    if CPU_WORK in graph.attached or any(column.any() for column in on_cpu):
         columns |= dict(zip((CPU_WORK, CPU_MESSAGES), on_cpu, strict=True))
     return graph.attach(**columns)
 
