@@ -76,6 +76,16 @@ def test_exchanges_in_place_of_all_reduces_follow_their_links(name: str, now: in
     assert later.predicted_ms == pytest.approx(at_once.predicted_ms, rel=0.01)
 
 
+@pytest.mark.parametrize("micro_batches", [2, 6])
+@pytest.mark.parametrize(("now", "then"), [(10, 100), (40, 400), (100, 10), (40, 4)])
+def test_sums_of_a_stage_follow_their_links(micro_batches: int, now: int, then: int) -> None:
+    """The CPU's work of the sums within a pass was told as latency, so that none got longer by all of its transfer."""
+    stages = f"pipeline:stages=2,micro_batches={micro_batches}"
+    later = step(f"tensor_parallel:workers=2,bandwidth={now}Mbps", stages, f"bandwidth:factor={then / now}")
+    at_once = step(f"tensor_parallel:workers=2,bandwidth={then}Mbps", stages)
+    assert later.predicted_ms == pytest.approx(at_once.predicted_ms, rel=0.01)
+
+
 @settings(max_examples=8, deadline=None)
 @given(degrees)
 def test_bytes_do_not_depend_on_the_other_axes(case: dict) -> None:  # type: ignore[type-arg]

@@ -209,7 +209,12 @@ def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int
     changed = mark(changed, np.tile(worked, n_steps), int(work.source))
     latency_ns = frame.column(Times(none, none, pieces.sum_latency_ns, sends.latency_ns))
     changed = tell(changed, np.flatnonzero(sent & ~summed), latency_ns[sent & ~summed], 2)
-    changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)))
+    no_call = np.zeros_like(boundary_bytes)
+    on_cpu = {
+        name: frame.column(Times(none, none, column, no_call))[summed]
+        for name, column in (("cpu_work_ns", pieces.sum_cpu_ns), ("cpu_messages_ns", pieces.sum_messages_ns))
+    }
+    changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)), **on_cpu)
     return changed.attach(**{ACTIVATIONS: sent})
 
 

@@ -38,7 +38,8 @@ from whatif.simulation.transfers import cpu_work_of, grown_ns, hidden_ns, latenc
 class Pieces(NamedTuple):
     """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations.
 
-    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``.
+    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``. They take
+    the CPU that sends ``sum_cpu_ns``, of that ``sum_messages_ns`` whatever their bytes.
     """
 
     cpu_ns: Float64
@@ -52,6 +53,8 @@ class Pieces(NamedTuple):
     sum_low_ns: Float64
     sum_high_ns: Float64
     sum_latency_ns: Float64
+    sum_cpu_ns: Float64
+    sum_messages_ns: Float64
     sum_bytes: Float64
 
     def take(self, columns: Array) -> Pieces:
@@ -221,11 +224,11 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
     hidden = hidden_ns(graph, sums, times.duration_ns)
     waited = [np.maximum(column[sums] - hidden, 0) for column in bounds]
-    # No network is quicker than the CPU that sends.
     share = times.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1)
     cpu_ns, messages_ns = (column[sums] for column in cpu_work_of(graph))
-    fixed_ns = np.maximum(latency_of(graph)[sums], messages_ns + (cpu_ns - messages_ns) * share)
-    told = (*waited, np.minimum(fixed_ns, waited[0]), np.maximum(times.size_bytes[sums], 0))
+    work_ns = messages_ns + (cpu_ns - messages_ns) * share
+    latency_ns = np.minimum(latency_of(graph)[sums], waited[0])
+    told = (*waited, latency_ns, work_ns, messages_ns, np.maximum(times.size_bytes[sums], 0))
     return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in told)])
 
 
