@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif import TaskGraph, TaskKind, WhatifError
 from whatif.models.exchange.stragglers import waiting_for_peers
-from whatif.simulation.transfers import cpu_work_of, latency_of, workers_of
+from whatif.simulation.transfers import parts_of, with_parts, workers_of
 
 PLACE = "network"
 WHOLE_PASSES = True
@@ -32,11 +32,9 @@ def transform(graph: TaskGraph, *, factor: float = 2.0) -> TaskGraph:
     if factor == 1:
         return graph
     modelled = communication & (workers_of(graph) > 0)
-    tasks, latency_ns = np.flatnonzero(modelled), latency_of(graph)[modelled]
-    now_ns = np.maximum(graph.duration_ns[tasks], 1)
-    by_link_ns = latency_ns + (graph.duration_ns[tasks] - latency_ns) / factor
-    ratio = np.maximum(by_link_ns, np.minimum(cpu_work_of(graph)[0][tasks], now_ns)) / now_ns
-    graph = graph.scale(tasks, ratio)
+    tasks, now = np.flatnonzero(modelled), parts_of(graph, modelled.mask)
+    then = now.over(factor)
+    graph = with_parts(graph.scale(tasks, then.duration_ns / np.maximum(now.duration_ns, 1)), tasks, then)
     bounds = sorted((1 / factor, 1.0))
     recorded = np.flatnonzero(communication & ~modelled)
     now_ns, waits_ns = np.maximum(graph.duration_ns[recorded], 1), waiting_for_peers(graph)[recorded]

@@ -77,13 +77,35 @@ def test_exchanges_in_place_of_all_reduces_follow_their_links(name: str, now: in
 
 
 @pytest.mark.parametrize("micro_batches", [2, 6])
-@pytest.mark.parametrize(("now", "then"), [(10, 100), (40, 400), (100, 10), (40, 4)])
+@pytest.mark.parametrize(("now", "then"), [(10, 100), (40, 400), (100, 10), (40, 4), (1_000, 100)])
 def test_sums_of_a_stage_follow_their_links(micro_batches: int, now: int, then: int) -> None:
     """The CPU's work of the sums within a pass was told as latency, so that none got longer by all of its transfer."""
     stages = f"pipeline:stages=2,micro_batches={micro_batches}"
     later = step(f"tensor_parallel:workers=2,bandwidth={now}Mbps", stages, f"bandwidth:factor={then / now}")
     at_once = step(f"tensor_parallel:workers=2,bandwidth={then}Mbps", stages)
     assert later.predicted_ms == pytest.approx(at_once.predicted_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["fsdp:workers=4", "zero:workers=4", "tensor_parallel:workers=2"])
+@pytest.mark.parametrize(("now", "then"), [(100_000, 40), (4_000, 40), (40, 4_000), (4_000, 2_000)])
+def test_another_bandwidth_later_is_that_bandwidth_at_once(name: str, now: int, then: int) -> None:
+    """Of what a CPU bounds the network's own time is known; a slower link used to lengthen the CPU's part."""
+    later, at_once = (
+        step(f"{name},bandwidth={now}Mbps", f"bandwidth:factor={then / now}"),
+        step(f"{name},bandwidth={then}Mbps"),
+    )
+    for bound in ("predicted_ms", "low_ms", "high_ms"):
+        assert getattr(later, bound) == pytest.approx(getattr(at_once, bound), rel=1e-4)
+    back = step(f"{name},bandwidth={now}Mbps", f"bandwidth:factor={then / now}", f"bandwidth:factor={now / then}")
+    assert back.predicted_ms == pytest.approx(step(f"{name},bandwidth={now}Mbps").predicted_ms, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dgc", "blueconnect"])
+def test_a_faster_link_never_lengthens_a_sum_in_stages_or_of_lists(name: str) -> None:
+    """What the CPU takes beyond a quick network counted as the network's latency, of which there was more each time."""
+    rates = (40, 400, 4_000, 40_000, 400_000)
+    found = [step(f"distributed:workers=8,bandwidth={rate}Mbps", name).predicted_ms for rate in rates]
+    assert found == sorted(found, reverse=True)
 
 
 @settings(max_examples=8, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from whatif.graph.order import each_once
@@ -12,6 +14,12 @@ from whatif.graph.types import Array, Bool, Float64, Int64, TaskKind
 LATENCY, WORKERS = "latency ns", "workers"
 # What a transfer takes the CPU that sends it, which no network shortens, and of that what is the same for any bytes.
 CPU_WORK, CPU_MESSAGES = "CPU work ns", "CPU messages ns"
+# What the network alone takes for one that a CPU sends, latency included.
+NETWORK = "network ns"
+ON_CPU = (CPU_WORK, CPU_MESSAGES, NETWORK)
+# Where the network needs longer than the CPU, threads are woken for every few packets, and a byte costs half as much
+# again (whatif.models.exchange.gloo).
+WOKEN = 1.5
 # Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
 ACTIVATIONS = "exchanges activations"
 # The bytes of a pipeline stage's gradients, beside the task with which they are finished.
@@ -42,16 +50,74 @@ def cpu_work_of(graph: TaskGraph) -> tuple[Int64, Int64]:
     return work, messages
 
 
+class Parts(NamedTuple):
+    """What transfers take the network, ``latency_ns`` of it for any bytes, and the CPU, ns, shape (n,) each.
+
+    The CPU's work is ``messages_ns`` for any bytes; 0 where no CPU sends.
+    """
+
+    latency_ns: Float64
+    network_ns: Float64
+    work_ns: Float64
+    messages_ns: Float64
+
+    @property
+    def woken_ns(self) -> Float64:
+        """The CPU's work where the network needs longer."""
+        return self.messages_ns + WOKEN * (self.work_ns - self.messages_ns)
+
+    @property
+    def duration_ns(self) -> Float64:
+        """What they take together: none is shorter than the CPU's work, whatever the network."""
+        waits = self.network_ns > self.work_ns
+        return np.where(waits, np.maximum(self.network_ns, self.woken_ns), self.work_ns).astype(np.float64)
+
+    def over(self, factor: float) -> Parts:
+        """The same over ``factor`` times the bandwidth."""
+        return self._replace(network_ns=self.latency_ns + (self.network_ns - self.latency_ns) / factor)
+
+    def grown(self, factor: float | Float64) -> Parts:
+        """The same with ``factor`` times the bytes."""
+        copies_ns = (self.work_ns - self.messages_ns) * factor
+        network_ns = self.latency_ns + (self.network_ns - self.latency_ns) * factor
+        return Parts(self.latency_ns, network_ns, self.messages_ns + copies_ns, self.messages_ns)
+
+    def in_steps(self, factor: float) -> Parts:
+        """The same in ``factor`` times the steps and messages."""
+        latency_ns, messages_ns = self.latency_ns * factor, self.messages_ns * factor
+        network_ns = self.network_ns - self.latency_ns + latency_ns
+        return Parts(latency_ns, network_ns, self.work_ns - self.messages_ns + messages_ns, messages_ns)
+
+
+def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
+    """Return the parts of ``transfers`` (ids or a mask); where no CPU sends, the network takes their duration."""
+    work_ns, messages_ns = (column[transfers].astype(np.float64) for column in cpu_work_of(graph))
+    told_ns = graph.attached.get(NETWORK, np.zeros(len(graph)))[transfers]
+    network_ns = np.where(work_ns > 0, told_ns, graph.duration_ns[transfers]).astype(np.float64)
+    return Parts(latency_of(graph)[transfers].astype(np.float64), network_ns, work_ns, messages_ns)
+
+
+def with_parts(graph: TaskGraph, transfers: Array, parts: Parts) -> TaskGraph:
+    """Return the graph that knows those ``parts`` of ``transfers`` (ids or a mask), but for their latency."""
+    if CPU_WORK not in graph.attached:
+        return graph
+    columns = {name: graph.attached[name].copy() for name in ON_CPU}
+    network_ns = np.where(parts.work_ns > 0, parts.network_ns, 0)
+    for column, values in zip(columns.values(), (parts.work_ns, parts.messages_ns, network_ns), strict=True):
+        column[transfers] = np.rint(values)
+    return graph.attach(**columns)
+
+
 def grown_ns(graph: TaskGraph, transfers: Array, time_ns: Float64, factor: float | Float64) -> Float64:
     """Return the ``time_ns`` of ``transfers`` (ids or a mask), shape (n,), with ``factor`` times the bytes.
 
     The latency of the network stays, and so do the messages that the CPU sends.
     """
-    latency_ns = np.minimum(latency_of(graph)[transfers], time_ns)
-    work_ns, messages_ns = (column[transfers] for column in cpu_work_of(graph))
+    parts = parts_of(graph, transfers)
+    latency_ns = np.minimum(parts.latency_ns, time_ns)
     by_network = latency_ns + (time_ns - latency_ns) * factor
-    by_cpu = messages_ns + (work_ns - messages_ns) * factor
-    return np.asarray(np.where(time_ns <= work_ns, by_cpu, np.maximum(by_network, by_cpu)), dtype=np.float64)
+    by_cpu = time_ns * parts.grown(factor).duration_ns / np.maximum(parts.duration_ns, 1)
+    return np.asarray(np.where(parts.work_ns > 0, by_cpu, by_network), dtype=np.float64)
 
 
 def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float64:

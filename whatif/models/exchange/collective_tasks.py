@@ -31,11 +31,10 @@ from whatif.models.durations.estimator import (
 )
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import (
-    CPU_MESSAGES,
     CPU_WORK,
     LATENCY,
+    ON_CPU,
     WORKERS,
-    cpu_work_of,
     latency_of,
     of_activations,
     workers_of,
@@ -66,18 +65,21 @@ def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGrap
 
 def tell(
     graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int,
-    *, cpu_work_ns: npt.ArrayLike = 0, cpu_messages_ns: npt.ArrayLike = 0,
+    *, cpu_work_ns: npt.ArrayLike = 0, cpu_messages_ns: npt.ArrayLike = 0, network_ns: npt.ArrayLike = 0,
 ) -> TaskGraph:  # fmt: skip
-    """Remember the model behind the durations of the transfers ``tasks`` (ids)."""
+    """Remember the model behind the durations of the transfers ``tasks`` (ids).
+
+    Those that a CPU sends tell its work, its part for messages, and what the network alone takes.
+    """
     latency, count = (column.copy() for column in (latency_of(graph), workers_of(graph)))
-    on_cpu = [column.copy() for column in cpu_work_of(graph)]
-    for column, value_ns in zip(on_cpu, (cpu_work_ns, cpu_messages_ns), strict=True):
+    on_cpu = [np.array(graph.attached.get(name, np.zeros(len(graph), dtype=np.int64))) for name in ON_CPU]
+    for column, value_ns in zip(on_cpu, (cpu_work_ns, cpu_messages_ns, network_ns), strict=True):
         column[tasks] = np.rint(value_ns).astype(np.int64)
     source = sources(graph).copy()
     latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
     columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
     if CPU_WORK in graph.attached or any(column.any() for column in on_cpu):
-        columns |= dict(zip((CPU_WORK, CPU_MESSAGES), on_cpu, strict=True))
+        columns |= dict(zip(ON_CPU, on_cpu, strict=True))
     return graph.attach(**columns)
 
 

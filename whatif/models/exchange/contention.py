@@ -43,7 +43,7 @@ from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, rec
 from whatif.models.exchange.recorded_overlap import set_to_alone
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES, Role, uses_of
-from whatif.simulation.transfers import latency_of, workers_of
+from whatif.simulation.transfers import parts_of, workers_of
 
 # What an all-reduce occupies by default (Tianshu §3.3, after NVIDIA's documentation): 20 % of its V100s.
 SMS = 16
@@ -146,7 +146,8 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
         raise WhatifError(f"contention: expected 1 to {MOST_AT_ONCE} transfers at once on a link, got {most}.")
     uses, thread = uses_of(graph), graph.thread.copy()
     uses["link"][ids], uses["link_share"][ids] = 1 + graph.thread[ids], 1.0
-    uses["lead_ns"][ids] = latency_of(graph)[ids]
+    parts = parts_of(graph, ids)  # the CPU's work takes no link either
+    uses["lead_ns"][ids] = np.maximum(graph.duration_ns[ids] - parts.network_ns, 0) + parts.latency_ns
     for code in np.unique(graph.thread[ids]).tolist():
         like = graph.threads[code]
         on_it = graph.thread[ids] == code

@@ -111,10 +111,7 @@ def all_reduce_buckets(
     waiting = _first_behind(graph, ends, buckets)
 
     new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
-    changed, moved = tell(
-        new.graph, new.reduced, cost.latency_ns, network.workers,
-        cpu_work_ns=sent.least_ns, cpu_messages_ns=sent.messages_ns,
-    ), new.moved  # fmt: skip
+    changed, moved = tell(new.graph, new.reduced, sent.parts.latency_ns, network.workers, **sent.on_cpu), new.moved
     changed = _handed_off_later(changed, moved[ends.cpu], new.cpu_end)
     last_copy = _in_order(np.maximum.reduceat(new.copies, buckets.first), buckets.step)
     if not overlap:
@@ -306,15 +303,18 @@ def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph
         return graph
     cost = network.cost("broadcast", size_bytes)
     # One message for the numbers and one for the counts of batches.
-    cost = gloo.bounded_by_cpu(Cost(2 * cost.latency_ns, cost.transfer_ns), np.full(1, 2.0 * gloo.MESSAGE_NS))
-    times = estimated(cost)
+    cost, work_ns = Cost(2 * cost.latency_ns, cost.transfer_ns), np.full(1, 2.0 * gloo.MESSAGE_NS)
+    times = estimated(gloo.bounded_by_cpu(cost, work_ns))
     sent = graph.insert(
         NewTasks(
             own, BROADCAST, TaskKind.COMMUNICATION, times.duration_ns[0], thread=channel, high_ns=times.high_ns[0],
             size_bytes=size_bytes, family=FAMILY, phase=Phase.FORWARD,
         )
     )  # fmt: skip
-    graph = tell(sent.graph, sent.ids, cost.latency_ns[0], network.workers)
+    graph = tell(
+        sent.graph, sent.ids, cost.latency_ns[0], network.workers,
+        cpu_work_ns=work_ns[0], cpu_messages_ns=work_ns[0], network_ns=cost.total_ns[0],
+    )  # fmt: skip
     return graph.add_dependencies(
         np.concatenate([sent.moved[own], sent.ids]), np.concatenate([sent.ids, sent.moved[following]]),
         kind=DependencyKind.COMMUNICATION,

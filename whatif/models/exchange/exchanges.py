@@ -37,7 +37,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.more_passes import stands_for
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
-from whatif.simulation.transfers import ACTIVATIONS, grown_ns, of_activations, workers_of
+from whatif.simulation.transfers import ACTIVATIONS, Parts, grown_ns, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 # Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
@@ -174,12 +174,8 @@ def exchange(
     operations = np.array([one.operation for one in rows])
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
-    # Other batches ask what of activations stays, other networks what of gradients does.
-    latency_ns = np.minimum(sent.latency_ns * passes, cost.total_ns) if activations else cost.latency_ns
-    changed = tell(
-        named(collectives.graph, names), put.ids, latency_ns, network.workers,
-        cpu_work_ns=sent.least_ns * passes, cpu_messages_ns=sent.messages_ns * passes,
-    )  # fmt: skip
+    on_cpu = {name: values * passes for name, values in sent.on_cpu.items()}
+    changed = tell(named(collectives.graph, names), put.ids, sent.parts.latency_ns * passes, network.workers, **on_cpu)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     centre, low, high = (time_ns * passes for time_ns in call)
     changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)
@@ -230,14 +226,14 @@ def _beside_copies(
 
 
 def _sent(graph: TaskGraph, operations: list[str], size_bytes: Int64, network: Network) -> gloo.Sent:
-    latency_ns, transfer_ns, *others = (np.zeros(len(size_bytes)) for _ in range(6))
+    latency_ns, transfer_ns, work_ns, *parts = (np.zeros(len(size_bytes)) for _ in range(7))
     for operation in dict.fromkeys(operations):
         mine = np.array(operations) == operation
-        cost, *found = gloo.sent(graph, network, operation, size_bytes[mine])
+        cost, work_ns[mine], found = gloo.sent(graph, network, operation, size_bytes[mine])
         latency_ns[mine], transfer_ns[mine] = cost.latency_ns, cost.transfer_ns
-        for column, values in zip(others, found, strict=True):
+        for column, values in zip(parts, found, strict=True):
             column[mine] = values
-    return gloo.Sent(Cost(latency_ns, transfer_ns), *others)
+    return gloo.Sent(Cost(latency_ns, transfer_ns), work_ns, Parts(*parts))
 
 
 def _copies(

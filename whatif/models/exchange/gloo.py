@@ -17,13 +17,14 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.memory_rate import memory_gbyte_s
+from whatif.simulation.transfers import Parts
 
 # An all-reduce of 4 to 64 KB among two takes 0.42 to 0.67 ms, nearly all of it CPU time: handing over to gloo's threads
 # and back, and two messages each way. Here of each message; a broadcast is one.
 MESSAGE_NS = 225_000
 # Copies of each byte that passes a worker, at the recording's own copy rate: without a limit 1.0 to 1.3 ns a byte where
-# a copy made 7.6 GB/s; behind a slow link threads are woken for every few packets, and it was half as much again.
-COPIES, WOKEN_COPIES = 8.0, 12.0
+# a copy made 7.6 GB/s; behind a slow link it was half as much again (WOKEN).
+COPIES = 8.0
 # DDP's own work around a step: 0.5 ms, and 5 us for the hook of each gradient beside its copy.
 STEP_NS, HOOK_NS = 500_000, 5_000
 # Each buffer that rank 0 broadcasts before the forward pass is flattened and copied back: 12 us, as medians of a
@@ -41,15 +42,19 @@ RUN_AS = {"reduce_scatter": "all_reduce"}
 class Sent(NamedTuple):
     """What collectives take, ns, shape (n,) each part.
 
-    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``latency_ns``: the network's own. ``least_ns``:
-    the CPU time behind a quick network, which none is shorter than, and of that ``messages_ns`` for any bytes.
+    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``parts``: the network's own time, and the CPU
+    time behind a quick network.
     """
 
     cost: Cost
     work_ns: npt.NDArray[np.float64]
-    latency_ns: npt.NDArray[np.float64]
-    least_ns: npt.NDArray[np.float64]
-    messages_ns: npt.NDArray[np.float64]
+    parts: Parts
+
+    @property
+    def on_cpu(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What ``tell`` remembers of the CPU that sends them."""
+        _, network_ns, work_ns, messages_ns = self.parts
+        return {"cpu_work_ns": work_ns, "cpu_messages_ns": messages_ns, "network_ns": network_ns * (work_ns > 0)}
 
 
 def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.ArrayLike) -> Sent:
@@ -60,7 +65,7 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
     if graph.on_gpu.any():
         cost = network.cost(operation, size_bytes)
         nothing = np.zeros(len(cost.latency_ns))
-        return Sent(cost, nothing, cost.latency_ns, nothing, nothing)
+        return Sent(cost, nothing, Parts(cost.latency_ns, cost.total_ns, nothing, nothing))
     run = RUN_AS.get(operation, operation)
     cost, workers = network.cost(run, size_bytes), network.workers
     rounds = 2 if run == "all_reduce" else 1  # of a ring, in each of which a part passes every other worker
@@ -68,10 +73,9 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
     copy_ns = passing_bytes / memory_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
     messages_ns = rounds * (workers - 1) * MESSAGE_NS
     at_once_ns = messages_ns + COPIES * copy_ns
-    # Where the network needs longer, gloo waits in between.
-    waits = cost.total_ns > at_once_ns
-    work = np.where(waits, at_once_ns + (WOKEN_COPIES - COPIES) * copy_ns, at_once_ns)
-    return Sent(bounded_by_cpu(cost, work), work, cost.latency_ns, at_once_ns, np.full(len(work), float(messages_ns)))
+    parts = Parts(cost.latency_ns, cost.total_ns, at_once_ns, np.full(len(at_once_ns), float(messages_ns)))
+    work = np.minimum(parts.duration_ns, parts.woken_ns)  # where the network needs longer, gloo waits in between
+    return Sent(bounded_by_cpu(cost, work), work, parts)
 
 
 def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:

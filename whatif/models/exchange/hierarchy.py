@@ -27,7 +27,7 @@ from whatif.models.exchange.collective_tasks import (
 )
 from whatif.models.layers.columns import named, with_values
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import latency_of
+from whatif.simulation.transfers import Parts, parts_of, with_parts
 from whatif.units import Bandwidth
 
 SCATTER, GATHER = "reduce-scatter", "all-gather"
@@ -38,7 +38,8 @@ def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwid
 
     Raises WhatifError where neither is known.
     """
-    transfer_ns = np.maximum(graph.duration_ns[tasks] - latency_of(graph)[tasks], 1)
+    parts = parts_of(graph, tasks)
+    transfer_ns = np.maximum(parts.network_ns - parts.latency_ns, 1)
     size = np.where(graph.size_bytes[tasks] >= 0, np.maximum(graph.size_bytes[tasks], 1), np.nan)
     rate = np.asarray(2 * (workers - 1) / workers * size / transfer_ns * 1e9, dtype=np.float64)
     if np.isnan(rate).any() and bandwidth is None:
@@ -61,9 +62,9 @@ def decompose(
     """
     workers, n, k = math.prod(factors), len(tasks), len(factors)
     levels = [*range(k), *reversed(range(k))]
-    latency_ns, transfer_ns, size = _costs(graph, tasks, factors, faster, shared=shared)
-    duration_ns = (latency_ns + transfer_ns)[levels]
-    latency_ns, size = latency_ns[levels], size[levels]
+    parts, size = _costs(graph, tasks, factors, faster, shared=shared)
+    parts, size = Parts(*(column[levels] for column in parts)), size[levels]
+    duration_ns = parts.duration_ns
     channels = []
     for level, factor in enumerate(factors):
         graph, channel = add_channel(graph, f"network, stage {level + 1} of {factor} workers", ordered=False)
@@ -95,7 +96,7 @@ def decompose(
     # What were the all-reduces are their first stage.
     graph = with_values(named(graph, names), first, thread=channels[0], size_bytes=size[0])
     graph = graph.with_duration(stage_ids.T, duration_ns, low_ns=duration_ns, high_ns=duration_ns * OVERLAPPED)
-    graph = tell(graph, stage_ids.T, latency_ns, workers)
+    graph = with_parts(tell(graph, stage_ids.T, parts.latency_ns, workers), stage_ids.T, parts)
     last = np.arange(len(graph), dtype=np.int32)
     last[first] = stage_ids[:, -1]
     graph = graph.replace(dependencies=replace(graph.dependencies, source=last[graph.dependencies.source]))
@@ -109,20 +110,25 @@ def decompose(
 
 def _costs(
     graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
-) -> tuple[Float64, Float64, Int64]:
-    """Latency and transfer of a stage of each factor, ns, and the bytes that its group begins with, (n_factors, n)."""
+) -> tuple[Parts, Int64]:
+    """What a stage of each factor takes, and the bytes that its group begins with, (n_factors, n)."""
     workers = math.prod(factors)
-    latency_ns = latency_of(graph)[tasks]
-    # A ring's transfer is 2 (n - 1) / n of the time in which one link would carry the whole buffer.
-    whole_ns = (graph.duration_ns[tasks] - latency_ns) * workers / (2 * (workers - 1))
-    hop_ns = latency_ns / (2 * (workers - 1))
+    whole = parts_of(graph, tasks)
+    # A ring of all takes 2 (n - 1) hops, and its transfer is 2 (n - 1) / n of the time in which one link would carry
+    # the whole buffer; so are the CPU's messages and copies.
     below = [math.prod(factors[:level]) for level in range(len(factors))]
+    hops = np.array([p - 1 for p in factors])[:, None] / (2 * (workers - 1))
+    carried = np.array([(p - 1) / p / parts for p, parts in zip(factors, below, strict=True)])[:, None]
+    carried = carried * workers / (2 * (workers - 1))
+    times = np.stack([
+        (parts if together else 1) / np.broadcast_to(rate, len(tasks))
+        for parts, rate, together in zip(below, faster, shared, strict=True)
+    ])  # fmt: skip
+    latency_ns, messages_ns = hops * whole.latency_ns, hops * whole.messages_ns
+    network_ns = latency_ns + carried * times * (whole.network_ns - whole.latency_ns)
+    work_ns = messages_ns + carried * (whole.work_ns - whole.messages_ns)
     size = graph.size_bytes[tasks]
     return (
-        np.stack([(p - 1) * hop_ns for p in factors]),
-        np.stack([
-            (p - 1) / p * whole_ns / rate / (1 if together else parts)
-            for p, rate, parts, together in zip(factors, faster, below, shared, strict=True)
-        ]),
+        Parts(latency_ns, network_ns, work_ns, messages_ns),
         np.stack([np.where(size >= 0, size // parts, -1) for parts in below]),
-    )  # fmt: skip
+    )

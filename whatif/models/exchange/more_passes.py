@@ -11,7 +11,7 @@ from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.models.layers.calls import launches_of
 from whatif.models.layers.gradients import backward_ends
 from whatif.models.layers.repeat import repeat
-from whatif.simulation.transfers import CPU_MESSAGES, CPU_WORK, LATENCY, cpu_work_of, latency_of, of_activations
+from whatif.simulation.transfers import LATENCY, ON_CPU, of_activations
 
 # Attached: how many passes a task of a pass ahead of the last one stands for; 0 for all other tasks.
 STANDS_FOR = "stands for passes"
@@ -78,6 +78,6 @@ def _standing_for(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
         graph = graph.with_duration(tasks, centre, low_ns=low, high_ns=high)
         graph = with_work(graph, tasks, times)
         if of_activations(graph).any():
-            told = dict(zip((LATENCY, CPU_WORK, CPU_MESSAGES), (latency_of(graph), *cpu_work_of(graph)), strict=True))
+            told = {name: graph.attached[name] for name in (LATENCY, *ON_CPU) if name in graph.attached}
             graph = graph.attach(**{name: np.where(tasks, times, 1) * column for name, column in told.items()})
     return graph.attach(**{STANDS_FOR: np.where(tasks, times, 0.0)})

@@ -26,7 +26,7 @@ from whatif.models.durations.occupancy import filled, latency_ns, roofline_ns
 from whatif.models.durations.work_done import with_work
 from whatif.models.kernels.stored_weights import packing_ns, stored_weights
 from whatif.models.layers.calls import launches_of
-from whatif.simulation.transfers import CPU_WORK, cpu_work_of, grown_ns, of_activations
+from whatif.simulation.transfers import grown_ns, of_activations, parts_of, with_parts
 
 # Operators of the backward pass that work on parameters and their gradients, whatever the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
@@ -80,10 +80,7 @@ def _transfers_at_batch(graph: TaskGraph, factor: float) -> TaskGraph:
         grown_ns(graph, sent, column[sent].astype(np.float64), factor)
         for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )
-    work_ns, messages_ns = cpu_work_of(graph)
-    if work_ns.any():
-        grown = np.rint(messages_ns + (work_ns - messages_ns) * factor).astype(np.int64)
-        graph = graph.attach(**{CPU_WORK: np.where(sent, grown, work_ns)})
+    graph = with_parts(graph, sent, parts_of(graph, sent).grown(factor))
     return graph.with_duration(sent, duration_ns, low_ns=low_ns, high_ns=high_ns).replace(size_bytes=size)
 
 

@@ -28,11 +28,9 @@ from whatif.models.layers.calls import task_before
 from whatif.models.layers.columns import with_values
 from whatif.simulation.transfers import (
     ACTIVATIONS,
-    CPU_MESSAGES,
-    CPU_WORK,
     LATENCY,
+    ON_CPU,
     WORKERS,
-    cpu_work_of,
     latency_of,
     of_activations,
     workers_of,
@@ -164,8 +162,7 @@ def _exchanged_again(
         )
     )  # fmt: skip
     told = {LATENCY: summed(latency_of(graph)), WORKERS: workers_of(graph)[sums[at]], ACTIVATIONS: True}
-    if CPU_WORK in graph.attached:
-        told |= dict(zip((CPU_WORK, CPU_MESSAGES), map(summed, cpu_work_of(graph)), strict=True))
+    told |= {name: summed(graph.attached[name]) for name in ON_CPU if name in graph.attached}
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
     for name, values in told.items():
         attached[name][inserted.ids] = values

@@ -212,8 +212,11 @@ def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int
     no_call = np.zeros_like(boundary_bytes)
     on_cpu = {
         name: frame.column(Times(none, none, column, no_call))[summed]
-        for name, column in (("cpu_work_ns", pieces.sum_cpu_ns), ("cpu_messages_ns", pieces.sum_messages_ns))
-    }
+        for name, column in (
+            ("cpu_work_ns", pieces.sum_cpu_ns), ("cpu_messages_ns", pieces.sum_messages_ns),
+            ("network_ns", pieces.sum_network_ns),
+        )
+    }  # fmt: skip
     changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)), **on_cpu)
     return changed.attach(**{ACTIVATIONS: sent})
 

@@ -32,14 +32,15 @@ from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.gradients import additions
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import cpu_work_of, grown_ns, hidden_ns, latency_of, of_activations
+from whatif.simulation.transfers import grown_ns, hidden_ns, of_activations, parts_of
 
 
 class Pieces(NamedTuple):
     """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations.
 
-    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``. They take
-    the CPU that sends ``sum_cpu_ns``, of that ``sum_messages_ns`` whatever their bytes.
+    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``. Where
+    a CPU sends they take the network alone ``sum_network_ns`` and the CPU ``sum_cpu_ns``, of that ``sum_messages_ns``
+    whatever their bytes.
     """
 
     cpu_ns: Float64
@@ -53,6 +54,7 @@ class Pieces(NamedTuple):
     sum_low_ns: Float64
     sum_high_ns: Float64
     sum_latency_ns: Float64
+    sum_network_ns: Float64
     sum_cpu_ns: Float64
     sum_messages_ns: Float64
     sum_bytes: Float64
@@ -225,10 +227,9 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     hidden = hidden_ns(graph, sums, times.duration_ns)
     waited = [np.maximum(column[sums] - hidden, 0) for column in bounds]
     share = times.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1)
-    cpu_ns, messages_ns = (column[sums] for column in cpu_work_of(graph))
-    work_ns = messages_ns + (cpu_ns - messages_ns) * share
-    latency_ns = np.minimum(latency_of(graph)[sums], waited[0])
-    told = (*waited, latency_ns, work_ns, messages_ns, np.maximum(times.size_bytes[sums], 0))
+    parts = parts_of(graph, sums).grown(share)
+    parts = parts._replace(latency_ns=np.minimum(parts.latency_ns, waited[0]))
+    told = (*waited, *parts, np.maximum(times.size_bytes[sums], 0))
     return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in told)])
 
 
