@@ -191,6 +191,16 @@ def test_ranks_on_cpus_scale(own_traces: Path) -> None:
     assert found.rows[1].samples_per_s == pytest.approx(1e3 * 32 / steps[1])
 
 
+@pytest.mark.parametrize("now", ["100Gbps", "10Gbps", "0.01Gbps"])
+def test_another_bandwidth_later_is_that_bandwidth_at_once_on_cpus(own_traces: Path, now: str) -> None:
+    """The CPU's part of a sum over gloo was told as latency: from 100 Gbps the step was 2 % longer than at 0.1."""
+    graph = read_ranks([own_traces / "ranks_cpu" / "even"]).graph
+    factor = 0.1 / float(now.removesuffix("Gbps"))
+    later = whatif.apply(graph, f"distributed:workers=4,bandwidth={now}", f"bandwidth:factor={factor}")
+    at_once = whatif.apply(graph, "distributed:workers=4,bandwidth=0.1Gbps")
+    assert later.predicted_ms == pytest.approx(at_once.predicted_ms, rel=1e-3)
+
+
 def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> None:
     """Ground truth: steps over rate-limited links, measured without the profiler; docs/scaling.md shows the table.
 

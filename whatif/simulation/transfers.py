@@ -88,6 +88,12 @@ class Parts(NamedTuple):
         network_ns = self.network_ns - self.latency_ns + latency_ns
         return Parts(latency_ns, network_ns, self.work_ns - self.messages_ns + messages_ns, messages_ns)
 
+    def waiting(self, wait_ns: Float64 | Int64) -> Parts:
+        """The same with so much more that passes before they start, which neither bytes nor bandwidth change."""
+        on_cpu_ns = wait_ns * (self.work_ns > 0)
+        latency_ns = np.maximum(self.latency_ns + wait_ns, 0)
+        return Parts(latency_ns, self.network_ns + wait_ns, self.work_ns + on_cpu_ns, self.messages_ns + on_cpu_ns)
+
 
 def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
     """Return the parts of ``transfers`` (ids or a mask); where no CPU sends, the network takes their duration."""

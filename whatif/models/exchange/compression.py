@@ -156,9 +156,8 @@ def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> Ta
     What of a recorded one was waiting for other workers stays: at the upper end all of it.
     """
     waits_ns, ratio = waiting_for_peers(graph)[tasks], workers / 2 * share * ENTRY_BYTES / 4
-    parts = parts_of(graph, tasks)
-    parts = parts._replace(network_ns=parts.network_ns - waits_ns).grown(ratio).in_steps(1 / 2)
-    duration_ns = parts.duration_ns + waits_ns
+    parts = parts_of(graph, tasks).waiting(-waits_ns).grown(ratio).in_steps(1 / 2).waiting(waits_ns)
+    duration_ns = parts.duration_ns
     higher_ns = duration_ns * graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1)
     waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
     graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
