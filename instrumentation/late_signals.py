@@ -52,6 +52,8 @@ def work_first(work: Callable[[str], None]) -> Callable[[], None]:
     ours = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
 
     def end(number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(number) is not end:  # The script's own handler calls the one that it found.
+            return
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         try:
             if os.getpid() == process:  # else the script has forked

@@ -212,6 +212,12 @@ def test_a_signal_without_a_handler_leaves_the_recorded_steps_and_its_own_status
     assert whatif.read(tmp_path / "run" / "terminated.json.gz").info.n_steps == (4 if part == "outside" else 3)
 
 
+def test_a_handler_that_calls_the_one_before_it_lives_on(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *COLLECT, "--steps", "5", "chained.py")
+    assert (found.returncode, found.stdout) == (0, "checkpoint saved\n"), found.stderr
+    assert whatif.read(tmp_path / "run" / "chained.json.gz").info.n_steps == 4
+
+
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_signal_to_a_thread_that_trains_leaves_a_file_or_says_why_not(tmp_path: Path, where: str) -> None:
     found = run(tmp_path / "run", *COLLECT, "interrupted.py", "SIGINT", "1" if where == "thread" else "2", where)
