@@ -142,15 +142,18 @@ class Collector:
 
     def finish(self) -> Path | None:
         """Write what there is when the program has ended; return the file, or None with `failure` set."""
+        with self._signals_wait(writes=self._recording is not None and self._recording.enough):
+            self._write()
+        return self.written
+
+    def _write(self) -> None:
         try:
             if self._recording is not None and self._recording.enough:
-                with self._signals_wait(writes=True):
-                    self._guarded(self._recording.finish)
+                self._guarded(self._recording.finish)
         finally:
             if not self.done:
                 interrupted = self._recording is not None and self._recording.done
                 self.failure = "interrupted while writing." if interrupted else self._too_few()
-        return self.written
 
     def _signals_wait(self, *, writes: bool) -> AbstractContextManager[None]:
         """Hold signals back while the file is written, or while a step ends that could be written."""
@@ -165,8 +168,9 @@ class Collector:
     def _write_first(self, signal: str) -> None:
         """Write what there is before a signal ends the process."""
         if self._recording is not None and self._recording.enough:
-            self.finish()
-            self._say(f"{self.planned}: {self.failure or 'written'}; {signal} ends the script.")
+            self._write()
+            outcome = "written;" if self.failure is None else f"not written: {self.failure}"
+            self._say(f"{self.planned}: {outcome} {signal} ends the script.")
 
     def _too_few(self) -> str:
         if self.steps_seen == 0 and self._inference:

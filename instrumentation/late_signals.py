@@ -54,7 +54,7 @@ def work_first(work: Callable[[str], None]) -> Callable[[], None]:
     def end(number: int, frame: FrameType | None) -> None:
         if signal.getsignal(number) is not end:  # The script's own handler calls the one that it found.
             return
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+        undo()  # a second signal ends the process at once
         try:
             if os.getpid() == process:  # else the script has forked
                 work(signal.Signals(number).name)

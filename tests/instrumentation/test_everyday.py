@@ -212,6 +212,20 @@ def test_a_signal_without_a_handler_leaves_the_recorded_steps_and_its_own_status
     assert whatif.read(tmp_path / "run" / "terminated.json.gz").info.n_steps == (4 if part == "outside" else 3)
 
 
+@pytest.mark.parametrize("second", ["SIGTERM", "SIGHUP"])
+def test_a_second_signal_without_a_handler_ends_the_script_at_once(tmp_path: Path, second: str) -> None:
+    found = run(tmp_path / "run", *COLLECT, "--steps", "5", "terminated.py", "SIGTERM", "outside", second)
+    assert found.returncode == -signal.Signals[second], found.stderr
+    assert "passed on" not in found.stderr
+    assert not (tmp_path / "run" / "terminated.json.gz").exists()
+
+
+def test_a_signal_says_why_the_recorded_steps_are_not_written(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", *COLLECT, "--steps", "5", "terminated.py", "SIGTERM", "outside", "full")
+    assert found.returncode == -signal.SIGTERM, found.stderr
+    assert re.search(r"terminated\.json\.gz: not written: .*[^.;]\. SIGTERM ends the script\.", found.stderr)
+
+
 def test_a_handler_that_calls_the_one_before_it_lives_on(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *COLLECT, "--steps", "5", "chained.py")
     assert (found.returncode, found.stdout) == (0, "checkpoint saved\n"), found.stderr

@@ -1,9 +1,11 @@
 """Gets a signal without a handler while its steps are recorded, in a part of a step: outside, forward or backward.
 
-python terminated.py SIGNAL PART
+python terminated.py SIGNAL PART [what comes while the file is written: a second signal, or "full": a full disk]
 """
 
 import atexit
+import errno
+import gzip
 import os
 import signal
 import sys
@@ -12,6 +14,18 @@ import torch
 
 number, part = signal.Signals[sys.argv[1]], sys.argv[2]
 steps = iter(range(100))
+compress = gzip.compress
+
+
+def compress_disturbed(*args: object, **options: object) -> bytes:
+    if sys.argv[3:] == ["full"]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    for second in sys.argv[3:]:
+        os.kill(os.getpid(), signal.Signals[second])
+    return compress(*args, **options)
+
+
+gzip.compress = compress_disturbed
 
 
 def at(reached: str) -> None:
