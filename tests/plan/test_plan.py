@@ -247,6 +247,10 @@ def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.Captur
         (["--gpus", "8", "nothing"], "nothing"),
         (["--gpus", "8", "distributed", "--cluster", "dgx-h100"], "got distributed, which adds devices"),
         (["--gpus", "8", "amp", "batch_size:factor=2"], "leave the batch as it is, got batch_size; "),
+        (
+            ["--gpus", "8", "device:to=A100-SXM-80", "--cluster", "dgx-h100"],
+            "name a cluster of that GPU with --cluster",
+        ),
         (["--gpus", "8", "activation_checkpoint"], "it tries each plan with and without recomputation"),
         (["--gpus", "8", "amp", "gradient_accumulation:passes=2"], "--global-batch instead"),
     ],

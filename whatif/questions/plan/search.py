@@ -169,11 +169,16 @@ def asked_of(
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
     a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or
-    GPU, and on a what-if that adds devices itself.
+    GPU, on ``device`` among the what-ifs, and on one that adds devices itself.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
             raise _changes_batch(name)
+        if name == "device":
+            raise WhatifError(
+                "plan: expected what-ifs that go with the cluster's GPU, got device; name a cluster of that GPU with "
+                "--cluster."
+            )
         if name == "activation_checkpoint":
             raise WhatifError(f"plan: {name} is part of the search: it tries each plan with and without recomputation.")
         if axis >= 0:
