@@ -167,6 +167,15 @@ def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Basel
         plan(predicted, [asked_of(predicted, 11, "dgx-h100", global_batch=88)])
 
 
+def test_what_one_of_the_sizes_cannot_be_is_said_of_that_size(predicted: Baseline) -> None:
+    asked = [asked_of(predicted, gpus, "dgx-h100", global_batch=8 * gpus) for gpus in (8, 11)]
+    found = plan(predicted, asked)
+    alone = plan(predicted, asked[:1])
+    assert "whole blocks on 11 GPUs of dgx-h100" in found.left_out
+    assert "whole blocks" not in found.left_out
+    assert {name: why for name, why in found.left_out.items() if " on 11 GPUs" not in name} == alone.left_out
+
+
 def test_a_span_of_several_steps_is_divided(predicted: Baseline) -> None:
     asked = asked_of(predicted, 4, CLUSTER, global_batch=32)
     span = Baseline.of(predicted.graph, "span")

@@ -27,7 +27,7 @@ from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
 from whatif.runtime.errors import WhatifError
-from whatif.units import size
+from whatif.units import counted, size
 
 # Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.
 MOST_TENSOR = 8
@@ -221,7 +221,7 @@ def plan(
             baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1))
         )
     rows: list[Row] = []
-    left_out: dict[str, str] = {}
+    searched: list[tuple[str, Asked, str]] = []  # with the reason where there are no plans
     least: list[Estimate] = []
     counted = 0
     for one in asked:
@@ -231,11 +231,11 @@ def plan(
         for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
             counted += count
             least += [smallest] if smallest else []
-            if reason:
-                left_out[_named(way)] = reason
+            searched.append((_named(way), one, reason))
             rows += [_row(baseline, one, estimate) for estimate in estimates]
             if progress is not None:
                 progress(place + 1, len(ways))
+    left_out = _left_out(searched)
     if not rows and not least:
         raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
@@ -443,6 +443,18 @@ def _named(way: Plan) -> str:
     if way.tensor > 1:
         return f"tensor {way.tensor}" + (" with recomputation" if way.recompute else "")
     return "recomputation" if way.recompute else "whole blocks"
+
+
+def _left_out(searched: Sequence[tuple[str, Asked, str]]) -> dict[str, str]:
+    """Why a way has no plans; with the devices it has none on where others that are asked differ in that."""
+    reasons: dict[str, set[str]] = {}
+    for way, _, reason in searched:
+        reasons.setdefault(way, set()).add(reason)
+    return {
+        way if len(reasons[way]) == 1 else f"{way} on {counted(asked.gpus, 'GPU')} of {asked.cluster}": reason
+        for way, asked, reason in searched
+        if reason
+    }
 
 
 def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:
