@@ -160,7 +160,7 @@ def test_what_has_no_place_stays_behind_what_is_named_ahead_of_it() -> None:
     assert order("scale", "amp", "kernels", "device") == ["scale", "device", "amp", "kernels"]
     assert order("distributed", "scale", "fused_adam") == ["fused_adam", "distributed", "scale"]
     assert order("dgc", "blueconnect", "distributed") == ["distributed", "dgc", "blueconnect"]
-    assert order("amp", "tf32", "channels_last", "batch_size") == ["batch_size", "channels_last", "amp", "tf32"]
+    assert order("channels_last", "amp", "tf32", "batch_size") == ["batch_size", "amp", "tf32", "channels_last"]
     late = ["cuda_graph", "data_loading"]
     assert order("cpu", *late, "distributed", "dgc") == ["distributed", "dgc", *late, "cpu"]
     assert order(*late, "distributed", "pipeline") == [*late, "pipeline", "distributed"]

@@ -50,8 +50,8 @@ AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 PLACE, PLACES = "PLACE", (
     "device",  # the GPU, whose units and rates all others go by
     "batch",
-    "layouts",  # of images
     "formats",  # of numbers
+    "layouts",  # of images, in those formats
     "kernels",  # which ones a pass runs
     "maps",  # what becomes of feature maps between the passes
     "compiler",
