@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
@@ -61,6 +62,12 @@ class Parts(NamedTuple):
     work_ns: Float64
     messages_ns: Float64
 
+    @classmethod
+    def of_network(cls, latency_ns: npt.ArrayLike) -> Parts:
+        """What no CPU sends, of which the latency alone is told: the rest of a duration is the network's."""
+        latency = np.array(latency_ns, dtype=np.float64)
+        return cls(latency, latency.copy(), np.zeros_like(latency), np.zeros_like(latency))
+
     @property
     def woken_ns(self) -> Float64:
         """The CPU's work where the network needs longer."""
@@ -105,9 +112,9 @@ def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
 
 def with_parts(graph: TaskGraph, transfers: Array, parts: Parts) -> TaskGraph:
     """Return the graph that knows those ``parts`` of ``transfers`` (ids or a mask), but for their latency."""
-    if CPU_WORK not in graph.attached:
+    if CPU_WORK not in graph.attached and not np.any(parts.work_ns):
         return graph
-    columns = {name: graph.attached[name].copy() for name in ON_CPU}
+    columns = {name: np.array(graph.attached.get(name, np.zeros(len(graph), dtype=np.int64))) for name in ON_CPU}
     network_ns = np.where(parts.work_ns > 0, parts.network_ns, 0)
     for column, values in zip(columns.values(), (parts.work_ns, parts.messages_ns, network_ns), strict=True):
         column[transfers] = np.rint(values)

@@ -30,15 +30,7 @@ from whatif.models.durations.estimator import (
     sources,
 )
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import (
-    CPU_WORK,
-    LATENCY,
-    ON_CPU,
-    WORKERS,
-    latency_of,
-    of_activations,
-    workers_of,
-)
+from whatif.simulation.transfers import LATENCY, WORKERS, Parts, latency_of, of_activations, with_parts, workers_of
 
 ALL_REDUCE = "all-reduce"
 # What-ifs that issue the collectives of a recording of several workers again for another number of them.
@@ -63,24 +55,13 @@ def add_channel(graph: TaskGraph, name: str, *, ordered: bool) -> tuple[TaskGrap
     return add_thread(graph, Thread(name, ThreadKind.CHANNEL, ordered=ordered))
 
 
-def tell(
-    graph: TaskGraph, tasks: npt.NDArray[Any], latency_ns: npt.ArrayLike, workers: int,
-    *, cpu_work_ns: npt.ArrayLike = 0, cpu_messages_ns: npt.ArrayLike = 0, network_ns: npt.ArrayLike = 0,
-) -> TaskGraph:  # fmt: skip
-    """Remember the model behind the durations of the transfers ``tasks`` (ids).
-
-    Those that a CPU sends tell its work, its part for messages, and what the network alone takes.
-    """
+def tell(graph: TaskGraph, tasks: npt.NDArray[Any], parts: Parts, workers: int) -> TaskGraph:
+    """Remember the model behind the durations of the transfers ``tasks`` (ids)."""
     latency, count = (column.copy() for column in (latency_of(graph), workers_of(graph)))
-    on_cpu = [np.array(graph.attached.get(name, np.zeros(len(graph), dtype=np.int64))) for name in ON_CPU]
-    for column, value_ns in zip(on_cpu, (cpu_work_ns, cpu_messages_ns, network_ns), strict=True):
-        column[tasks] = np.rint(value_ns).astype(np.int64)
     source = sources(graph).copy()
-    latency[tasks], count[tasks], source[tasks] = np.rint(latency_ns).astype(np.int64), workers, int(Source.PAPER)
+    latency[tasks], count[tasks], source[tasks] = np.rint(parts.latency_ns).astype(np.int64), workers, int(Source.PAPER)
     columns: dict[str, npt.NDArray[Any]] = {LATENCY: latency, WORKERS: count, ESTIMATED: source}
-    if CPU_WORK in graph.attached or any(column.any() for column in on_cpu):
-        columns |= dict(zip(ON_CPU, on_cpu, strict=True))
-    return graph.attach(**columns)
+    return with_parts(graph.attach(**columns), tasks, parts)
 
 
 def with_workers(graph: TaskGraph, workers: int) -> TaskGraph:

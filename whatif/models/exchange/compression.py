@@ -24,7 +24,7 @@ from whatif.models.exchange.collective_tasks import all_reduces, estimated, tell
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.models.layers.calls import calls_of, last_gpu_before, operator_cost_ns, task_before
 from whatif.models.layers.columns import named, with_values
-from whatif.simulation.transfers import parts_of, with_parts, workers_of
+from whatif.simulation.transfers import parts_of, workers_of
 
 COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"
 TO_HALF, FROM_HALF = "cast bucket to fp16", "cast bucket from fp16"
@@ -74,7 +74,7 @@ def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
     sent = gloo.sent(graph, network, "all_reduce", half)
     times = estimated(sent.cost, float(np.max(graph.high_ns[tasks] / np.maximum(graph.duration_ns[tasks], 1))))
     graph = put(with_values(graph, tasks, size_bytes=half), tasks, times)
-    graph = send_less(tell(graph, tasks, sent.parts.latency_ns, network.workers, **sent.on_cpu), 0.5)
+    graph = send_less(tell(graph, tasks, sent.parts, network.workers), 0.5)
     # The first that waits for each sum casts it back; those that wait for the stream have no copy of their own.
     users = np.where(users >= 0, before.moved[users], -1)
     return _with_unpacked(graph, FROM_HALF, tasks, before.ids, users, FROM_HALF_ACCESSES * size, 1, low=1, high=1)
@@ -162,5 +162,4 @@ def _as_gather(graph: TaskGraph, tasks: Int64, workers: int, share: float) -> Ta
     waited_ns = np.where(workers_of(graph)[tasks] > 0, 0, graph.duration_ns[tasks])
     graph = graph.with_duration(tasks, duration_ns, low_ns=duration_ns, high_ns=np.maximum(higher_ns, waited_ns))
     graph = with_values(graph, tasks, size_bytes=np.rint(graph.size_bytes[tasks] * share * workers * ENTRY_BYTES / 4))
-    graph = with_parts(tell(named(graph, {EXCHANGE: tasks}), tasks, parts.latency_ns, workers), tasks, parts)
-    return send_less(graph, min(ratio, 1.0))
+    return send_less(tell(named(graph, {EXCHANGE: tasks}), tasks, parts, workers), min(ratio, 1.0))

@@ -54,6 +54,7 @@ from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, usual_launch_ns
 from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory
+from whatif.simulation.transfers import Parts
 
 COPY_IN, COPY_OUT = "copy gradient into bucket", "copy bucket into gradient"
 CALL, LAUNCH, CHANNEL = "c10d::allreduce_", "cudaLaunchKernel", "network"
@@ -111,7 +112,7 @@ def all_reduce_buckets(
     waiting = _first_behind(graph, ends, buckets)
 
     new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
-    changed, moved = tell(new.graph, new.reduced, sent.parts.latency_ns, network.workers, **sent.on_cpu), new.moved
+    changed, moved = tell(new.graph, new.reduced, sent.parts, network.workers), new.moved
     changed = _handed_off_later(changed, moved[ends.cpu], new.cpu_end)
     last_copy = _in_order(np.maximum.reduceat(new.copies, buckets.first), buckets.step)
     if not overlap:
@@ -311,10 +312,7 @@ def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph
             size_bytes=size_bytes, family=FAMILY, phase=Phase.FORWARD,
         )
     )  # fmt: skip
-    graph = tell(
-        sent.graph, sent.ids, cost.latency_ns[0], network.workers,
-        cpu_work_ns=work_ns[0], cpu_messages_ns=work_ns[0], network_ns=cost.total_ns[0],
-    )  # fmt: skip
+    graph = tell(sent.graph, sent.ids, Parts(cost.latency_ns, cost.total_ns, work_ns, work_ns), network.workers)
     return graph.add_dependencies(
         np.concatenate([sent.moved[own], sent.ids]), np.concatenate([sent.ids, sent.moved[following]]),
         kind=DependencyKind.COMMUNICATION,

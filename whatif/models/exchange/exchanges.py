@@ -174,8 +174,8 @@ def exchange(
     operations = np.array([one.operation for one in rows])
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
-    on_cpu = {name: values * passes for name, values in sent.on_cpu.items()}
-    changed = tell(named(collectives.graph, names), put.ids, sent.parts.latency_ns * passes, network.workers, **on_cpu)
+    parts = Parts(*(column * passes for column in sent.parts))
+    changed = tell(named(collectives.graph, names), put.ids, parts, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     centre, low, high = (time_ns * passes for time_ns in call)
     changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)

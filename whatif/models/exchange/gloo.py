@@ -50,12 +50,6 @@ class Sent(NamedTuple):
     work_ns: npt.NDArray[np.float64]
     parts: Parts
 
-    @property
-    def on_cpu(self) -> dict[str, npt.NDArray[np.float64]]:
-        """What ``tell`` remembers of the CPU that sends them."""
-        _, network_ns, work_ns, messages_ns = self.parts
-        return {"cpu_work_ns": work_ns, "cpu_messages_ns": messages_ns, "network_ns": network_ns * (work_ns > 0)}
-
 
 def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.ArrayLike) -> Sent:
     """Return what collectives of ``size_bytes`` take the workers of ``network``.

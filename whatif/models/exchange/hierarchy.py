@@ -27,7 +27,7 @@ from whatif.models.exchange.collective_tasks import (
 )
 from whatif.models.layers.columns import named, with_values
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import Parts, parts_of, with_parts
+from whatif.simulation.transfers import Parts, parts_of
 from whatif.units import Bandwidth
 
 SCATTER, GATHER = "reduce-scatter", "all-gather"
@@ -96,7 +96,7 @@ def decompose(
     # What were the all-reduces are their first stage.
     graph = with_values(named(graph, names), first, thread=channels[0], size_bytes=size[0])
     graph = graph.with_duration(stage_ids.T, duration_ns, low_ns=duration_ns, high_ns=duration_ns * OVERLAPPED)
-    graph = with_parts(tell(graph, stage_ids.T, parts.latency_ns, workers), stage_ids.T, parts)
+    graph = tell(graph, stage_ids.T, parts, workers)
     last = np.arange(len(graph), dtype=np.int32)
     last[first] = stage_ids[:, -1]
     graph = graph.replace(dependencies=replace(graph.dependencies, source=last[graph.dependencies.source]))

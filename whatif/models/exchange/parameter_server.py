@@ -48,6 +48,7 @@ from whatif.models.exchange.priority import PRIORITY
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.columns import named
 from whatif.runtime.errors import WhatifError
+from whatif.simulation.transfers import Parts
 
 PUSH, PULL, REDUCE = "push", "pull", "reduce and update"
 TO_HOST, TO_GPU = "Memcpy DtoH (gradients, what-if)", "Memcpy HtoD (weights, what-if)"
@@ -207,7 +208,7 @@ def _in_stages(
     for number, stage in enumerate(stages):
         # Work that is not sent counts as latency: no bandwidth of the network shortens it.
         latency_ns = stage.times.duration_ns if stage.cost is None else stage.cost.latency_ns
-        graph = tell(graph, ids[number], latency_ns, workers)
+        graph = tell(graph, ids[number], Parts.of_network(latency_ns), workers)
     graph = graph.attach(**{PRIORITY: priority})
     known = target >= 0
     return graph.add_dependencies(

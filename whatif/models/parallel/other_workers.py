@@ -32,7 +32,7 @@ from whatif.models.exchange.stragglers import sizes_of_groups, waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import of_activations, workers_of
+from whatif.simulation.transfers import Parts, of_activations, workers_of
 from whatif.units import counted
 
 # A column: what stays as recorded on any number of workers.
@@ -240,15 +240,15 @@ def _issued_again(
     ratio = np.where(known & (cost_before > 0), cost_after / np.maximum(cost_before, 1e-9), by_share)
     transfer_ns, latency_ns = now_ns * ratio, now_ns * ratio * _latency_share(after.rounds * round_ns, cost_after)
     low_ns, high_ns = now_ns * np.minimum(ratio, by_share), now_ns * np.maximum(ratio, by_rounds)
-    on_cpu = {name: np.zeros(len(size)) for name in ("cpu_work_ns", "cpu_messages_ns", "network_ns")}
+    parts = Parts.of_network(latency_ns)
     if network is not None:
         for operation in dict.fromkeys(found.operation):
             mine = known & (np.array(found.operation) == operation)
             sent = gloo.sent(graph, network, operation, size[mine])
             transfer_ns[mine] = low_ns[mine] = sent.cost.total_ns
-            latency_ns[mine], high_ns[mine] = sent.parts.latency_ns, sent.cost.total_ns * OVERLAPPED
-            for name, values in sent.on_cpu.items():
-                on_cpu[name][mine] = values + found.wait_ns[mine] * (values > 0)
+            high_ns[mine] = sent.cost.total_ns * OVERLAPPED
+            for column, values in zip(parts, sent.parts, strict=True):
+                column[mine] = values
     # How long peers let one another wait is another thing on another network: from not at all to what was recorded.
     graph = graph.with_duration(
         found.task, np.rint(transfer_ns + found.wait_ns), low_ns=np.rint(np.minimum(low_ns, transfer_ns)),
@@ -256,7 +256,7 @@ def _issued_again(
     )  # fmt: skip
     waited_ns = np.zeros(len(graph), dtype=np.int64)
     waited_ns[found.task] = found.wait_ns
-    return tell(graph, found.task, latency_ns + found.wait_ns, workers, **on_cpu).attach(**{WAITED: waited_ns})
+    return tell(graph, found.task, parts.waiting(found.wait_ns), workers).attach(**{WAITED: waited_ns})
 
 
 def _latency_share(latency: Float64, whole: Float64) -> Float64:

@@ -40,7 +40,7 @@ from whatif.models.parallel.pipeline_schedule import Pass
 from whatif.models.parallel.pipeline_step import Frame, Shape, Times, frame_of, times_of, usual_frame
 from whatif.models.parallel.stage_work import Pieces, Work, one_step
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import ACTIVATIONS, GRADIENTS, workers_of
+from whatif.simulation.transfers import ACTIVATIONS, GRADIENTS, Parts, workers_of
 
 
 class _Filled(NamedTuple):
@@ -208,16 +208,11 @@ def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int
     worked[np.concatenate([frame.of["cpu"], frame.of["gpu"]])] = True
     changed = mark(changed, np.tile(worked, n_steps), int(work.source))
     latency_ns = frame.column(Times(none, none, pieces.sum_latency_ns, sends.latency_ns))
-    changed = tell(changed, np.flatnonzero(sent & ~summed), latency_ns[sent & ~summed], 2)
+    changed = tell(changed, np.flatnonzero(sent & ~summed), Parts.of_network(latency_ns[sent & ~summed]), 2)
     no_call = np.zeros_like(boundary_bytes)
-    on_cpu = {
-        name: frame.column(Times(none, none, column, no_call))[summed]
-        for name, column in (
-            ("cpu_work_ns", pieces.sum_cpu_ns), ("cpu_messages_ns", pieces.sum_messages_ns),
-            ("network_ns", pieces.sum_network_ns),
-        )
-    }  # fmt: skip
-    changed = tell(changed, np.flatnonzero(summed), latency_ns[summed], int(workers_of(graph).max(initial=0)), **on_cpu)
+    of_sums = (pieces.sum_latency_ns, pieces.sum_network_ns, pieces.sum_cpu_ns, pieces.sum_messages_ns)
+    parts = Parts(*(frame.column(Times(none, none, column, no_call))[summed] for column in of_sums))
+    changed = tell(changed, np.flatnonzero(summed), parts, int(workers_of(graph).max(initial=0)))
     return changed.attach(**{ACTIVATIONS: sent})
 
 
