@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, replace
+from tests.advice_by_hand import drawn
+from tests.helpers import replace
 from tests.test_edit import traced
 from whatif import TaskGraph, Transform, WhatifError
 from whatif.graph.task_graph import GraphInfo
@@ -21,22 +22,6 @@ from whatif.report.text import print_prediction
 from whatif.simulation.simulator import Frontier
 
 MS = 1_000_000
-
-
-def drawn() -> Baseline:
-    """Times in ms; the span begins with the first kernel and takes 10.
-
-    ::
-
-        ms      0       4       8  10  12  14
-        CPU     |call a-|call b-|
-        stream          |a----------|b------|
-                                    10      14
-    """
-    build = Build(CPU, STREAM)
-    build.launch(4 * MS, 6 * MS, "a")
-    build.launch(4 * MS, 4 * MS, "b")
-    return with_span(build.graph())
 
 
 def with_span(graph: TaskGraph) -> Baseline:

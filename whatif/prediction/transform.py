@@ -46,7 +46,7 @@ _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
 # A script says what it changes: these apply in this order, an axis in the place of its name. Scripts that say neither
-# stay where they are named.
+# stay behind what is named ahead of them.
 PLACE, PLACES = "PLACE", (
     "device",  # the GPU, whose units and rates all others go by
     "batch",

@@ -223,13 +223,13 @@ def plan(
     rows: list[Row] = []
     searched: list[tuple[str, Asked, str]] = []  # with the reason where there are no plans
     least: list[Estimate] = []
-    counted = 0
+    tried = 0
     for one in asked:
         ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(one) for again in (False, True)]
         compositions = [(*one.what_ifs, *map(load_transform, way.inner(one.cluster))) for way in ways]
         found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs)
         for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
-            counted += count
+            tried += count
             least += [smallest] if smallest else []
             searched.append((_named(way), one, reason))
             rows += [_row(baseline, one, estimate) for estimate in estimates]
@@ -248,7 +248,7 @@ def plan(
     plain = _plain(baseline, asked[0], ranked)
     ranked = _with_plain(ranked, plain, by)
     each = _best_of_each(baseline, asked, ranked, by) if len(asked) > 1 else ()
-    return Planned(baseline, tuple(asked), tuple(ranked), plain, counted, left_out, by, currency, unit, each)
+    return Planned(baseline, tuple(asked), tuple(ranked), plain, tried, left_out, by, currency, unit, each)
 
 
 def _that_change_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
