@@ -46,11 +46,23 @@ def test_dependencies_are_grouped_by_target(loops: Loops) -> None:
     lags_ns, anchors = np.array([5, 6, 7, 8]), np.array([0, 1, 0, 0], np.int8)
     for column in (source, target, lags_ns, anchors):
         column.flags.writeable = False
-    offsets, points, lags = np.zeros(5, np.int32), np.zeros(4, np.int32), np.zeros(4, np.int64)
+    offsets, points, lags = np.zeros(6, np.int32), np.zeros(4, np.int32), np.zeros(4, np.int64)
     loops.group_by_target(4, source, target, lags_ns, anchors, offsets, points, lags)
-    assert offsets.tolist() == [0, 0, 0, 2, 4]
+    assert offsets[:-1].tolist() == [0, 0, 0, 2, 4]
     assert points.tolist() == [1, 4, 4, 6]
     assert lags.tolist() == [6, 7, 5, 8]
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_rows_are_grouped_by_their_code(loops: Loops) -> None:
+    rng = np.random.default_rng(0)
+    for n in (0, 1, 7, 60):
+        rows, codes = np.flatnonzero(rng.random(n) < 0.5), np.repeat(rng.integers(0, 5, n), 3).astype(np.int32)
+        codes = codes[: len(rows)]
+        offsets, grouped = np.zeros(7, np.int64), np.empty(len(rows), np.int64)
+        loops.group_rows(rows, codes, offsets, grouped)
+        for code in range(5):
+            assert grouped[offsets[code] : offsets[code + 1]].tolist() == rows[codes == code].tolist()
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
@@ -131,8 +143,8 @@ def test_the_smallest_ready_task_comes_first(loops: Loops) -> None:
             rank = random.permutation(n)
             kept = rank[before] < rank[after]
             before, after = before[kept], after[kept]
-        offsets, rows = np.zeros(n + 1, np.int64), np.empty(len(before), np.int64)
-        loops.group_rows(before, offsets, rows)
+        offsets, rows = np.zeros(n + 2, np.int64), np.empty(len(before), np.int64)
+        loops.group_rows(np.arange(len(before)), before, offsets, rows)
         assert rows.tolist() == np.argsort(before, kind="stable").tolist()
         missing = np.bincount(after, minlength=n).astype(np.int32)
         order = np.empty(n, np.int32)

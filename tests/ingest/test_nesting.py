@@ -33,18 +33,6 @@ def nested(rng: np.random.Generator, n: int) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("loops", LOOPS)
-def test_rows_are_grouped_by_their_code(loops: Loops) -> None:
-    rng = np.random.default_rng(0)
-    for n in (0, 1, 7, 60):
-        rows, codes = np.flatnonzero(rng.random(n) < 0.5), np.repeat(rng.integers(0, 5, n), 3).astype(np.int32)
-        codes = codes[: len(rows)]
-        offsets, grouped = np.zeros(6, np.int64), np.empty(len(rows), np.int64)
-        loops.group_rows(rows, codes, offsets, grouped)
-        for code in range(5):
-            assert grouped[offsets[code] : offsets[code + 1]].tolist() == rows[codes == code].tolist()
-
-
-@pytest.mark.parametrize("loops", LOOPS)
 def test_the_innermost_interval_is_the_shortest_one_around(loops: Loops) -> None:
     rng = np.random.default_rng(1)
     for n in (0, 1, 5, 40, 200):

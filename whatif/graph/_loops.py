@@ -31,13 +31,14 @@ def group_by_target(
     points: cython.int[::1],
     lags: cython.longlong[::1],
 ) -> bool:
-    """Fill ``offsets``, shape (n_tasks + 1,), and by target the indices into (starts, ends) and the lags: counted.
+    """Fill ``offsets`` and, by target, the indices into (starts, ends) and the lags: counted.
 
-    Return whether every source comes before its target.
+    ``offsets``, shape (n_tasks + 2,) and zero at first, are where each target's begin and the last one's end; what is
+    behind that is scratch. Return whether every source comes before its target.
     """
     row: cython.Py_ssize_t
     task: cython.Py_ssize_t
-    at: cython.int
+    at: cython.int = 0
     forward: cython.bint = True
     n_rows: cython.Py_ssize_t = len(target)
     with cython.nogil:
@@ -45,10 +46,10 @@ def group_by_target(
         for row in range(n_rows):
             if source[row] >= target[row]:
                 forward = False
-            if target[row] + 2 <= n_tasks:
-                offsets[target[row] + 2] += 1
+            offsets[target[row] + 2] += 1
         for task in range(2, n_tasks + 1):
-            offsets[task] += offsets[task - 1]
+            at += offsets[task]
+            offsets[task] = at
         for row in range(n_rows):
             at = offsets[target[row] + 1]
             offsets[target[row] + 1] = at + 1
@@ -57,23 +58,41 @@ def group_by_target(
     return forward
 
 
-def group_rows(ends: cython.const[cython.int][::1], offsets: cython.longlong[::1], rows: cython.longlong[::1]) -> None:
-    """Fill ``offsets``, shape (n_tasks + 1,) and zero at first, and the rows by their end, in order: counted."""
-    row: cython.Py_ssize_t
-    task: cython.Py_ssize_t
-    n_tasks: cython.Py_ssize_t = len(offsets) - 1
-    n_rows: cython.Py_ssize_t = len(ends)
+def group_rows(
+    rows: cython.const[cython.longlong][::1],
+    codes: cython.const[cython.int][::1],
+    offsets: cython.longlong[::1],
+    grouped: cython.longlong[::1],
+) -> None:
+    """Fill ``grouped`` with the rows by their code, in order, and ``offsets`` as above, zero at first.
+
+    A code often follows itself: within such a run its counter stays in a register.
+    """
+    i: cython.Py_ssize_t
+    first: cython.Py_ssize_t
+    at: cython.longlong = 0
+    code: cython.int
+    n_rows: cython.Py_ssize_t = len(rows)
     with cython.nogil:
-        for row in range(n_rows):
-            offsets[ends[row] + 1] += 1
-        for task in range(n_tasks):
-            offsets[task + 1] += offsets[task]
-        for row in range(n_rows):
-            rows[offsets[ends[row]]] = row
-            offsets[ends[row]] += 1
-        for task in range(n_tasks, 0, -1):
-            offsets[task] = offsets[task - 1]
-        offsets[0] = 0
+        i = 0
+        while i < n_rows:
+            code = codes[i]
+            first = i
+            while i < n_rows and codes[i] == code:
+                i += 1
+            offsets[code + 2] += i - first
+        for i in range(2, len(offsets) - 1):
+            at += offsets[i]
+            offsets[i] = at
+        i = 0
+        while i < n_rows:
+            code = codes[i]
+            at = offsets[code + 1]
+            while i < n_rows and codes[i] == code:
+                grouped[at] = rows[i]
+                at += 1
+                i += 1
+            offsets[code + 1] = at
 
 
 def kept_neighbours(

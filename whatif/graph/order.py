@@ -92,9 +92,9 @@ def grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
     """Group rows by their code in ``ends``: the row offsets, shape (n_tasks + 1,), and the rows in that order."""
     if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < n_tasks:
         raise WhatifError(f"graph: a code lies outside its table of {n_tasks} entries; see graph.check().")
-    offsets, rows = np.zeros(n_tasks + 1, dtype=np.int64), np.empty(len(ends), dtype=np.int64)
-    loops.group_rows(ends, offsets, rows)
-    return offsets, rows
+    offsets, rows = np.zeros(n_tasks + 2, dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+    loops.group_rows(np.arange(len(ends)), ends, offsets, rows)
+    return offsets[:-1], rows
 
 
 def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:

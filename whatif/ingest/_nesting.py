@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""Hot loops over events: rows by thread, what nests in what, and which stream waited for which (runtime.loops).
+"""Hot loops over events: what nests in what, and which stream waited for which (runtime.loops).
 
 Intervals come in the order of ``Events``: by start, longer ones first. ``ends_ns`` are their ends, sorted. The depth at
 a time is the number of intervals opened minus those closed, and the innermost one is the last that opened at that
@@ -25,46 +25,6 @@ COMPILED = cython.compiled
 def _counts(n: int) -> Any:
     """Scratch of int64: a list is quicker than an array where nothing is compiled."""
     return np.zeros(n, dtype=np.int64) if cython.compiled else [0] * n
-
-
-def group_rows(
-    rows: cython.const[cython.longlong][::1],
-    codes: cython.const[cython.int][::1],
-    offsets: cython.longlong[::1],
-    grouped: cython.longlong[::1],
-) -> None:
-    """Fill ``offsets``, shape (n_codes + 1,) and zero at first, and ``grouped`` with the rows by their code, in order.
-
-    A code often follows itself: within such a run its counter stays in a register.
-    """
-    i: cython.Py_ssize_t
-    first: cython.Py_ssize_t
-    at: cython.longlong
-    code: cython.int
-    n_codes: cython.Py_ssize_t = len(offsets) - 1
-    n_rows: cython.Py_ssize_t = len(rows)
-    with cython.nogil:
-        i = 0
-        while i < n_rows:
-            code = codes[i]
-            first = i
-            while i < n_rows and codes[i] == code:
-                i += 1
-            offsets[code + 1] += i - first
-        for i in range(n_codes):
-            offsets[i + 1] += offsets[i]
-        i = 0
-        while i < n_rows:
-            code = codes[i]
-            at = offsets[code]
-            while i < n_rows and codes[i] == code:
-                grouped[at] = rows[i]
-                at += 1
-                i += 1
-            offsets[code] = at
-        for i in range(n_codes, 0, -1):
-            offsets[i] = offsets[i - 1]
-        offsets[0] = 0
 
 
 def innermost(

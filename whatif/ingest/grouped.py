@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from whatif.graph.order import loops
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.events import EventCategory, Events
-from whatif.ingest.nest import loops
 
 
 class Grouped:
@@ -20,10 +20,10 @@ class Grouped:
 
     def __init__(self, rows: Int64, codes: Array) -> None:
         codes = np.ascontiguousarray(codes, dtype=np.int32)
-        offsets = np.zeros(int(codes.max(initial=-1)) + 2, dtype=np.int64)
+        offsets = np.zeros(int(codes.max(initial=-1)) + 3, dtype=np.int64)
         self.rows: Int64 = np.empty(len(rows), dtype=np.int64)
         loops.group_rows(rows, codes, offsets, self.rows)
-        self._offsets: list[int] = offsets.tolist()
+        self._offsets: list[int] = offsets[:-1].tolist()
 
     def items(self) -> Iterator[tuple[int, Int64]]:
         """Yield each code that has rows, and its rows."""
