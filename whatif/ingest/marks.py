@@ -7,6 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
+from whatif.graph.order import each_once
 from whatif.graph.types import Bool
 
 STEP = re.compile(r"^ProfilerStep#\d+$")
@@ -59,12 +60,13 @@ def name_marks(names: list[str]) -> NameMarks:
     """Read every name of a trace once; a pattern is tried only where one of the texts that it always holds is."""
 
     joined = "\n".join(names)
+    begins = np.cumsum([0, *(len(name) + 1 for name in names)])
 
     def matches(pattern: re.Pattern[str], *holds: str) -> Bool:
         found = np.zeros(len(names), dtype=np.bool_)
-        parts = [part for part in holds if part in joined]
-        for code, name in enumerate(names if parts else ()):
-            found[code] = any(part in name for part in parts) and pattern.search(name) is not None
+        at = [held.start() for held in re.finditer("|".join(map(re.escape, holds)), joined)]
+        for code in each_once(np.searchsorted(begins, np.array(at, dtype=np.int64), side="right") - 1).tolist():
+            found[code] = pattern.search(names[code]) is not None
         return found
 
     layer, region = [""] * len(names), [""] * len(names)

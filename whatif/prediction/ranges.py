@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.order import quartiles
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Float64, Int64, TaskKind, ThreadKind, among
 from whatif.models.durations.estimator import Source, sources
@@ -141,6 +142,6 @@ def spread_of_steps(times_ns: tuple[int, ...]) -> tuple[float, float]:
     """
     if len(times_ns) < 2 or not np.median(times_ns) > 0:
         return 0.0, 0.0
-    q25, median, q75 = np.percentile(times_ns, (25, 50, 75)).tolist()
+    q25, median, q75 = quartiles(times_ns)
     by = (STEPS_OF_A_MEDIAN / min(len(times_ns), STEPS_OF_A_MEDIAN)) ** 0.5
     return by * (1 - q25 / median), by * (q75 / median - 1)

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from whatif.graph.kernels import collective_of
-from whatif.graph.order import each_once, numbered
+from whatif.graph.order import each_once, numbered, quartiles
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, TaskKind
 from whatif.hardware.cluster.cluster_file import usual_cluster
@@ -108,7 +108,7 @@ def recorded_spread_pct(graph: TaskGraph) -> float | None:
     steps, which, count = np.unique(graph.step[work], return_inverse=True, return_counts=True)
     if len(steps) < _STEPS or count.max() > 1.01 * count.min():
         return None
-    low, median, high = np.percentile(np.bincount(which, weights=graph.duration_ns[work]), (25, 50, 75)).tolist()
+    low, median, high = quartiles(np.bincount(which, weights=graph.duration_ns[work]))
     return 100 * (high - low) / _QUARTILES / median if median else None
 
 

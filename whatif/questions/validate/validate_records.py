@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import numpy as np
 from msgspec import Struct
 
+from whatif.graph.order import quartiles
 from whatif.ingest.record_file import as_record, read_json
 
 # Larger numbers of samples, milliseconds or anything else are damage.
@@ -233,7 +233,7 @@ def _of_samples(samples: Any) -> StepTime | None:
     values = [value for value in samples if _is_time(value)] if isinstance(samples, list) else []
     if not values:
         return None
-    q25, median, q75 = np.percentile(values, (25, 50, 75)).tolist()
+    q25, median, q75 = quartiles(values)
     return StepTime(median, q25, q75)
 
 
