@@ -50,8 +50,6 @@ class _Worker:
         if self._graphs:
             return {"ns": graph_rounds_ns(replay, estimate_ns)}
         chain = Chain(replay, self._clock, estimate_ns)
-        # The memory that results take is touched for the first time here.
-        chain.by_difference()
         rounds = FEWEST_ROUNDS if estimate_ns > LONG_NS else ROUNDS
         if self._pace is None:
             return {"ns": [chain.by_difference() for _ in range(rounds)]}

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_the_difference_of_two_chains_cancels_what_is_paid_once() -> None:
     assert timing.Chain([call], clock, estimate_ns=5000.0).by_difference() == 5000.0
     # What takes as long as a chain is called once, and the clock's own cost is in it.
     assert timing.Chain([call], clock, estimate_ns=5e6).by_difference() == pytest.approx(5000.0)
+
+
+def test_no_call_is_timed_that_touches_the_memory_of_its_result_for_the_first_time() -> None:
+    """Results of three sets of inputs live on at a time: the first three calls are not timed."""
+    called: list[int] = []
+    timed: list[int] = []
+
+    def clock(work: Any) -> float:
+        before = len(called)
+        work()
+        timed.extend(called[before:])
+        return 1.0
+
+    chain = timing.Chain([partial(called.append, number) for number in range(3)], clock, estimate_ns=5e6)
+    chain.by_difference()
+    assert called == [0, 1, 2, 0]
+    assert timed == [0]
 
 
 def test_the_interval_is_students() -> None:
