@@ -76,6 +76,17 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
     }
 
 
+def zero_share(optimizer: torch.optim.Optimizer | None) -> float:
+    """Return how many of Adam's second moments on a CPU are 0, as of an embedding's rows that no step has read."""
+    moments = [
+        slots["exp_avg_sq"] for slots in (optimizer.state.values() if optimizer else ()) if "exp_avg_sq" in slots
+    ]
+    moments = [moment for moment in moments if moment.device.type == "cpu"]
+    elements = sum(moment.numel() for moment in moments)
+    other = sum(int(torch.count_nonzero(moment)) for moment in moments)
+    return round(1 - other / elements, 4) if elements else 0.0
+
+
 class FirstInput(Hooks):
     """Watches for the model's first input, whose leading dimension is the batch size, and for autocast.
 

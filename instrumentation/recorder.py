@@ -21,7 +21,7 @@ from .gpu_clocks import describe_clocks
 from .gpu_events import require_gpu_events
 from .layers import describe_layers
 from .messages import tell
-from .metadata import describe_environment, describe_optimizer
+from .metadata import describe_environment, describe_optimizer, zero_share
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
@@ -290,13 +290,14 @@ class Recording:
         untraced = timer.summaries("untraced")
         # At once: the GPU's clocks sink while it rests.
         clocks, driver = describe_clocks() if cuda else (None, None)
+        optimizer = describe_optimizer(self._optimizer)
         return {
             "version": METADATA_VERSION,
             "backend": self._backend,
             **untraced,
             **self._watchers.summary(self._warmup_steps),
             "layers": describe_layers(self._model),
-            "optimizer": describe_optimizer(self._optimizer),
+            "optimizer": optimizer and {**optimizer, "zero_share": zero_share(self._optimizer)},
             "peak_memory_bytes": GPU.peak_bytes()[0] if cuda else None,
             **describe_environment(cuda),
             "clocks": clocks,

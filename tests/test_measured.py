@@ -89,7 +89,7 @@ def test_bf16_of_a_channels_last_operator_is_the_ratio_of_those_two(tmp_path: Pa
 @pytest.mark.parametrize(("factor", "ratio"), [(0.5, 0.5), (1.0, 1.0), (2.0, 4.0), (4.0, 16.0), (0.25, 0.25)])
 def test_between_and_beyond_measured_batches_a_power_law(tmp_path: Path, factor: float, ratio: float) -> None:
     graph = conv_steps(CONVOLUTION, folder=tmp_path)
-    found = task_batch_ratio(graph, factor)[graph.select(name="mkldnn")]
+    found = task_batch_ratio(graph, factor)[0][graph.select(name="mkldnn")]
     assert np.allclose(found, ratio)
 
 
@@ -182,4 +182,15 @@ def test_forms_that_nobody_measures_take_no_room() -> None:
 def test_noise_is_not_carried_beyond_the_measured_batches(at_twice_ns: float, factor: float, ratio: float) -> None:
     """Beyond twice the batch nothing shrinks, and what grew a thousandfold grows with the square."""
     times = OperatorTimes.of(facts_of({"operator_times": [row("a", recorded=1000, batch_x2=at_twice_ns)]}))
-    assert times.batch_ratio(factor)[0] == pytest.approx(ratio)
+    assert times.batch_ratio(factor)[0][0] == pytest.approx(ratio)
+
+
+def test_a_noisy_measurement_of_another_batch_widens_the_range(tmp_path: Path) -> None:
+    ranges = []
+    for spread in (0.0, 0.5):
+        measured = {**CONVOLUTION, "spread": {"recorded": 0.0, "batch_x2": spread}}
+        found = whatif.apply(conv_steps(measured, folder=tmp_path), "batch_size:factor=2")
+        ranges.append(found.high_ms - found.low_ms)
+        same = whatif.apply(conv_steps(measured, folder=tmp_path), "batch_size:factor=1")
+        assert same.predicted_ms == same.baseline_ms
+    assert ranges[1] > 1.5 * ranges[0]

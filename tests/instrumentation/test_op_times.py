@@ -18,6 +18,7 @@ nn = torch.nn
 instrumentation = need("whatif.instrumentation")
 op_times = need("whatif.instrumentation.operators.times")
 op_recording = need("whatif.instrumentation.operators.recording")
+update_times = need("whatif.instrumentation.operators.update_times")
 
 BATCH = 6  # No other length of the models below.
 
@@ -158,6 +159,20 @@ def test_every_update_is_measured(images: Any) -> None:
     _, after, _, _ = images
     assert after["whatif"]["update_times_ns"].keys() == {"for_loop", "foreach", "fused"}
     assert min(after["whatif"]["update_times_ns"].values()) > 0
+
+
+def test_rows_of_an_embedding_that_no_step_has_read_have_no_gradient(tmp_path: Path) -> None:
+    """Three of four rows: their second moments are 0, of which a square root takes longer."""
+    model = torch.nn.Sequential(torch.nn.Embedding(400, 8), torch.nn.Flatten(), torch.nn.Linear(800, 5))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    told = record(
+        tmp_path / "run.json.gz", model, torch.arange(100).repeat(4, 1), torch.tensor([0, 1, 2, 3]), optimizer
+    )
+    described = told["whatif"]["optimizer"]
+    assert described["zero_share"] == pytest.approx(300 * 8 / (400 * 8 + 800 * 5 + 5), abs=0.01)
+    measured = update_times._optimizer(described, [(400, 8)], torch.device("cpu"), {})
+    gradient = measured.param_groups[0]["params"][0].grad
+    assert int(torch.count_nonzero(gradient)) == 3200 - round(described["zero_share"] * 3200)
 
 
 @pytest.fixture(scope="module")

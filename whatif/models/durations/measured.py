@@ -46,6 +46,9 @@ SMALLEST_RATIO, LARGEST_RATIO = 1e-3, 1e3
 CONTEXT_SPREAD = 0.05
 # Quartiles farther apart than the median tell no time: a sum of "19 ns" lay between 0 and 2.6 us on a busy machine.
 LARGEST_SPREAD = 1.0
+# The median of seven rounds lies within this many of their quartile distances: 1.645 * 1.253 / 1.349 / 7**0.5 (90 %,
+# normal).
+MEDIAN_OFF = 0.6
 # Where the measurement does not tell its own spread.
 UNKNOWN_SPREAD = 0.1
 
@@ -81,28 +84,33 @@ class OperatorTimes(Struct, frozen=True):
         sane = (ratio >= SMALLEST_RATIO) & (ratio <= LARGEST_RATIO)
         return np.where(sane, ratio, np.nan)
 
-    def batch_ratio(self, factor: float) -> Float64:
-        """Return time at ``factor`` times the batch over time as recorded, shape (n_rows,); NaN where not measured.
+    def batch_ratio(self, factor: float) -> tuple[Float64, Float64]:
+        """Return time at ``factor`` times the batch over time as recorded, and the largest spread of what was measured.
 
-        Between and beyond the measured factors the time follows the power law of the nearest two; beyond them it grows
-        with the batch, however noisy those two are.
+        Both have shape (n_rows,), NaN where not measured. Between and beyond the measured factors the time follows the
+        power law of the nearest two; beyond them it grows with the batch, however noisy those two are.
         """
-        measured = {1.0: np.ones(len(self))}
-        for form in self.ns:
-            if form.startswith("batch_x"):
-                measured[float(form.removeprefix("batch_x"))] = self.ratio(form)
-        factors = sorted(measured)
-        if factor in measured:
-            return measured[factor]
+        forms = {1.0: RECORDED} | {float(form.removeprefix("batch_x")): form for form in self.ns if _is_batch(form)}
+        factors = sorted(forms)
+        unknown = np.full(len(self), np.nan)
         at = min(max(int(np.searchsorted(factors, factor)), 1), len(factors) - 1) if len(factors) > 1 else 0
+        if factor in forms:
+            return self.ratio(forms[factor]), self.spread_of(forms[factor], RECORDED)
         if at == 0:
-            return np.full(len(self), np.nan)
+            return unknown, unknown
         low, high = factors[at - 1], factors[at]
+        measured = {each: self.ratio(forms[each]) for each in (low, high)}
         exponent = np.log(measured[high] / measured[low]) / np.log(high / low)
         if not low < factor < high:
             exponent = np.clip(exponent, 0.0, _LARGEST_EXPONENT)
         nearest = high if factor > high else low
-        return np.asarray(measured[nearest] * (factor / nearest) ** exponent, dtype=np.float64)
+        ratio = np.asarray(measured[nearest] * (factor / nearest) ** exponent, dtype=np.float64)
+        return ratio, self.spread_of(forms[low], forms[high], RECORDED)
+
+    def spread_of(self, *forms: str) -> Float64:
+        """Return the largest spread of some forms, shape (n_rows,); NaN where none is known."""
+        unknown = np.full(len(self), np.nan)
+        return np.asarray(np.fmax.reduce([self.spread.get(form, unknown) for form in forms]))
 
 
 def _columns(tables: Sequence[Mapping[str, float]]) -> dict[str, Float64]:
@@ -147,7 +155,7 @@ def form_ratio(graph: TaskGraph, form: str) -> tuple[Float64, Float64]:
         tasks = np.flatnonzero((bits == present) & (graph.measured >= 0))
         rows = graph.measured[tasks]
         ratio[tasks] = times.ratio(after, before)[rows]
-        spread[tasks] = np.fmax(_spread(times, after)[rows], _spread(times, before)[rows])
+        spread[tasks] = times.spread_of(after, before)[rows]
     return ratio, spread
 
 
@@ -179,19 +187,21 @@ def has_form(graph: TaskGraph, form: str) -> Bool:
     return np.asarray((_bits(graph) & _FORM_BITS[form]) != 0, dtype=np.bool_)
 
 
-def task_batch_ratio(graph: TaskGraph, factor: float) -> Float64:
-    """Return the time of each task at ``factor`` times the batch over now, shape (n_tasks,); NaN where not measured."""
+def task_batch_ratio(graph: TaskGraph, factor: float) -> tuple[Float64, Float64]:
+    """Return the time of each task at ``factor`` times the batch over now, and how far the measurement may be off.
+
+    Both have shape (n_tasks,), the second one as a share of the time; NaN where not measured.
+    """
     times = OperatorTimes.of(graph.info.recorded)
-    ratio = np.full(len(graph), np.nan)
+    found = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
     if len(times):
         known = graph.measured >= 0
-        ratio[known] = times.batch_ratio(factor)[graph.measured[known]]
-    return ratio
+        ratio, spread = times.batch_ratio(factor)
+        off = np.where(ratio == 1, 0.0, MEDIAN_OFF * np.nan_to_num(spread, nan=UNKNOWN_SPREAD))
+        for column, of_rows in zip(found, (ratio, off), strict=True):
+            column[known] = of_rows[graph.measured[known]]
+    return found
 
 
 def _bits(graph: TaskGraph) -> Array:
     return graph.attached.get(_ATTACHED, np.zeros(len(graph), dtype=np.int8))
-
-
-def _spread(times: OperatorTimes, form: str) -> Float64:
-    return times.spread.get(form, np.full(len(times), np.nan))

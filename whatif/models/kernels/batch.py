@@ -105,7 +105,7 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
     """
     ids = np.flatnonzero(tasks)
     fixed = _fixed(graph, ids)
-    measured = task_batch_ratio(graph, factor)[ids]
+    measured, off = (column[ids] for column in task_batch_ratio(graph, factor))
     known = np.isfinite(measured)
 
     def at_new_size(time_ns: Int64, fixed_ns: Float64) -> Float64:
@@ -114,7 +114,7 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
 
     now_ns = graph.duration_ns[ids]
     duration_ns = at_new_size(now_ns, fixed.centre_ns)
-    spread_ns = np.abs(duration_ns - now_ns) * SPREAD
+    spread_ns = np.abs(duration_ns - now_ns) * SPREAD + np.where(known, off, 0) * duration_ns
     ends = [at_new_size(time[ids], part) for time in (graph.low_ns, graph.high_ns) for part in fixed[:2]]
     low_ns, high_ns = np.minimum(ends[0], ends[1]), np.maximum(ends[2], ends[3])
     source = np.where(known, Source.MEASURED, np.where(fixed.modelled, Source.ROOFLINE, Source.ASSUMED))
