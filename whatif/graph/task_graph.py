@@ -143,6 +143,8 @@ class GraphInfo:
         if self.ranks:  # each may have a batch of its own; other workers are as these are on average
             of_ranks = [rank.batch_size * rank.passes for rank in self.ranks if rank.batch_size is not None]
             workers = self.workers or len(self.ranks)
+            if workers == 1:  # the step is the first rank's
+                return of_ranks[0] if self.ranks[0].batch_size is not None else None
             return round(sum(of_ranks) * workers / len(of_ranks)) if len(of_ranks) == len(self.ranks) else None
         return None if self.batch_size is None else self.batch_size * self.passes * (self.workers or 1)
 

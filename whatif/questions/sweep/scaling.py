@@ -70,6 +70,7 @@ class Scaling(Struct, frozen=True):
     single_ms: float  # the step of one worker that trains the whole batch alone
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
+    share: float = 1.0  # of ranks with batches of their own: the mean over that of the one that trains alone
 
     plot = plot
 
@@ -77,7 +78,8 @@ class Scaling(Struct, frozen=True):
         """Return how many times the samples a second of one worker so many train."""
         if not row.step_ms:
             return None
-        return (1 if self.strong else row.count) * self.single_ms / row.step_ms
+        workers = 1 if self.strong or row.count == 1 else row.count * self.share
+        return workers * self.single_ms / row.step_ms
 
     def efficiency_pct(self, row: Workers) -> float | None:
         """Return the throughput as a share of that of so many single workers, percent."""
@@ -210,7 +212,9 @@ def scaling(
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
     if spread_out and all(row.step_ms is None for row in spread_out):
         raise WhatifError(spread_out[0].reason)
-    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), (*notes, *left_out))
+    mean = baseline.graph.info.samples if baseline.graph.info.ranks else None
+    share = mean / (baseline.graph.info.workers or 1) / samples if mean and samples else 1.0
+    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), (*notes, *left_out), share)
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:

@@ -35,11 +35,8 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         return [paragraph(prose(found))]
     ms, noun = ms_format(found.single_ms), CLOCK_NOUNS[found.baseline.clock]
     rows = [row for row in found.rows if row.step_ms is not None]
-    # The longest step is the lowest throughput.
-    low, high = (
-        tuple(row.count * found.single_ms / end_ms if end_ms else None for row, end_ms in ends)
-        for ends in ([(row, row.high_ms) for row in rows], [(row, row.low_ms) for row in rows])
-    )
+    ends = [(row.count, found.efficiency_range_pct(row)) for row in rows]
+    low, high = (tuple(count * pct[end] / 100 if pct else None for count, pct in ends) for end in (0, 1))
     charts["c-scaling"] = Chart(
         "lines",
         tuple(f"{row.count:,}" for row in rows),
