@@ -13,7 +13,11 @@ from whatif import TaskKind
 from whatif.ingest.ranks.merge import COLLECTIVE, ranks_of
 from whatif.ingest.ranks.read import Ranks, read_ranks
 from whatif.prediction.predict import Baseline
+from whatif.prediction.transform import load_transform
+from whatif.questions.advice.trial import Trial
+from whatif.questions.memory_summary import memory_summary
 from whatif.questions.stragglers import report
+from whatif.questions.sweep.scaling import scaling
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +137,35 @@ def test_ranks_with_batches_of_their_own_train_the_samples_of_all(own_traces: Pa
     assert graph.info.samples == 48
     assert whatif.apply(graph, "batch_size:factor=0.5").graph.info.samples == 24
     assert whatif.apply(graph, "distributed:workers=4").graph.info.samples == 96
+
+
+def test_one_worker_of_ranks_with_batches_of_their_own_trains_the_first_ones(own_traces: Path) -> None:
+    """Rank 0's step of 16 samples counted as one of 24, and two workers as 1.03 times as fast as it."""
+    graph = read_ranks([own_traces / "ranks_cpu" / "twice_the_batch"]).graph
+    assert whatif.apply(graph, "distributed:workers=1").graph.info.samples == 16
+    found = scaling(Baseline.of(graph), [load_transform("distributed")], [1, 2, 4])
+    one, *more = found.rows
+    assert found.throughput(one) == pytest.approx(1)
+    for row in more:
+        assert row.samples_per_s is not None
+        assert one.samples_per_s is not None
+        assert found.throughput(row) == pytest.approx(row.samples_per_s / one.samples_per_s)
+
+
+def test_the_memory_of_ranks_is_that_of_the_one_that_needs_most(own_traces: Path) -> None:
+    """It was the first rank's, which has half the batch, and so was the batch that was said to fit."""
+    folder = own_traces / "ranks_cpu" / "twice_the_batch"
+    capacity = 64 * 2**20
+    own = [memory_summary(Baseline.of(whatif.read(path)), capacity_bytes=capacity) for path in sorted(folder.iterdir())]
+    found = memory_summary(Baseline.of(whatif.read(folder)), ["batch_size:factor=0.5"], capacity_bytes=capacity)
+    assert own[0].peak.total < own[1].peak.total == found.peak.total
+    assert "The ranks differ: this is rank 1, which needs most." in found.caveats
+    halved = found.what_ifs[0]
+    assert isinstance(halved, Trial)
+    assert halved.peak_bytes == pytest.approx(own[0].peak.total, rel=0.001)
+    assert found.largest is not None
+    assert own[1].largest is not None
+    assert found.largest.samples == own[1].largest.samples
 
 
 def test_a_folder_is_read_like_a_recording(own_traces: Path) -> None:

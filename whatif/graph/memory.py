@@ -127,6 +127,11 @@ def _fullest(memory: Memory) -> Moment:
     return max(moments(memory), key=lambda moment: moment.total)
 
 
+def fullest(memories: Sequence[Memory | None]) -> tuple[int, Memory | None]:
+    """Return the place and the memory of the rank, of all ranks of a run, that needs most at its peak."""
+    return max(enumerate(memories), key=lambda each: peak(each[1]).total if each[1] else -1)
+
+
 def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
     """Let the rows [first, end) of each of ``runs`` keep the input of the first alone; in the order of the rows."""
     rows = list(memory.layers)

@@ -12,11 +12,13 @@ from msgspec import Struct
 from whatif.graph.memory import (
     Memory,
     Moment,
+    fullest,
     moments,
     peak,
 )
-from whatif.graph.task_graph import TaskGraph
+from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import Phase
+from whatif.ingest.ranks.merge import rank_numbers
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import AXES, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
@@ -85,22 +87,29 @@ class MemorySummary(Struct, frozen=True):
     @property
     def measured_bytes(self) -> int | None:
         """The peak that the recorder read from the GPU's allocator, bytes; None where it did not."""
-        return self.baseline.graph.info.recorded.peak_memory_bytes
+        return _of_most(self.baseline.graph)[1].recorded.peak_memory_bytes
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """What a reader should know of where the numbers come from, sentences."""
-        info, memory = self.baseline.graph.info, self.memory
+        graph, memory = self.baseline.graph, self.memory
+        rank, info = _of_most(graph)
+        each = {own.memory for own in graph.info.ranks}
+        told = (f"The ranks differ: this is rank {rank}, which needs most.",) if len(each) > 1 else ()
         if info.recorded.layers:
-            return ()
+            return told
         if memory.parameters:
             return (
+                *told,
                 "Parameters were not recorded: the weights that operators use are taken for them, and "
                 f"the state is the default of {info.optimizer or 'an unknown optimizer'}.",
             )
         # Only a GPU's allocator shows what it holds beside what the step takes.
         counted = 'they and gradients that stay are in "the rest"' if self.memory.inputs else "they are not counted"
-        return (f"The recording lacks its parameters and optimizer state: {counted}.",)
+        return (
+            *told,
+            f"The recording lacks its parameters and optimizer state: {counted}.",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is reported as one JSON object; sizes in bytes, times in ms."""
@@ -127,7 +136,7 @@ class MemorySummary(Struct, frozen=True):
             "baseline_ms": self.baseline.step_ns / 1e6,
             "step_clock": self.baseline.clock,
             "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.memories, strict=True)],
-            "batch_size": info.batch_size,
+            "batch_size": _of_most(self.baseline.graph)[1].batch_size,
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             "largest_batch": self.largest.to_dict() if self.largest else None,
@@ -154,8 +163,9 @@ def memory_summary(
     graph = baseline.graph
     memory = memory_of(graph)
     capacity = capacity_bytes or graph.info.gpu_memory_bytes
+    batch = _of_most(graph)[1].batch_size
     if solve:
-        _check_solvable(capacity, graph.info.batch_size, solve)
+        _check_solvable(capacity, batch, solve)
     trier = Trier(baseline, may_move=True)
     chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
     if names and len(names) > 1:
@@ -172,7 +182,7 @@ def memory_summary(
     if solve == "workers":
         fewest = fewest_workers(trier, named, capacity or 0)
     elif capacity:
-        largest = largest_batch(trier, memory, graph.info.batch_size, applied, capacity)
+        largest = largest_batch(trier, memory, batch, applied, capacity)
     return MemorySummary(
         baseline=baseline,
         memory=memory,
@@ -204,6 +214,14 @@ def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
             piece = part[begin : begin + size]
             rows.append((piece[0].layer, piece[-1].layer, max(piece, key=lambda moment: moment.total)))
     return rows
+
+
+def _of_most(graph: TaskGraph) -> tuple[int, GraphInfo]:
+    """The rank that needs most memory, of several, and what is known of its recording."""
+    if not graph.info.ranks:
+        return 0, graph.info
+    place = fullest([info.memory for info in graph.info.ranks])[0]
+    return rank_numbers(graph)[place], graph.info.ranks[place]
 
 
 def memory_of(graph: TaskGraph) -> Memory:

@@ -20,6 +20,7 @@ import numpy as np
 from whatif.graph.columns import COLUMNS, Column, filled, one_table
 from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
 from whatif.graph.kernels import collective_of
+from whatif.graph.memory import fullest
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.graph.types import (
@@ -387,7 +388,7 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         workers=graph.info.workers if first.workers == before[0].info.workers else first.workers,
         gpu=first.gpu,
         gpu_memory_bytes=first.gpu_memory_bytes,
-        memory=first.memory,
+        memory=fullest([part.info.memory for part in after])[1],
         queue_depth=first.queue_depth,
         execution=first.execution,
         changes=first.changes,

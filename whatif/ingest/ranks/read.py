@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from whatif.graph.columns import one_table
+from whatif.graph.memory import fullest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
 from whatif.ingest.events import CUT, SeveralProcessesError
@@ -172,6 +173,7 @@ def merged(
         path=f"{paths[0]} and {count - 1} more {'ranks' if count > 2 else 'rank'}" if count > 1 else paths[0],
         workers=places.world_size,
         ranks=tuple(graph.info for graph in graphs),
+        memory=fullest([graph.info.memory for graph in graphs])[1],
         quirks=(*_quirks(graphs, places.ranks), *warnings),
         findings=_findings(graphs, places.ranks),
     )
