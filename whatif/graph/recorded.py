@@ -187,6 +187,7 @@ class Simulated(Struct, frozen=True):
 
     what_ifs: str = ""
     without_profiler: bool = False
+    untraced_step: StepTimes | None = None  # of the recording: its quartiles tell how steps differ
     other: Other = field(default_factory=dict)
 
 

@@ -339,7 +339,8 @@ def _predicted(table: _Table) -> PredictedRanges:
 
 
 def _simulated(table: _Table) -> Simulated:
-    return Simulated(table.text("what_ifs") or "", table.flag("without_profiler") or False, table.left)
+    what_ifs, without_profiler = table.text("what_ifs") or "", table.flag("without_profiler") or False
+    return Simulated(what_ifs, without_profiler, _step_times(table, "untraced_step_ms"), table.left)
 
 
 def _is_number(value: Any) -> bool:

@@ -94,6 +94,7 @@ def graph_text(timeline: Timeline, remark: str, what_ifs: str, *, without_profil
     told = Simulated(
         what_ifs=" + ".join(filter(None, (before.what_ifs, what_ifs))),
         without_profiler=without_profiler or before.without_profiler,
+        untraced_step=known.recorded.untraced_step or before.untraced_step,
     )
     info = replace(
         known,

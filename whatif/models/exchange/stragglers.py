@@ -99,7 +99,8 @@ def recorded_spread_pct(graph: TaskGraph) -> float | None:
     The steps without the profiler, else the work of a GPU in five recorded steps or more with equally many kernels;
     None where neither is known.
     """
-    told = graph.info.recorded.untraced_step
+    recorded = graph.info.recorded
+    told = recorded.simulated.untraced_step if recorded.simulated else recorded.untraced_step
     if told is not None and told.median_ms and told.q25_ms is not None and told.q75_ms is not None:
         return 100 * max(told.q75_ms - told.q25_ms, 0.0) / _QUARTILES / told.median_ms
     first, last = graph.info.steady
