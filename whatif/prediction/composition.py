@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.transform import LATE, PLACES, WHOLE, Transform
+from whatif.prediction.transform import LATE, PLACES, WHOLE, Transform, built_in_names, load_transform
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import ByPriority, Schedule, simulate
@@ -55,7 +56,24 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
                 f"{part.transform.name}: its priority changes nothing, because every thread runs in a fixed order; "
                 "only a Thread with ordered=False runs by priority"
             )
+    for sentence in _out_of_order(graph, transforms):
+        graph = graph.note(sentence)
     return graph, tuple(parts)
+
+
+def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator[str]:
+    """Say which of ``transforms`` come too late: an exported prediction holds what-ifs that belong behind them."""
+    simulated = graph.info.recorded.simulated
+    names = [spec.partition(":")[0] for spec in simulated.what_ifs.split(" + ")] if simulated else []
+    # A file's text names no script to run.
+    held = [load_transform(name) for name in names if name in built_in_names()]
+    for transform in transforms:
+        late = [one.name for one in held if transform.place and in_order([one, transform])[-1] is not transform]
+        if late:
+            yield (
+                f"{transform.name}: applied behind {' and '.join(late)}, which {Path(graph.info.path).name} already "
+                "holds, though it belongs ahead; apply them together to the recording for the right order"
+            )
 
 
 def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
