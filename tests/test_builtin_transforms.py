@@ -66,6 +66,13 @@ def test_the_recorded_loading_time_changes_nothing(own: Callable[[str], TaskGrap
     assert prediction.predicted_ms == pytest.approx(prediction.baseline_ms, rel=1e-3)
 
 
+def test_loading_ahead_of_the_span_is_refused(shared_traces: Path) -> None:
+    """The span begins with the first GPU task; 100 ms of loading ahead of it were said to change nothing."""
+    graph = graph_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
+    with pytest.raises(whatif.WhatifError, match="expected loading behind the first GPU task"):
+        whatif.apply(graph, "data_loading:time_ms=100")
+
+
 def test_loading_can_come_back(own: Callable[[str], TaskGraph]) -> None:
     free = whatif.apply(own(RESNET), "scale:kind=data,factor=0").predicted_ms
     back = whatif.apply(own(RESNET), "scale:kind=data,factor=0", "data_loading:time_ms=5").predicted_ms

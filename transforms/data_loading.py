@@ -17,7 +17,7 @@ Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=Tru
 import numpy as np
 
 from whatif import Selection, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models import step_ns
+from whatif.models import default_clock, step_ns
 
 PLACE = "loading"
 FETCH_MS = 1.5
@@ -35,6 +35,11 @@ def transform(
         raise WhatifError(
             f"data_loading: {graph.info.path or 'this recording'} has no data-loading tasks; record with a DataLoader, "
             "or mark the loading with record_function('enumerate(DataLoader)#NAME')."
+        )
+    gpu_ids = graph.on_gpu.ids
+    if default_clock(graph) == "span" and len(gpu_ids) and loading.ids.max() < gpu_ids.min():
+        raise WhatifError(
+            "data_loading: expected loading behind the first GPU task, where the span begins; record several steps."
         )
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:
@@ -66,7 +71,7 @@ def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers:
     free_cores = workers if cores is None else max(cores - 1, 1)
     batch_ms = loading_ms / min(workers, free_cores)
     without = graph.scale(loading, 0.0)
-    clock = next(iter(graph.info.measured_step_ns), "span")
+    clock = default_clock(graph)
     rest_ms = step_ns(simulate(without).step_times_ns(clock), without, clock) / 1e6
     return max(batch_ms - rest_ms, FETCH_MS)
 
