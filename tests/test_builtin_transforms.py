@@ -66,6 +66,12 @@ def test_the_recorded_loading_time_changes_nothing(own: Callable[[str], TaskGrap
     assert prediction.predicted_ms == pytest.approx(prediction.baseline_ms, rel=1e-3)
 
 
+def test_passes_without_steps_are_not_said_to_be_in_graphs(shared_traces: Path) -> None:
+    graph = graph_of(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    with pytest.raises(whatif.WhatifError, match="got one without steps"):
+        whatif.apply(graph, "gradient_accumulation")
+
+
 def test_loading_ahead_of_the_span_is_refused(shared_traces: Path) -> None:
     """The span begins with the first GPU task; 100 ms of loading ahead of it were said to change nothing."""
     graph = graph_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")

@@ -25,7 +25,7 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
     if not len(backward_ends(graph)):
         got = "none" if graph.info.n_steps else "one without steps; call profiler.step() after each"
-        if graph.select(phase=Phase.BACKWARD).any():
+        if graph.info.n_steps and graph.select(phase=Phase.BACKWARD).any():
             got = "one inside of CUDA graphs; name gradient_accumulation before cuda_graph, or record without graphs"
         raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:
