@@ -236,6 +236,20 @@ def test_more_memory_never_takes_more_workers_or_a_smaller_batch(capsys: pytest.
     assert batches[0] < batches[-1]
 
 
+def test_on_another_gpu_the_memory_of_that_one_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest batch on an A100 of 40 GiB had 135 samples, 79.86 GiB: those of the recorded H100."""
+    there, here = ["device:to=A100-SXM-40", "--solve"], report(capsys, str(GPT2), "--capacity", "40GiB")
+    found = report(capsys, str(GPT2), *there, "batch")
+    assert found["capacity_bytes"] == 80 * 2**30
+    assert found["largest_batch"]["capacity_bytes"] == 40 * 2**30
+    assert found["largest_batch"]["batch_size"] == here["largest_batch"]["batch_size"]
+    fewest = report(capsys, str(GPT2), *there, "workers", "fsdp", "batch_size:factor=8.5")["fewest_workers"]
+    assert fewest["peak_bytes"] <= fewest["capacity_bytes"] == 40 * 2**30
+    assert fewest["workers"] > 1
+    assert main(["memory", str(GPT2), *there, "batch"]) == 0
+    assert "with device:to=A100-SXM-40 in 40.00 GiB has" in " ".join(capsys.readouterr().out.split())
+
+
 def test_alternatives_are_reported_alone_and_the_largest_batch_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, str(GPT2), "zero:stage=1", "fsdp", "--capacity", "80GB")
     assert found["largest_batch"]["transforms"] == []

@@ -155,34 +155,35 @@ def memory_summary(
 
     Without names the what-ifs are those that are about memory, with None there are none. With several names each is
     reported alone, and all of them in their order.
-    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU. The largest batch is that
+    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU, and under what-ifs that of
+    the one on which they put the step. The largest batch is that
     under all of ``names`` that apply, where these go together. With ``solve`` all have to: "batch" asks for the largest
     batch, "workers" for the fewest workers. Raises WhatifError where the recording does not show what a step keeps, or
     what ``solve`` needs.
     """
     graph = baseline.graph
     memory = memory_of(graph)
-    capacity = capacity_bytes or graph.info.gpu_memory_bytes
+    trier = Trier(baseline, may_move=True)
+    named = [load_transform(name) for name in names or ()]
     batch = _of_most(graph)[1].batch_size
     if solve:
-        _check_solvable(capacity, batch, solve)
-    trier = Trier(baseline, may_move=True)
+        _check_solvable(capacity_bytes or trier.capacity_bytes_of(named), batch, solve)
     chosen: list[tuple[str, ...]] = [(name,) for name in names or ()]
     if names and len(names) > 1:
         chosen.append(tuple(names))
     rows = [] if names is None or (solve and not names) else chosen or DEFAULT_WHAT_IFS
     tried = [trier.attempt([load_transform(name) for name in row]) for row in rows]
-    named = [load_transform(name) for name in names or ()]
     applied = named if solve else [
         what_if for what_if, alone in zip(named, tried, strict=False) if isinstance(alone, Trial)
     ]  # fmt: skip
     if not solve and len(applied) > 1 and not isinstance(trier.attempt(applied), Trial):
         applied = []  # alternatives, each reported alone
     largest = fewest = None
+    held = capacity_bytes or trier.capacity_bytes_of(applied)
     if solve == "workers":
-        fewest = fewest_workers(trier, named, capacity or 0)
-    elif capacity:
-        largest = largest_batch(trier, memory, batch, applied, capacity)
+        fewest = fewest_workers(trier, named, held or 0)
+    elif held:
+        largest = largest_batch(trier, memory, batch, applied, held)
     return MemorySummary(
         baseline=baseline,
         memory=memory,
@@ -191,7 +192,7 @@ def memory_summary(
         layers=_layers(memory),
         what_ifs=tuple(tried),
         memories=tuple(found.memory if isinstance(found, Trial) else None for found in tried),
-        capacity_bytes=capacity,
+        capacity_bytes=capacity_bytes or graph.info.gpu_memory_bytes,
         largest=largest,
         fewest=fewest,
     )

@@ -32,6 +32,7 @@ class LargestBatch(Struct, frozen=True):
     samples: int | None
     factor: float  # 0 where not even the smallest fits, whose peak it is then
     peak_bytes: int
+    capacity_bytes: int  # of the device under the what-ifs
     step: Trial | Refused | None  # None where not even the smallest fits
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,6 +41,7 @@ class LargestBatch(Struct, frozen=True):
             "batch_size": self.samples,
             "factor": self.factor,
             "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
             "step_ms": step_ms(self.step),
             "transforms": list(self.what_ifs),
         }
@@ -51,6 +53,7 @@ class FewestWorkers(Struct, frozen=True):
     what_ifs: tuple[str, ...]  # as written on a command line, with that number of workers
     workers: int | None
     peak_bytes: int
+    capacity_bytes: int
     step: Trial | Refused | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class FewestWorkers(Struct, frozen=True):
         return {
             "workers": self.workers,
             "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
             "step_ms": step_ms(self.step),
             "transforms": list(self.what_ifs),
         }
@@ -121,9 +125,9 @@ def largest_batch(
     fits = MOST_TIMES * unit if beyond is None else beyond - 1
     written = tuple(map(spelled, others))
     if not fits:
-        return LargestBatch(written, 0 if batch else None, 0.0, peaks[1], None)
+        return LargestBatch(written, 0 if batch else None, 0.0, peaks[1], capacity_bytes, None)
     step = trier.attempt(changed(fits))
-    return LargestBatch(written, fits if batch else None, fits / unit, peaks[fits], step)
+    return LargestBatch(written, fits if batch else None, fits / unit, peaks[fits], capacity_bytes, step)
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
@@ -152,7 +156,7 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
         raise reasons[0]
     shown = max(peaks) if found is None else found
     chosen = changed(shown)
-    return FewestWorkers(tuple(map(spelled, chosen)), found, peaks[shown], trier.attempt(chosen))
+    return FewestWorkers(tuple(map(spelled, chosen)), found, peaks[shown], capacity_bytes, trier.attempt(chosen))
 
 
 def _of_workers(what_ifs: Sequence[Transform]) -> Transform:

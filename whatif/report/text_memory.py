@@ -147,8 +147,14 @@ def print_solved(summary: MemorySummary) -> None:
 _BESIDE_TENSORS = "This counts tensors; a GPU's context and fragmentation of its allocator need additional memory."
 
 
+def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:
+    """What is beside the answer: the what-ifs, and the memory of the device on which they put the step."""
+    other = "" if found.capacity_bytes == summary.capacity_bytes else f" in {size(found.capacity_bytes)}"
+    return f"with {' + '.join(found.what_ifs)}{other}" if found.what_ifs else ""
+
+
 def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[str]:
-    beside = f"with {' + '.join(largest.what_ifs)}" if largest.what_ifs else ""
+    beside = _with(summary, largest)
     if largest.step is None:
         least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
         return [f"Even {least} does not fit{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
@@ -162,12 +168,12 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
 
 
 def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str]:
-    beside = " + ".join(fewest.what_ifs)
+    beside = _with(summary, fewest)
     if fewest.workers is None:
         most = f"No number of workers up to {MOST_WORKERS:,} makes the step fit"
-        return [f"{most}: with {beside} it takes {size(fewest.peak_bytes)}."]
+        return [f"{most}: {beside} it takes {size(fewest.peak_bytes)}."]
     count = "1 worker is" if fewest.workers == 1 else f"{fewest.workers:,} workers are"
-    told = f"{count} enough, with {beside}: {size(fewest.peak_bytes)} each"
+    told = f"{count} enough, {beside}: {size(fewest.peak_bytes)} each"
     return [f"{told}{_takes(summary, fewest.step)}.", _BESIDE_TENSORS]
 
 

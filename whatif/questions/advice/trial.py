@@ -230,6 +230,10 @@ class Trier:
             raise WhatifError("memory: expected a recording that shows what a step keeps, got one that does not.")
         return found
 
+    def capacity_bytes_of(self, transforms: Sequence[Transform]) -> int | None:
+        """Return the memory of the device on which ``transforms`` put the step, bytes; None where it is unknown."""
+        return self._applied(tuple(t for t in transforms if t.place == "device"))[0].info.gpu_memory_bytes
+
     def fits(self, trial: Trial) -> bool:
         """Whether a trial's step fits into the recorded device, if known."""
         capacity = self.baseline.graph.info.gpu_memory_bytes
