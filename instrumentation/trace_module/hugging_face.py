@@ -33,6 +33,8 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "image-classification": ("AutoModelForImageClassification", ("ForImageClassification",)),
     "seq2seq": ("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
 }
+# What remains where the task's inputs are others, as those of speech or of images with text.
+BY_FUNCTION = "for other inputs write a function that returns the model and its inputs, and name file.py:function"
 
 
 def build_hugging_face(
@@ -57,7 +59,7 @@ def build_hugging_face(
     config.use_cache = False
     inputs = _inputs(target, task, config, sizes, labels=labels) if sizes else None
     auto = getattr(transformers, TASKS[task][0])
-    model = _constructed(target, config, lambda: auto.from_config(config, trust_remote_code=False))
+    model = _constructed(target, config, lambda: auto.from_config(config, trust_remote_code=False), task)
     notes = [f"built as {type(model).__name__} from its configuration, without weights"]
     if getattr(config, "auto_map", None):
         notes.append("the folder's own code is not executed: transformers' class of that name is taken")
@@ -154,11 +156,11 @@ def _task_of(target: str, config: Any) -> str:
     got = f"the architecture {names[0]}" if names else "no architecture"
     raise WhatifError(
         f"{target}: expected a configuration that names the task by its architecture, got {got}; give --task with one "
-        f"of {', '.join(TASKS)}."
+        f"of {', '.join(TASKS)}; {BY_FUNCTION}."
     )
 
 
-def _constructed(target: str, config: Any, build: Callable[[], nn.Module]) -> nn.Module:
+def _constructed(target: str, config: Any, build: Callable[[], nn.Module], task: str = "") -> nn.Module:
     try:
         try:
             with torch.device("meta"):
@@ -174,8 +176,8 @@ def _constructed(target: str, config: Any, build: Callable[[], nn.Module]) -> nn
             raise _custom_code(target) from error
         if "Unrecognized configuration class" in said:
             raise WhatifError(
-                f"{target}: expected a model for the task, got a {config.model_type}, for which transformers has none; "
-                f"give --task with another one of {', '.join(TASKS)}."
+                f"{target}: expected a model for {task}, got a {config.model_type}, of which transformers builds none "
+                f"for this task; give --task with another one of {', '.join(TASKS)}; {BY_FUNCTION}."
             ) from error
         raise WhatifError(
             f"{target}: building it failed with {type(error).__name__}: {said[:200].rstrip('.')}; --debug shows where."
