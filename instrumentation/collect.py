@@ -101,7 +101,8 @@ def _script_runner(script: str, args: list[str]) -> Callable[[], object]:
     if not Path(script).is_file():
         is_module = not script.endswith((".py", ".ipynb")) and all(map(str.isidentifier, script.split(".")))
         hint = f", or run a module with `whatif collect -m {script}`" if is_module else ""
-        raise WhatifError(f"{script}: expected a Python script, got no such file: check the path{hint}.")
+        got = "a folder: name the script in it" if Path(script).is_dir() else f"no such file: check the path{hint}"
+        raise WhatifError(f"{script}: expected a Python script, got {got}.")
 
     def run() -> None:
         sys.argv[:] = [script, *args]

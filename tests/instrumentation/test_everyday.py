@@ -333,6 +333,7 @@ def test_accelerate_starts_the_script_under_collect(tmp_path: Path) -> None:
         (["python", "train.py"], "expected a script, got Python itself; drop `python`"),
         (["nothing.py"], "expected a Python script, got no such file: check the path."),
         (["./nothing.ipynb"], "expected a Python script, got no such file: check the path."),
+        (["."], "expected a Python script, got a folder: name the script in it."),
         (["pkg.train"], "got no such file: check the path, or run a module with `whatif collect -m pkg.train`."),
         (["accelerate", "test"], "expected `accelerate launch SCRIPT.py`"),
     ],
