@@ -86,6 +86,14 @@ def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
     assert lengths(apply(graph, "distributed:workers=4")) == lengths(graph)
 
 
+def test_the_recorded_exchange_is_not_said_to_be_another_one() -> None:
+    """All-reduces for four workers were the answer to fsdp, without a word."""
+    sentence = "fsdp: the recorded exchange stays (all_reduce); to predict another one, record one worker"
+    assert sentence in apply(recorded(2), "fsdp:workers=4").notes
+    for asked in ("fsdp:workers=1", "distributed:workers=4"):
+        assert not any("exchange stays" in note for note in apply(recorded(2), asked).notes)
+
+
 def test_one_worker_meets_nobody_whatever_a_collective_without_a_name_does() -> None:
     graph = recorded(4)
     first = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)[0]

@@ -106,13 +106,17 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
             "communication"
         )
         graph = graph.attach(**{STAYING: stays})
+    sharded = {"reduce_scatter", "all_gather"} <= set(found.operation)
+    if workers > 1 and sharded == (name == "distributed"):
+        kinds = " and ".join(sorted(set(found.operation)))
+        notes.append(f"{name}: the recorded exchange stays ({kinds}); to predict another one, record one worker")
     if workers == 1:
         notes.append(f"{name}: copies into and out of buckets remain, though one worker has none")
         graph = graph.remove(found.task)
     elif workers != recorded or network is not None:
         notes += _on_unknown_sizes(graph, name, found, network)
         graph = _issued_again(graph, found, recorded, workers, network)
-    if {"reduce_scatter", "all_gather"} <= set(found.operation):
+    if sharded:
         graph = update_share(graph, recorded / workers)
         notes.append(f"{name}: each worker updates {recorded / workers:.3g} times the parameters that it did")
     graph = graph.replace(info=_info(graph, workers))
