@@ -15,6 +15,7 @@ from whatif.ingest.read import read
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose
+from whatif.prediction.predict import apply
 from whatif.prediction.transform import load_transform
 from whatif.questions.plan.estimate import Composer
 from whatif.questions.plan.launch import launch_flags
@@ -114,6 +115,15 @@ def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
     assert 'init_device_mesh("cuda", (2, 8))' in launch_flags(way, CLUSTER)["FSDP2"]
     spaces = [plans_of(1, gpus, 64, most_stages=1, most_samples=BATCH, recompute=False, node=8) for gpus in (8, 16)]
     assert [any(one.level == HYBRID for one in space) for space in spaces] == [False, True]
+
+
+def test_a_plan_of_two_passes_is_what_its_what_ifs_say(predicted: Baseline) -> None:
+    """It was one pass and a piece: another step, and a range that leaves out what passes add."""
+    way = Plan(1, 1, 4, ZERO_1, BATCH, 2, recompute=False)
+    asked = asked_of(predicted, 4, CLUSTER, global_batch=8 * BATCH)
+    (one,) = Composer(predicted.graph, CLUSTER).estimates(iter([way]), None)
+    found, told = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
+    assert (found.step_ms, found.low_ms, found.high_ms) == (told.predicted_ms, told.low_ms, told.high_ms)
 
 
 def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:

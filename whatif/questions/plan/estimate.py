@@ -370,4 +370,4 @@ class Composer:
 
 def steady_passes(plan: Plan) -> tuple[int, int]:
     """Return two numbers of passes between which, and beyond, each one more adds the same time."""
-    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (1, 1)
+    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (2, 2)
