@@ -92,6 +92,14 @@ def test_another_batch_is_seen_in_the_flops(shared_traces: Path, capsys: pytest.
     assert main(["check", "--baseline", small, small]) == 0
 
 
+def test_a_rank_with_another_batch_is_other_work(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second rank trains 32 samples in place of 16: it passed for a regression of the same work."""
+    even, other = (str(own_traces / "ranks_cpu" / name) for name in ("even", "twice_the_batch"))
+    assert main(["check", "--baseline", even, other]) == 1
+    assert "not comparable: batch size: 16 → [16, 32]" in capsys.readouterr().out
+    assert main(["check", "--baseline", other, other]) == 0
+
+
 def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank's recording cannot tell waiting from transfer; it once passed in one order, and was another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")

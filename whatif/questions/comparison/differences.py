@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from whatif.graph.recorded import Optimizer, Precision, Recorded
-from whatif.graph.task_graph import TaskGraph
+from whatif.graph.task_graph import GraphInfo, TaskGraph
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.questions.comparison.told_changes import what_ifs_of
 
@@ -68,7 +68,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     else:
         compare("device", a.gpu, b.gpu, blocks=True)
     found += _models(before, after)
-    compare(BATCH, a.batch_size, b.batch_size, blocks=True)
+    compare(BATCH, _batch(a), _batch(b), blocks=True)
     if a.batch_size == b.batch_size:
         one, other = (list(told.input_shape) if told.input_shape else None for told in made)
         compare("input shape", one, other, blocks=True)
@@ -118,6 +118,12 @@ def _layers(graph: TaskGraph) -> set[str]:
 
 def _device(graph: TaskGraph) -> str:
     return "a GPU" if graph.on_gpu.any() else "CPU"
+
+
+def _batch(info: GraphInfo) -> Any:
+    """The batch of a pass, or of each rank where they differ."""
+    own = tuple(rank.batch_size for rank in info.ranks)
+    return own if len(set(own)) > 1 and None not in own else info.batch_size
 
 
 def _setting(table: Precision | Optimizer | None, key: str, missing: str) -> Any:
