@@ -100,6 +100,13 @@ def test_a_rank_with_another_batch_is_other_work(own_traces: Path, capsys: pytes
     assert main(["check", "--baseline", other, other]) == 0
 
 
+def test_another_number_of_workers_is_other_work(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four workers in place of two passed for a regression of 51 %."""
+    two, four = (str(own_traces / "lab_ranks_cpu" / f"ranks-gpt2-200mbit-{count}") for count in (2, 4))
+    assert main(["check", "--baseline", two, four]) == 1
+    assert "not comparable: workers: 2 → 4" in capsys.readouterr().out
+
+
 def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank's recording cannot tell waiting from transfer; it once passed in one order, and was another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")

@@ -47,7 +47,7 @@ class Difference(Struct, frozen=True):
 
 
 def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Difference, ...]:
-    """Return what differs: device, model, batch and input block a comparison of steps by ``clock``, the rest does not.
+    """Return what differs: device, model, workers, batch and input block a comparison by ``clock``, the rest does not.
 
     A fact that only one of the two records is not a difference.
     """
@@ -68,6 +68,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     else:
         compare("device", a.gpu, b.gpu, blocks=True)
     found += _models(before, after)
+    compare("workers", a.workers, b.workers, blocks=not any(map(what_ifs_of, (a, b))))
     compare(BATCH, _batch(a), _batch(b), blocks=True)
     if a.batch_size == b.batch_size:
         one, other = (list(told.input_shape) if told.input_shape else None for told in made)
