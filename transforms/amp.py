@@ -47,7 +47,7 @@ def transform(
     target: Literal["fp16", "bf16"] = "fp16",
 ) -> TaskGraph:
     """Shrink the kernels of forward and backward pass, add casts and the loss scaler."""
-    matrix, on_gpu = is_matrix(graph), bool(graph.on_gpu.any())
+    matrix, on_gpu = is_matrix(graph), graph.has_gpu
     if matrix_speedup is not None or memory_speedup is not None:
         speedups = [
             3.0 if matrix_speedup is None else matrix_speedup,

@@ -39,21 +39,21 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
         )
     graph.info.expect_steps("compile")
     graphs = mode == "reduce-overhead" and "cuda_graph" not in graph.info.execution
-    if graphs and not graph.on_gpu.any():
+    if graphs and not graph.has_gpu:
         raise WhatifError("compile: expected mode=default for a recording of a CPU, which has no CUDA graphs.")
     if "compiled" in graph.info.execution:
         graph = graph.note("compile: torch.compile runs the recorded step already; no kernel changes")
         changed, _ = capture(graph, PASSES, apart=True) if graphs else (graph, None)
         return graph if changed is graph else add_regions(changed, graph_trees=True)
     convolutions = graph.family == KernelFamily.CONVOLUTION
-    if convolutions.any() and not graph.on_gpu.any() and not is_in_channels_last(graph):
+    if convolutions.any() and not graph.has_gpu and not is_in_channels_last(graph):
         graph = in_channels_last(graph, "compile")
     changed, told = fuse(graph)
     if not told.before:
         return graph.unchanged("compile: the recorded passes hold nothing that it compiles; nothing changes")
     steps = max(told.steps, 1)
     changed = changed.note(
-        f"compile: {told.before / steps:.0f} {'kernels' if graph.on_gpu.any() else 'operators'} of both passes become "
+        f"compile: {told.before / steps:.0f} {'kernels' if graph.has_gpu else 'operators'} of both passes become "
         f"{told.after / steps:.0f}, in {told.regions / steps:.3g} regions"
     )
     changed = not_modelled(note_start_up(changed, "compile", told.start_up_ns), "compile")

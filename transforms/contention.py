@@ -46,7 +46,7 @@ def transform(
     core: float = 0.0,
 ) -> TaskGraph:
     """Let what runs at the same time share what it runs on; `sm_count` for a GPU that is not listed."""
-    on_gpu, before = bool(graph.on_gpu.any()), graph
+    on_gpu, before = graph.has_gpu, graph
     if not on_gpu and not core and at_once is None:
         raise WhatifError(
             "contention: expected a recording of a GPU, or core or at_once for one of a CPU, got neither."

@@ -28,7 +28,7 @@ PASSES = (Phase.UNKNOWN, Phase.FORWARD, Phase.BACKWARD)
 
 def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") -> TaskGraph:
     """Replace the launches of each step by one launch of a graph, or by one between two waits of the CPU."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError(
             f"cuda_graph: expected a recording of GPU work, got {graph.info.path or 'one'} of a CPU, which launches "
             "nothing; record the run on a GPU."

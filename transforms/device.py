@@ -36,7 +36,7 @@ def transform(
     new = gpu_asked_for(to)
     if not 0 < cpu < 1e6:
         raise WhatifError(f"device: expected a speedup of the CPU above 0 and below a million, got {cpu}.")
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("device: expected the recording of a GPU, got one of a CPU; `whatif predict` starts without.")
     if cpu != 1:
         graph = graph.scale(graph.on_cpu, 1 / cpu)

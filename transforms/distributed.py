@@ -62,7 +62,7 @@ def transform(
     check_exchanges_nothing(graph, "distributed")
     if network.workers == 1:
         return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
-    if sync and not graph.on_gpu.any():
+    if sync and not graph.has_gpu:
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
     told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
     bucket = bucket_of(graph, gradients, bucket_mb)

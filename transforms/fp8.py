@@ -25,7 +25,7 @@ PLACE = "casts"
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Switch the linear layers to fp8 and add what casts their operands."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("fp8: expected the recording of a GPU, got one of a CPU, which has no fp8 units.")
     check_units(graph, "fp8_tensor_tflops", "fp8", "fp8 tensor cores (Ada, Hopper or later, MI300)")
     products = linear_products(graph)

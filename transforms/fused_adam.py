@@ -61,7 +61,7 @@ def transform(
             raise WhatifError(
                 f"fused_adam: expected an optimizer of torch.optim that takes foreach=True, got {graph.info.optimizer}."
             )
-        if graph.on_gpu.any() or implementation(graph) != "for_loop":
+        if graph.has_gpu or implementation(graph) != "for_loop":
             return batch_update(graph)
         graph = change_memory(graph, lambda memory: updated_as(memory, optimizer, to))
         return graph.note("fused_adam: what to=foreach saves on a CPU needs `whatif collect --measure-operators`")
@@ -71,7 +71,7 @@ def transform(
             "set how much faster its kernels would get, as in fused_adam:speedup=2."
         )
     fused, unfused, unfused_cpu = ACCESSES[optimizer]
-    ratio = fused / (unfused if graph.on_gpu.any() else unfused_cpu)
+    ratio = fused / (unfused if graph.has_gpu else unfused_cpu)
     if optimizer == "sgd":
         graph = graph.note("fused_adam: the recorded optimizer is SGD, so this is the fused SGD (fused=True)")
         ratio = 1.0 if n_operations(graph) == 1 else ratio

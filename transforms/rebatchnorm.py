@@ -31,7 +31,7 @@ DONE = "restructured batch normalization"
 
 def transform(graph: TaskGraph, *, activations: Literal["after_norm", "all"] = "after_norm") -> TaskGraph:
     """Remove the activations, halve the normalization."""
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_device
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
     norm = worker & passes & (graph.family == KernelFamily.NORMALIZATION)
     if not norm.any():

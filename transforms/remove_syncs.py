@@ -19,7 +19,7 @@ PLACE = "waits"
 
 def transform(graph: TaskGraph, *, inputs: bool = False) -> TaskGraph:
     """Let the calls inside steps that wait for the GPU return at once."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError(
             f"remove_syncs: expected a recording of GPU work, got {graph.info.path or 'one'} of a CPU, which waits for "
             "no GPU; record the run on a GPU."

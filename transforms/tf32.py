@@ -26,7 +26,7 @@ PLACE = "formats"
 
 def transform(graph: TaskGraph) -> TaskGraph:
     """Let every fp32 matrix kernel multiply in TF32."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("tf32: expected the recording of a GPU, got one of a CPU, which has no TF32 units.")
     check_units(graph, "tf32_tensor_tflops", "tf32", "TF32 tensor cores (NVIDIA Ampere or later)")
     work = graph.on_gpu & ~graph.select(phase=Phase.UPDATE)

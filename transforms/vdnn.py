@@ -31,7 +31,7 @@ MOST_MB = 1e6
 
 def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: float | None = None) -> TaskGraph:
     """Offload and prefetch; `mb` is the size of each feature map if the recording lacks it."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("vdnn: expected a recording of a GPU, got one of a CPU, which uses host memory already.")
     if PREFETCH in graph.attached:
         return graph.unchanged("vdnn: feature maps are offloaded already; nothing changes")

@@ -130,7 +130,7 @@ def _rank(args: argparse.Namespace) -> int:
     training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
     with patience("trying assignments of roles"):
         ranking = rank(
-            architectures, dnn, machines_of(cluster, tcp=not graph.on_gpu.any()), training, epoch_batches=args.batches,
+            architectures, dnn, machines_of(cluster, tcp=not graph.has_gpu), training, epoch_batches=args.batches,
             max_paths=args.max_paths or None, samples=args.samples, seed=args.seed,
         )  # fmt: skip
     if not ranking.possible:

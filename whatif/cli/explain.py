@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if found is not None:
             from whatif.report.text_ranks import print_ranks
 
-            print_ranks(found, top=args.top, has_gpu=bool(graph.on_gpu.any()))
+            print_ranks(found, top=args.top, has_gpu=graph.has_gpu)
 
     ranks_too = {"ranks": found.to_dict()} if found else {}
     return show(args, lambda: {**explanation.to_dict(), **ranks_too}, print_text, warnings=explanation.warnings)

@@ -220,9 +220,24 @@ class TaskGraph:
         return Selection(on_gpu if streams.all() else on_gpu & streams.take(self.thread), self.order)
 
     @shared_property
+    def has_gpu(self) -> bool:
+        """Whether GPU streams run any task; a step on a CPU has none."""
+        return bool(self.on_gpu.any())
+
+    @shared_property
     def on_cpu(self) -> Selection:
         """The tasks in which a CPU thread works (waits are not work)."""
         return Selection(among(self.kind, CPU_WORK_KINDS), self.order)
+
+    @property
+    def on_device(self) -> Selection:
+        """The tasks that compute the step: those of GPU streams, or of CPU threads where no GPU ran any."""
+        return self.on_gpu if self.has_gpu else self.on_cpu
+
+    @property
+    def kernel_kind(self) -> TaskKind:
+        """The kind of the tasks that compute the step: kernels, or operators where no GPU ran any."""
+        return TaskKind.KERNEL if self.has_gpu else TaskKind.CPU_OP
 
     def select(
         self,

@@ -200,7 +200,7 @@ def _is_amd(info: GraphInfo, events: Events) -> bool:
 def _with_measured_steps(graph: TaskGraph) -> TaskGraph:
     """Write down the measured time of every step by each clock, from the recorded starts and ends."""
     end_ns = graph.start_ns + graph.duration_ns
-    clocks = ("gpu", "mark", "span") if graph.on_gpu.any() else ("mark", "span")
+    clocks = ("gpu", "mark", "span") if graph.has_gpu else ("mark", "span")
     measured = {}
     for clock in clocks:
         times = step_times_ns(graph, graph.start_ns, end_ns, clock)

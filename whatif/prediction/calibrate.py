@@ -305,7 +305,7 @@ class _Search(Struct, frozen=True):
             if abs(tried.step_ns - self.target_ns) < abs(best[1].step_ns - self.target_ns):
                 best = at, tried
             follows = (tried.step_ns / first.step_ns - 1) / (at - 1)
-            if follows < FOLLOWS and self.graph.on_gpu.any():
+            if follows < FOLLOWS and self.graph.has_gpu:
                 return 1.0, first, self._unexplained(first)
             slope = (tried.step_ns - before[1].step_ns) / (at - before[0])
             if self.meets(tried) or slope <= 0:
@@ -314,7 +314,7 @@ class _Search(Struct, frozen=True):
         pace, tried = best
         if abs(tried.step_ns / self.target_ns - 1) <= MISSED:
             return pace, tried, ""
-        if self.graph.on_gpu.any():
+        if self.graph.has_gpu:
             return 1.0, first, self._unexplained(first)
         return pace, tried, self._at_bound(pace, tried)
 

@@ -50,7 +50,7 @@ def why_nothing_changes(baseline: Baseline, predicted_ms: float, after: Breakdow
     """Return why a step with the parts ``after`` is hardly shorter than the baseline's; "" if it is."""
     before, baseline_ms = baseline.breakdown, baseline.step_ns / 1e6
     gain_pct = 100.0 * (1 - predicted_ms / baseline_ms) if baseline_ms else 0.0
-    if not baseline.graph.on_gpu.any() or gain_pct >= NOTHING_PCT or not baseline_ms:
+    if not baseline.graph.has_gpu or gain_pct >= NOTHING_PCT or not baseline_ms:
         return ""
     busy_pct = 100.0 * before.gpu_busy_ms / baseline_ms
     noun = CLOCK_NOUNS[baseline.clock]

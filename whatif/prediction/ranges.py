@@ -41,7 +41,7 @@ STEPS_OF_A_MEDIAN = 20
 
 def simulated_at(graph: TaskGraph) -> TaskGraph:
     """Return the graph whose bounds are simulated: collectives of a CPU have an upper end of their own."""
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         return graph
     sent = (graph.kind == TaskKind.COMMUNICATION) & (sources(graph) == Source.PAPER)
     if not sent.any():

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Bool, Float64, Phase, TaskKind
+from whatif.graph.types import Array, Bool, Float64, Phase
 from whatif.hardware.gpu import Gpu
 from whatif.models.durations.occupancy import RATE_DTYPES
 
@@ -45,7 +45,7 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
     if built_twice:
         again = np.zeros(len(graph), dtype=np.bool_)
     mfu_pct = hfu_pct = None
-    if gpu is not None and step_ns > 0 and graph.on_gpu.any() and flops.sum() > 0:
+    if gpu is not None and step_ns > 0 and graph.has_gpu and flops.sum() > 0:
         ns = np.minimum(at_peak(graph, gpu, flops)[0], graph.duration_ns)
         own_ns, again_ns = (float(ns[which].sum()) / n_steps for which in (~again, again))
         mfu_pct, hfu_pct = 100 * own_ns / step_ns, 100 * (own_ns + again_ns) / step_ns
@@ -55,7 +55,7 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
 
 def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
     """Return a mask of the kernels of the steady steps (operators of a CPU), and how many steps these are."""
-    kind = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
+    kind = graph.kernel_kind
     chosen = (graph.kind == kind) & graph.of_clock.mask
     first, last = graph.info.steady
     if clock == "span" or last <= first:

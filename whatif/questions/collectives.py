@@ -76,7 +76,7 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
         found.append(
             Collective(
                 kind, bytes_ if bytes_ >= 0 else None, names[code], count / n_steps, total_ns / n_steps / 1e6,
-                float(exposed_ns[mine].sum()) / n_steps / 1e6 if graph.on_gpu.any() else None,
+                float(exposed_ns[mine].sum()) / n_steps / 1e6 if graph.has_gpu else None,
                 float(waits_ns[mine].sum()) / n_steps / 1e6, expected or None, rate, bus,
                 float(critical_ms[tasks[mine]].sum()),
             )

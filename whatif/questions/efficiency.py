@@ -227,7 +227,7 @@ class _Work:
         self.at_peak_ns, self.usual_ns, self.moving_ns = (np.zeros(len(graph)) for _ in range(3))
         self.faster = self.cached = self.by_shape = np.zeros(len(graph), dtype=np.bool_)
         self.saves_ns = np.zeros(len(graph))
-        if gpu is None or not graph.on_gpu.any():
+        if gpu is None or not graph.has_gpu:
             return
         self.at_peak_ns, form = at_peak(graph, gpu, self.flops)
         backward = graph.phase == Phase.BACKWARD
@@ -288,7 +288,7 @@ class _Work:
                 break
             has_flops = compute_ns[code] >= LEAST_KNOWN * ns[code]
             has_bytes = memory_ns[code] >= LEAST_KNOWN * ns[code]
-            on_gpu = self.gpu is not None and bool(graph.on_gpu.any())
+            on_gpu = self.gpu is not None and graph.has_gpu
             compute = at_peak_ns[code] / compute_ns[code] if has_flops and on_gpu else None
             memory = moving_ns[code] / memory_ns[code] if has_bytes and on_gpu else None
             found.append(

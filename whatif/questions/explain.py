@@ -93,7 +93,7 @@ class Explanation(Struct, frozen=True, dict=True):
     def slack(self) -> str | None:
         """How far the GPU and the main CPU thread are from bounding the step, in one sentence; None without a GPU."""
         graph, step_ms = self.baseline.graph, self.baseline_ms
-        if not graph.on_gpu.any() or step_ms <= 0:
+        if not graph.has_gpu or step_ms <= 0:
             return None
         idle_ms = max(step_ms - self.breakdown.gpu_busy_ms, 0.0)
         main = next((part.cpu_ms for part in self.threads if part.name == graph.threads[0].name), 0.0)
@@ -231,7 +231,7 @@ def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
 
 def in_families(graph: TaskGraph) -> Bool:
     """Return the mask of the tasks that are grouped by family: the GPU's work, operators where there is no GPU."""
-    return graph.on_gpu.mask if graph.on_gpu.any() else graph.kind == TaskKind.CPU_OP
+    return graph.on_gpu.mask if graph.has_gpu else graph.kind == TaskKind.CPU_OP
 
 
 def family_codes(graph: TaskGraph) -> Array:

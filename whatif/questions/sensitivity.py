@@ -189,7 +189,7 @@ def _steps_ns(graph: TaskGraph, clock: str, groups: Int32, n_groups: int, factor
 def _columns(graph: TaskGraph) -> dict[str, tuple[Array, tuple[str, ...]]]:
     """By kind the code of each task, -1 for none, and the table of names."""
     sides: Array = np.where(graph.on_gpu, 0, np.where(graph.on_cpu, 1, -1))
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         sides = np.full(len(graph), -1)  # one side has nothing to distinguish
     return {
         "side": (sides, (GPU_SIDE, CPU_SIDE)),

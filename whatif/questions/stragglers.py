@@ -263,12 +263,12 @@ def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int
     """What takes one rank longer than the median of all, by phase, family and layer, the largest first."""
     inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
     found: list[Excess] = []
-    sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.on_gpu.any() else []
+    sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
     sides.append(("CPU", graph.on_cpu))
     families = [family.name.lower().replace("_", " ") for family in KernelFamily]
     for side, work in sides:
         work = work & inside
-        known = work & (graph.family >= 0) if side == "GPU" or not graph.on_gpu.any() else work & False
+        known = work & (graph.family >= 0) if side == "GPU" or not graph.has_gpu else work & False
         for of, mask, codes, names in (
             ("phase", work, graph.phase, [phase.name.lower() for phase in Phase]),
             ("family", known, graph.family, families),

@@ -109,8 +109,7 @@ class Summary(Struct, frozen=True, dict=True):
 def summarize(baseline: Baseline) -> Summary:
     """Return the summary of a baseline's recording."""
     graph = baseline.graph
-    on_gpu = bool(graph.on_gpu.any())
-    counted = (graph.on_gpu if on_gpu else graph.on_cpu).mask
+    counted = graph.on_device.mask
     gpu = device(graph)
     time_ns = int(graph.duration_ns[counted].sum())
     kinds = np.bincount(graph.kind, minlength=len(TaskKind))
@@ -119,7 +118,7 @@ def summarize(baseline: Baseline) -> Summary:
         gpu_known_as=gpu.name if gpu else None,
         tasks={kind.name.lower(): int(kinds[kind]) for kind in TaskKind if kinds[kind]},
         threads=_threads(baseline),
-        time_share_of="gpu" if on_gpu else "cpu",
+        time_share_of="gpu" if graph.has_gpu else "cpu",
         time_ms=time_ns / 1e6,
         time_with_layer_pct=_share_pct(graph, counted, graph.layer > 0),
         time_with_phase_pct=_share_pct(graph, counted, graph.phase != Phase.UNKNOWN),

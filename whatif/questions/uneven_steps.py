@@ -152,9 +152,9 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
         "allocation": by_step(allocating & main, own_ms),
         "communication": by_step(transfer & graph.of_clock.mask, own_ms),
         "kernels and copies": by_step(on_gpu & ~transfer, own_ms),
-        "operators and Python" if not graph.on_gpu.any() else "CPU work": by_step(python, own_ms),
+        "operators and Python" if not graph.has_gpu else "CPU work": by_step(python, own_ms),
     }
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         found[CLOCK] = by_step(on_gpu & ~transfer, _slower_ms(graph, on_gpu & ~transfer))
         # What the clock explains is not reported twice, and a slower step waits for its GPU longer.
         paced = found[CLOCK] > CLOCK_SHARE * np.maximum(found["kernels and copies"], 1e-9)

@@ -65,7 +65,7 @@ def verdict(
             f"communication-bound: the {what} waits for communication, or for other ranks in it, for "
             f"{_of(communication_ms, step_ms)}; a faster network, or more overlap, would shorten it."
         )
-    if not baseline.graph.on_gpu.any():
+    if not baseline.graph.has_gpu:
         bound = _cpu_bound(phase_cpu_ms, step_ms)
     else:
         bound = _gpu_or_host_bound(on_path, parts, step_ms, family_gpu_ms or {})

@@ -46,7 +46,7 @@ def graph_html(graph: TaskGraph) -> str:
     clock = default_clock(graph)
     counts = np.bincount(graph.kind, minlength=len(TaskKind))
     rows = [
-        ("GPU", info.gpu or ("not named" if graph.on_gpu.any() else "none: a CPU recording")),
+        ("GPU", info.gpu or ("not named" if graph.has_gpu else "none: a CPU recording")),
         ("steps", f"{info.n_steps}, from {info.step_source}" if info.n_steps else "none found"),
     ]
     if info.measured_step_ns.get(clock):

@@ -25,7 +25,7 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
     If neither recording has layers, it shows phases instead.
     """
     two = found.two
-    families = kind_titles(bool(two.before.graph.on_gpu.any()))["family"].lower()
+    families = kind_titles(two.before.graph.has_gpu)["family"].lower()
     first = ("layers", found.layers) if found.layers else ("phases", found.phases)  # many recordings have no layers
     panels = [
         (name, [part for part in parts if abs(part.work_change_ms) > 0][:top])

@@ -24,7 +24,7 @@ CURVE_PCT = tuple(float(pct) for pct in range(0, 101, 5))
 def sensitivity_figure(found: Sensitivity) -> Figure:
     """Return the gain against the speed-up, at every 5 %: a panel for each kind of part, a line for each best part."""
     curves = at_speedups(found, CURVE_PCT)
-    titles = kind_titles(bool(found.baseline.graph.on_gpu.any()))
+    titles = kind_titles(found.baseline.graph.has_gpu)
     kinds = [kind for kind in KINDS if curves.of_kind(kind)]
     n_rows = max((len(kinds) + 1) // 2, 1)
     figure = new_figure(10, 0.8 + 3.3 * n_rows)

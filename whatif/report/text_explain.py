@@ -31,7 +31,7 @@ ONE_RANK = (
 def print_explanation(explanation: Explanation) -> None:
     """Print what ``whatif explain`` reports."""
     baseline, step_ms = explanation.baseline, explanation.baseline_ms
-    has_gpu = bool(baseline.graph.on_gpu.any())
+    has_gpu = baseline.graph.has_gpu
     ms = ms_format(step_ms)
     what = CLOCK_SUBJECTS[baseline.clock]
     tasks: Column = ("count", lambda part: count(part.tasks))
@@ -69,7 +69,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 def _print_collectives(out: Report, explanation: Explanation) -> None:
     """The largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
-    ms, on_gpu = ms_format(explanation.baseline_ms), bool(explanation.baseline.graph.on_gpu.any())
+    ms, on_gpu = ms_format(explanation.baseline_ms), explanation.baseline.graph.has_gpu
 
     def rate(value: float | None) -> str:
         return "–" if value is None else f"{value:,.1f}"

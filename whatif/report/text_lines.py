@@ -36,7 +36,7 @@ def print_flame(found: Flame) -> None:
 def print_lines(found: LineParts) -> None:
     """Print the lines, files or layers of a step, and what waiting for the GPU costs on each."""
     baseline = found.baseline
-    has_gpu = bool(baseline.graph.on_gpu.any())
+    has_gpu = baseline.graph.has_gpu
     ms = ms_format(baseline.step_ns / 1e6)
     with report() as out:
         out.say(short_line(found.headline), "bold")

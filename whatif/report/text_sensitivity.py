@@ -50,7 +50,7 @@ def kind_titles(has_gpu: bool) -> dict[str, str]:
 def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
     """Print the tables, a kind of part each."""
     baseline, what = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
-    titles = kind_titles(bool(baseline.graph.on_gpu.any()))
+    titles = kind_titles(baseline.graph.has_gpu)
     with report() as out:
         out.say(headline(found), "bold")
         out.say(explanation.verdict)
@@ -80,7 +80,7 @@ def headline(found: Sensitivity) -> str:
     worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
     worth.sort(key=lambda part: -part.gain_ms[at])
     what = CLOCK_SUBJECTS[found.baseline.clock]
-    family = f"{'kernel' if found.baseline.graph.on_gpu.any() else 'operator'} family"
+    family = f"{'kernel' if found.baseline.graph.has_gpu else 'operator'} family"
     if not worth:
         kinds = "layer and no " if found.n_parts.get("layer") else ""
         return f"no {kinds}{family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."

@@ -145,7 +145,7 @@ def efficiency_cell(found: Scaling, row: Workers) -> str:
 
 def exposed(found: Scaling) -> str:
     """Say which communication counts as exposed."""
-    work = "computation" if found.baseline.graph.on_gpu.any() else "CPU work (on a CPU, sending is CPU work)"
+    work = "computation" if found.baseline.graph.has_gpu else "CPU work (on a CPU, sending is CPU work)"
     return f"exposed: communication that does not overlap with {work}"
 
 

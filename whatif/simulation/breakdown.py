@@ -50,7 +50,7 @@ def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Brea
     times, states = _states(sets, low_ns, high_ns)
     spans = np.diff(times)
     cpu, gpu, transfer = states
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         transfer &= ~cpu
     total_ns = max(high_ns - low_ns, 1)
     step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
@@ -64,7 +64,7 @@ def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Brea
         cpu_gpu_ms=part(gpu & cpu),
         communication_ms=part(transfer & ~gpu),
         idle_ms=part(~cpu & ~gpu & ~transfer),
-        gpu_busy_ms=part(gpu | transfer) if graph.on_gpu.any() else 0.0,
+        gpu_busy_ms=part(gpu | transfer) if graph.has_gpu else 0.0,
         cpu_busy_ms=part(cpu),
     )
 

@@ -140,13 +140,13 @@ def _ranks_of(file: str) -> list[tuple[str, _Rank]]:
 def _read(path: Path, file: str, process: int | None = None) -> _Rank:
     events = read_events(path, process=process)
     graph = graph_of_events(events, file)
-    found = (graph, gpu_collectives(graph, events)) if graph.on_gpu.any() else with_gloo(graph, events)
+    found = (graph, gpu_collectives(graph, events)) if graph.has_gpu else with_gloo(graph, events)
     return (*found, rank_facts(events.header))
 
 
 def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
     """Raise WhatifError if some recordings have GPU work and others have none."""
-    on_gpu = [bool(graph.on_gpu.any()) for graph in graphs]
+    on_gpu = [graph.has_gpu for graph in graphs]
     if len(set(on_gpu)) > 1:
         other = on_gpu.index(not on_gpu[0])
         raise WhatifError(

@@ -145,7 +145,7 @@ def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
 def _elapsed(graph: TaskGraph) -> tuple[Int64, Int64]:
     """The tasks that a step consists of, in order, and the time from the end of the one before to the end of each."""
     timeline = simulate(graph)
-    working = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu & (graph.thread == 0)
+    working = graph.on_gpu if graph.has_gpu else graph.on_cpu & (graph.thread == 0)
     tasks = np.flatnonzero(working & (step_of(graph) >= 0))
     tasks = tasks[np.argsort(timeline.end_ns[tasks], kind="stable")]
     if not len(tasks):
@@ -234,7 +234,7 @@ def _flops(graph: TaskGraph) -> float:
     if recorded is not None and recorded.forward is not None:
         return float(recorded.forward)
     tasks = np.flatnonzero((graph.phase == Phase.FORWARD) & (graph.flops > 0))
-    each = graph.layer[tasks].astype(np.int64) * len(graph.names) + (0 if graph.on_gpu.any() else graph.name[tasks])
+    each = graph.layer[tasks].astype(np.int64) * len(graph.names) + (0 if graph.has_gpu else graph.name[tasks])
     keys, group = np.unique(each, return_inverse=True)
     by_operator = np.bincount(group, weights=graph.flops[tasks], minlength=len(keys))
     most = np.zeros(len(graph.layers))

@@ -105,7 +105,7 @@ def train_distributed(
     training = Training(clients, batches, cuts_of(dnn, cut or "", "dts"), workers or 0)
     if workers and cut and len(training.cuts) != workers - 1:
         raise WhatifError(f"dts: expected {workers - 1} cuts for {workers} workers, got {len(training.cuts)}.")
-    found = _fastest(dnn, name, training, cluster, bandwidth, latency_us, max_paths, tcp=not graph.on_gpu.any())
+    found = _fastest(dnn, name, training, cluster, bandwidth, latency_us, max_paths, tcp=not graph.has_gpu)
     activities = found.plan(batches).activities
     graph = step_graph(graph, activities, [found.assignment[role.name] for role in found.roles])
     # Every fetch of data is one batch of somebody.

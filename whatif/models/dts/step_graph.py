@@ -38,7 +38,7 @@ def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Seq
     ``processors`` are those with a role; the first one's thread carries the marks between rounds. On a GPU's recording
     processors are streams, on a CPU's they are CPU threads; links are channels. The order on each is the schedule's.
     """
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     places = list(dict.fromkeys([*processors, *(activity.place for activity in activities)]))
     computing = set(processors)
     kind = ThreadKind.STREAM if on_gpu else ThreadKind.CPU
@@ -48,7 +48,7 @@ def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Seq
         else Thread(place, ThreadKind.CHANNEL, ordered=False)
         for at, place in enumerate(places)
     )
-    one = _Round(list(activities), places, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, computing)
+    one = _Round(list(activities), places, graph.kernel_kind, computing)
     n_steps = max(graph.info.n_steps, 1)
     size = len(one.duration_ns)
     step = np.repeat(np.arange(n_steps), size)

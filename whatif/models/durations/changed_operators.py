@@ -214,7 +214,7 @@ def side_of(graph: TaskGraph) -> Estimator | None:
 
 def _device_name(graph: TaskGraph) -> str:
     """What the database calls the recorded device; "" where it is not known."""
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         gpu = device(graph)
         return gpu.name if gpu is not None else ""
     recorded = graph.info.recorded

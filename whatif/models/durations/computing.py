@@ -49,7 +49,7 @@ def computing(
     format reach; at the usual share of a family that it lacks, or at ``share``. Raises WhatifError on a CPU, where no
     data sheet gives a peak.
     """
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("expected the recording of a GPU to estimate a new kernel by its roofline, got one of a CPU.")
     gpu = device(graph)
     own = None if share else recorded_share(graph, family, dtype)

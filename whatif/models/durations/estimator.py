@@ -76,7 +76,7 @@ CPU_OPERATOR_NS = 2_000
 
 def shortest_kernel_ns(graph: TaskGraph) -> int:
     """Return what the shortest kernels of the recorded GPU take, or the smallest operators of a CPU, ns."""
-    return kernel_floor_ns(device(graph)) if graph.on_gpu.any() else CPU_OPERATOR_NS
+    return kernel_floor_ns(device(graph)) if graph.has_gpu else CPU_OPERATOR_NS
 
 
 def scaled(
@@ -139,7 +139,7 @@ def moving(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
     that a copy writes: as much again is read, and as much fetched before it is overwritten.
     """
     wanted = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         gpu = device(graph)
         peak, spread = (gpu.memory_gbyte_s, 1.0) if gpu else (UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD)
         source = Source.ROOFLINE if gpu else Source.ASSUMED

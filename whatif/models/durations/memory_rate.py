@@ -15,14 +15,14 @@ UNKNOWN_MEMORY_GBYTE_S, UNKNOWN_MEMORY_SPREAD = 900.0, 3.0
 
 def cast_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
     """Return the rate of memory where a kernel changes the number format, counted as ``memory_gbyte_s`` does."""
-    if gpu is not None and graph.on_gpu.any():
+    if gpu is not None and graph.has_gpu:
         return roofline.cast_gbyte_s(gpu)
     return memory_gbyte_s(graph, gpu)
 
 
 def memory_gbyte_s(graph: TaskGraph, gpu: Gpu | None) -> float:
     """Return the rate of memory, GB/s: on a GPU of all bytes moved, on a CPU of those that a copy writes."""
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         return roofline.memory_gbyte_s(gpu) if gpu else UNKNOWN_MEMORY_GBYTE_S * roofline.memory_share(None).centre
     rates = graph.info.recorded.rates
     measured = rates.copy_gbyte_s if rates is not None else None

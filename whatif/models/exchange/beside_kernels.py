@@ -32,7 +32,7 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     tasks = np.flatnonzero(put_in & (graph.phase != Phase.UPDATE) & (graph.size_bytes > 0))
     if activations:
         tasks = tasks[hidden_ns(graph, tasks, graph.duration_ns.astype(np.float64)) > 0]
-    if not graph.on_gpu.any() or not len(tasks) or not TRAFFIC:
+    if not graph.has_gpu or not len(tasks) or not TRAFFIC:
         return graph
     work, edges = graph.on_gpu & (graph.kind == TaskKind.KERNEL), graph.dependencies
     behind = np.full(len(graph), -1, dtype=np.int64)

@@ -112,7 +112,7 @@ def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
 
 def _backward_work(graph: TaskGraph) -> Bool:
     """The work of the last backward pass of each step."""
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_device
     last = (step_of(graph) >= 0) & (stands_for(graph) == 0)
     return np.asarray(worker & (graph.phase == Phase.BACKWARD) & last, dtype=np.bool_)
 

@@ -50,7 +50,7 @@ def exchange_sparse(graph: TaskGraph, tasks: Int64, workers: int, share: float) 
     tasks = tasks[tasks > int(np.argmax(graph.on_cpu))]
     size = graph.size_bytes[tasks]
     sources, users = _neighbours_of(graph, tasks)
-    stream = graph.thread[np.where(graph.on_cpu[sources] & graph.on_gpu.any(), tasks, sources)]
+    stream = graph.thread[np.where(graph.on_cpu[sources] & graph.has_gpu, tasks, sources)]
     before = _inserted(graph, COMPRESS, sources, stream, ACCESSES * size, KERNELS)
     graph, tasks = before.graph, before.moved[tasks].astype(np.int64)
     users = np.where(users >= 0, before.moved[users], -1)
@@ -99,7 +99,7 @@ def _with_unpacked(
 def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """For each collective the last work that it waits for, and the first that waits for it (-1 where none does)."""
     d = graph.dependencies
-    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.has_gpu else graph.on_cpu
     source = np.full(len(graph), -1, dtype=np.int64)
     into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
     np.maximum.at(source, d.target[into], d.source[into])
@@ -112,7 +112,7 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     users = _of_later(graph, tasks, users)
     if (sources < 0).any():
         calls = calls_of(graph, tasks)
-        latest = last_gpu_before(graph, calls) if graph.on_gpu.any() else calls
+        latest = last_gpu_before(graph, calls) if graph.has_gpu else calls
         # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
         sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
     return sources, np.where(users < len(graph), users, -1)
@@ -137,10 +137,10 @@ def _inserted(
     low: float = LOW, high: float = HIGH,
 ) -> Inserted:  # fmt: skip
     times = moving(graph, size_bytes)
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     inserted = graph.insert(
         NewTasks(
-            after, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
+            after, name, graph.kernel_kind, times.duration_ns,
             thread=thread, low_ns=times.low_ns * low, high_ns=times.high_ns * high, phase=Phase.BACKWARD,
             size_bytes=np.asarray(size_bytes, dtype=np.int64), family=int(KernelFamily.OPTIMIZER),
             launched_after=calls_of(graph, after) if on_gpu else None,

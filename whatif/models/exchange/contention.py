@@ -104,7 +104,7 @@ def occupy(
 
 
 def _check_on_gpu(graph: TaskGraph) -> None:
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("contention: expected a recording of a GPU, got one of a CPU; there a core is occupied.")
 
 
@@ -216,7 +216,7 @@ def virtual_operations(
     ids = np.flatnonzero(as_mask(graph, tasks) & (graph.start_ns < 0))
     if not 1 <= n <= 1000:
         raise WhatifError(f"contention: expected from 1 to 1,000 virtual operations, got {n}.")
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("contention: expected a recording of a GPU for virtual operations, got one of a CPU.")
     share = sm_share(graph, sms, sm_count)
     behind, kept = _waited_for(graph, ids)

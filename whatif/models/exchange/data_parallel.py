@@ -128,7 +128,7 @@ def all_reduce_buckets(
         DependencyKind.COMMUNICATION,
     )
     changed = add_dependencies(changed, Dependencies.concatenate([new.launches, exchanged]))
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         changed = _with_forward(changed, network, channel)
     changed = slow_kernels_beside(changed) if overlap else changed
     return _synchronised(changed) if synchronised else changed
@@ -186,7 +186,7 @@ def _backward_ends(graph: TaskGraph) -> _Ends:
         return found
 
     cpu = last(graph.on_cpu)
-    return _Ends(cpu, last(graph.on_gpu) if graph.on_gpu.any() else cpu)
+    return _Ends(cpu, last(graph.on_gpu) if graph.has_gpu else cpu)
 
 
 def _calls(graph: TaskGraph, tasks: Int64) -> Int64:
@@ -222,7 +222,7 @@ def _put_in(
     bucket_view: bool,
 ) -> _New:
     """Put in all tasks and calls at once: those that stand behind the same task keep the order of these rows."""
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     n, b, back = len(gradients.task), len(buckets.step), 0 if bucket_view else len(gradients.task)
     # Read and written once; as large for any batch and format, like what the optimizer moves.
     copying = moving(graph, 2 * gradients.size_bytes)
@@ -251,7 +251,7 @@ def _put_in(
         call_ns, call_low_ns = call_ns + work_ns.astype(np.int64), call_low_ns + work_ns.astype(np.int64)
     streams = np.concatenate([graph.thread[behind[:n]], np.full(b, channel), graph.thread[behind[n + b :]]])
     size = np.concatenate([2 * gradients.size_bytes, buckets.size_bytes, 2 * gradients.size_bytes[:back]])
-    kind = column(TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, TaskKind.COMMUNICATION)
+    kind = column(graph.kernel_kind, TaskKind.COMMUNICATION)
     order = np.concatenate([np.arange(n), np.arange(len(call_ns)) + n + b + back, np.arange(n, n + b + back)])
 
     def rows(of_tasks: Array, of_calls: npt.ArrayLike) -> Array:

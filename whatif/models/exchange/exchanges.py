@@ -136,7 +136,7 @@ def exchange(
     """
     if not exchanges:
         return graph
-    rows, on_gpu = list(exchanges), bool(graph.on_gpu.any())
+    rows, on_gpu = list(exchanges), graph.has_gpu
     # One that is called later in the list cannot be called earlier: where launches are not known, places are guessed.
     calls = np.maximum.accumulate(np.array([one.call for one in rows], dtype=np.int64))
     # The channel runs them in this order, so that none can stand before the one ahead of it.
@@ -240,12 +240,12 @@ def _copies(
     graph: TaskGraph, name: str, copies: _Copies, behind: Int64, calls: Int64, size_bytes: Int64, phase: Array
 ) -> NewTasks:
     """Copies on the threads of the work beside them, each launched by a call of its own; on a CPU operators."""
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     moved = 2 * size_bytes[copies.of]  # read and written
     times = moving(graph, moved)
     launch_ns = round(usual_launch_ns(graph, graph.on_gpu & (graph.kind == TaskKind.KERNEL))) if on_gpu else 0
     return NewTasks(
-        behind, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns,
+        behind, name, graph.kernel_kind, times.duration_ns,
         thread=graph.thread[copies.work], low_ns=times.low_ns, high_ns=times.high_ns, size_bytes=moved,
         family=int(KernelFamily.COPY), layer=graph.layer[copies.work], phase=phase[copies.of],
         launched_after=calls if on_gpu else None, launch_ns=launch_ns,

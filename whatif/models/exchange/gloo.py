@@ -56,7 +56,7 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
 
     On a GPU that is the network's cost. From a CPU gloo sends, and none is shorter than the work of its threads.
     """
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         cost = network.cost(operation, size_bytes)
         nothing = np.zeros(len(cost.latency_ns))
         return Sent(cost, nothing, Parts(cost.latency_ns, cost.total_ns, nothing, nothing))

@@ -73,7 +73,7 @@ def network_of(
         if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
             network = found.network((told or WORKERS) * inner)
         network = _outermost(network, bandwidth, latency_us).around(inner)
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         network = _over_tcp(network)
         algorithm = "ring" if algorithm == "auto" else algorithm
     recorded = device(graph)

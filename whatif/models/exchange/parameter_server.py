@@ -130,7 +130,7 @@ def push_and_pull(
     else the forward work of the next step goes on with older weights, and that of the one behind it waits.
     """
     workers, graph = network.workers, with_slowest(graph, network)
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         through = 1.0 if servers else 2 * (workers - 1) / workers
         graph, gradients = _with_sockets(graph, gradients, through)
     graph, sending = add_channel(graph, SEND_CHANNEL, ordered=False)
@@ -149,7 +149,7 @@ def push_and_pull(
     if reduced:
         graph, cpu = add_channel(graph, SERVER_CHANNEL, ordered=False)
         stages.insert(1, _Stage(REDUCE, np.full(len(row), cpu), _reducing(graph, slices, workers, servers), None))
-    if link_share and graph.on_gpu.any():
+    if link_share and graph.has_gpu:
         graph, out = add_channel(graph, TO_HOST, ordered=False)
         graph, back = add_channel(graph, TO_GPU, ordered=False)
         copies = host_copies(graph, slices.size_bytes * link_share)
@@ -228,8 +228,7 @@ def _reducing(graph: TaskGraph, slices: Slices, workers: int, servers: int | Non
     (Pei et al., §III D.) Of the rate of a copy, which reads, fetches and writes. Servers share the slices among them,
     so that on this worker's way one of them is busy with its own alone.
     """
-    on_gpu = bool(graph.on_gpu.any())
-    rate = CPU_COPY_GBYTE_S if on_gpu else memory_gbyte_s(graph, None)
+    rate = CPU_COPY_GBYTE_S if graph.has_gpu else memory_gbyte_s(graph, None)
     machines = workers if servers is None else servers
     time_ns = slices.size_bytes * (workers + 1 + UPDATE_ACCESSES) / 3 / rate / machines
     return Estimates.of(time_ns, Source.ASSUMED, time_ns / 2, time_ns * 2)
@@ -241,7 +240,7 @@ def _first_use(graph: TaskGraph, gradients: StepGradients) -> tuple[Int64, Int64
     A layer without forward work of its own is needed when the forward pass begins. Where no layers are known the k-th
     gradient from the end of n belongs to what runs from k / n of the time of the forward pass on.
     """
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_device
     forward = worker & (graph.phase == Phase.FORWARD)
     number = step_of(graph)
     count = int(gradients.row.max()) + 1

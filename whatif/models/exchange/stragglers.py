@@ -124,7 +124,7 @@ def with_slowest(graph: TaskGraph, network: Network) -> TaskGraph:
     factor = slowest_factor(graph, together, network.spread_pct)
     if factor <= 1:
         return graph
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     # On a CPU what other what-ifs put in stays: messages, and the work of gloo's threads.
     work = graph.kind != TaskKind.COMMUNICATION if on_gpu else graph.on_cpu & (graph.start_ns >= 0)
     slowed = graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
@@ -145,7 +145,7 @@ def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None
 
     By default they differ as the steps of the recording do, on a GPU by ``GPU_SPREAD_PCT`` or more.
     """
-    least_pct = GPU_SPREAD_PCT if graph.on_gpu.any() else 0.0
+    least_pct = GPU_SPREAD_PCT if graph.has_gpu else 0.0
     spread_pct = max(recorded_spread_pct(graph) or 0.0, least_pct) if told_pct is None else told_pct
     return min(slowest_of(workers, spread_pct).mean, _MOST if told_pct is None else math.inf)
 

@@ -46,7 +46,7 @@ def batch_tasks(graph: TaskGraph) -> Bool:
     """
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
     fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         work = graph.on_gpu & ~among(graph.kind, [TaskKind.MEMSET, TaskKind.COMMUNICATION])
         passes = passes | graph.select(phase=Phase.DATA)
     else:
@@ -131,7 +131,7 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
     found = Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
     # What is measured at another batch has all of the weights.
     settled = known | (reads & cut_weights)
-    return _by_database(graph, ids, factor, settled, found) if graph.on_gpu.any() else found
+    return _by_database(graph, ids, factor, settled, found) if graph.has_gpu else found
 
 
 def _ratio_of_reading(graph: TaskGraph, factor: float, *, cut_weights: bool) -> Float64:
@@ -151,7 +151,7 @@ def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model
 
 
 def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         fixed_ns = np.maximum(float(shortest_kernel_ns(graph)), packing_ns(graph)[ids])
         return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)

@@ -55,7 +55,7 @@ def in_channels_last(graph: TaskGraph, name: str) -> TaskGraph:
     if known.any():
         return with_form(scale_measured(graph, known, ratio, spread), known, forms.FORM)
     chosen = images(graph)
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         estimates = scaled(graph, chosen, 1.0, Source.ASSUMED, low=UNKNOWN_LOW, high=UNKNOWN_HIGH)
         return with_form(put(graph, chosen, estimates), chosen, forms.FORM).note(
             f"{name}: this recording has no operators measured alone (whatif collect --measure-operators), so the "

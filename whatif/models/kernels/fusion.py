@@ -87,7 +87,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     other work end a chain. What the CPU does between two launches that are left takes no longer than the generated
     code. Only what belongs to a layer is compiled where layers are known; gradients are accumulated as before.
     """
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     compiled = _compiled(graph)
     number, _ = stretches(graph, by_phase=True)
     work = _work(graph, compiled, on_gpu=on_gpu)
@@ -137,7 +137,7 @@ def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
     ``graph_trees``: a region is a CUDA graph, and torch.compile's checks before its launch are counted.
     """
     compiled = _compiled(graph)
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     kernels = among(graph.kind, [TaskKind.KERNEL, TaskKind.CPU_OP])
     work = np.flatnonzero(_work(graph, compiled, on_gpu=on_gpu) & compiled & kernels)
     calls = graph.launch_of[work[graph.launch_of[work] >= 0]] if on_gpu else work
@@ -201,7 +201,7 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
     calls = of_cpu[order]
     fusable &= ~np.array([name in _ALONE for name in graph.names], dtype=np.bool_)[graph.name[order]]
     alone = np.ones(len(order), dtype=np.bool_)
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         fusable &= graph.kind[order] == TaskKind.KERNEL
         alone = (np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph)) == 1)[calls]
     bound = graph.dependencies.kind != DependencyKind.LAUNCH

@@ -77,7 +77,7 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
             "amp: the weights are stored in half precision once (model.to(torch.bfloat16) or model.half()); "
             "torch.autocast would cast them again in each forward pass, which can take longer than it saves"
         )
-    call_ns = operator_cost_ns(graph) if graph.on_gpu.any() else 0
+    call_ns = operator_cost_ns(graph) if graph.has_gpu else 0
     lots = _casts(graph, matrix, gpu, call_ns)
     if AUTOCAST_CASTS in graph.attached:
         lots += _told_casts(graph, gpu, call_ns)
@@ -104,7 +104,7 @@ def stores_weights_cast(graph: TaskGraph) -> bool:
     A forward pass alone never changes its weights. Where it reads them for few rows, and on any CPU, casting them on
     each call would take longer than half precision saves.
     """
-    return stored_weights(graph) is not None or (not graph.on_gpu.any() and forward_only(graph))
+    return stored_weights(graph) is not None or (not graph.has_gpu and forward_only(graph))
 
 
 def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> list[Lot]:
@@ -123,13 +123,13 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
         return []
     count = product_parameters(graph)
     per_step = max(len(forward) / max(graph.info.n_steps, 1), 1)
-    cast_bytes = CAST_BYTES if graph.on_gpu.any() else CPU_CAST_BYTES
+    cast_bytes = CAST_BYTES if graph.has_gpu else CPU_CAST_BYTES
     weight_ns: Float64 | float = count * cast_bytes / cast_gbyte_s(graph, gpu) / per_step if count else 0.0
     if not count and gpu is not None:
         weight_ns = _weights_by_time(graph, gpu, forward) * cast_bytes / cast_gbyte_s(graph, gpu)
     before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
-    flow = flow_of(graph) if graph.on_gpu.any() else None
+    flow = flow_of(graph) if graph.has_gpu else None
     if AUTOCAST_CASTS in graph.attached:
         fp32 = np.zeros(len(before), dtype=np.bool_)
     elif flow is not None:
@@ -150,7 +150,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     around = np.concatenate([around, back])
     cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])
     high_ns = cast_ns
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         cast_ns = np.maximum(cast_ns, shortest_kernel_ns(graph))
         high_ns = cast_ns * (2 if count else 10)
     source = Source.ROOFLINE if count else Source.ASSUMED
@@ -230,7 +230,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
     ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
     one. On a CPU recording it is an operator of its own.
     """
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
         return [(new, estimates.source)]
     launched = graph.launch_of[around] >= 0
@@ -257,7 +257,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
 
 def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     """Let every step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
-    if not len(begins) or not graph.on_gpu.any():
+    if not len(begins) or not graph.has_gpu:
         return []
     count = parameters(graph)
     unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))

@@ -25,7 +25,7 @@ def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
     On a CPU only: on a GPU the time of an update alone is that of its launches or its kernels, whichever is longer.
     """
     times = graph.info.recorded.update_times_ns
-    if graph.on_gpu.any() or not times:
+    if graph.has_gpu or not times:
         return None
     before, after = times.get(implementation(graph)), times.get(to)
     if before is None or after is None:
@@ -68,7 +68,7 @@ def fuse_update(
         )
     if (update & graph.select(name=FUSED_NAMES)).any():
         return graph.unchanged("fused_adam: the optimizer is fused already; nothing changes")
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         estimates = scaled(graph, update, ratio, source, low=low, high=max(high, ratio))
         return _renamed(put(graph, update, estimates), update).note(
             f"fused_adam: {int(update.sum())} update operators of the recording move {1 / ratio:.1f} times less data"

@@ -85,7 +85,7 @@ def packing_ns(graph: TaskGraph) -> Float64:
     long as a copy of them: on one busy core (AMD EPYC, torch 2.13, fp32; six shapes, 16 rows against 32 to 128) the
     median was 1.0 copies, half of them 0.5 to 1.3. Of convolutions: ``CONVOLUTION_COPIES``.
     """
-    if graph.on_gpu.any() or forward_only(graph):
+    if graph.has_gpu or forward_only(graph):
         return np.zeros(len(graph))
     value_bytes = np.array([DTYPE_BYTES.get(name, 4.0) for name in DTYPES])[graph.dtype]
     copied = value_bytes * (_product_weights(graph) + _convolution_weights(graph))
@@ -154,15 +154,13 @@ def stored_weights(graph: TaskGraph) -> StoredWeights | None:
     if not forward_only(graph):
         return None
     sizes = _sizes(graph)
-    on_gpu = bool(graph.on_gpu.any())
-    works = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
-    products = works & (graph.family == KernelFamily.GEMM)
+    products = graph.on_device.mask & (graph.family == KernelFamily.GEMM)
     tasks = products & np.isfinite(sizes[graph.called, 0])
     if not tasks.any():
         return None
     rows, outputs, inputs, value_bytes = sizes[graph.called[tasks]].T
     flops_per_byte = np.full(int(tasks.sum()), np.nan)
-    if on_gpu:
+    if graph.has_gpu:
         gpu = device(graph)
         flops_per_byte[:] = _UNKNOWN_FLOPS_PER_BYTE
         if gpu is not None:

@@ -78,7 +78,7 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     optimizer takes on the CPU; the thread that launched the gradient's kernel launches it. The same graph where no step
     has both gradients and an update.
     """
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     kernels = step_kernels(graph)
     ready = ready_gradients(graph)
     steps = np.intersect1d(each_once(ready.step), each_once(graph.step[kernels]))
@@ -95,7 +95,7 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     work_ns, call_ns = _rows(device)[known], _rows(call)[known]
     own_ns = work_ns if on_gpu else work_ns + call_ns
     tasks = NewTasks(
-        behind, PIECE_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, own_ns[:, 0], low_ns=own_ns[:, 1],
+        behind, PIECE_NAME, graph.kernel_kind, own_ns[:, 0], low_ns=own_ns[:, 1],
         high_ns=own_ns[:, 2], phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launch_name=PIECE_NAME,
         launched_after=launch if on_gpu else None, launch_ns=call_ns[:, 0] if on_gpu else 0,
     )  # fmt: skip

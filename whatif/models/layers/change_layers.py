@@ -32,7 +32,7 @@ def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
     """
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
     worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         worker = graph.select(kind=TaskKind.CPU_OP)
     return np.asarray(worker & passes & layers.take(graph.layer), dtype=np.bool_)
 

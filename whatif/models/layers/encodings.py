@@ -20,7 +20,6 @@ from whatif.graph.types import (
     Change,
     Float64,
     Int64,
-    TaskKind,
 )
 from whatif.models.durations.estimator import Estimates, mark, moving
 from whatif.models.durations.half_precision import is_half
@@ -120,11 +119,10 @@ def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
 
 def _kernels(graph: TaskGraph, name: str, beside: Int64, times: Estimates) -> NewTasks:
     """Kernels, or operators, behind the tasks ``beside``: on their threads, in their layers and passes."""
-    on_gpu = bool(graph.on_gpu.any())
     return NewTasks(
-        beside, name, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP, times.duration_ns, thread=graph.thread[beside],
+        beside, name, graph.kernel_kind, times.duration_ns, thread=graph.thread[beside],
         low_ns=times.low_ns, high_ns=times.high_ns, layer=graph.layer[beside], phase=graph.phase[beside],
-        family=int(KernelFamily.ELEMENTWISE), launch_ns=operator_cost_ns(graph) if on_gpu else 0,
+        family=int(KernelFamily.ELEMENTWISE), launch_ns=operator_cost_ns(graph) if graph.has_gpu else 0,
     )  # fmt: skip
 
 
@@ -136,4 +134,4 @@ def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
 
 def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
     """The call behind which the launch of what is put beside each task comes; None on a CPU."""
-    return calls_of(graph, tasks) if graph.on_gpu.any() else None
+    return calls_of(graph, tasks) if graph.has_gpu else None

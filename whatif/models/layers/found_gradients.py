@@ -59,7 +59,7 @@ def finished(graph: TaskGraph, steps: Int64, work: Bool, count: int) -> dict[int
     if not len(operators):
         return None
     ready = operators
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         ready = last_gpu_before(graph, operators)
         # The last work of the backward pass at or before that task: a copy in between belongs to nothing.
         tasks = np.flatnonzero(work)

@@ -10,7 +10,7 @@ from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Int64, Phase, TaskKind
+from whatif.graph.types import Bool, Int64, Phase
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.layers.calls import last_gpu_before, launches_of, operator_cost_ns, put_in
@@ -54,7 +54,7 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
     list. Empty where the recording has no such list (``whatif collect`` records it) or no backward work.
     """
     code = {layer: number for number, layer in enumerate(graph.layers)}
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_device
     tasks = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
     key = graph.step[tasks].astype(np.int64) * len(graph.layers) + graph.layer[tasks]
     # The last task of each step and layer: the first one from behind.
@@ -96,7 +96,7 @@ def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = N
     """
     costs_of = costs_of or graph
     rate = memory_gbyte_s(graph, device(graph))  # 1 GB/s is 1 byte/ns
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         return found.size_bytes * CPU_ACCESSES / rate + found.tensors * shortest_kernel_ns(costs_of), 0.0
     each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
     return found.tensors * each_ns, found.tensors * operator_cost_ns(costs_of)
@@ -112,10 +112,10 @@ def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = 
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
-    gpu, on_gpu = device(graph), bool(graph.on_gpu.any())
+    gpu, on_gpu = device(graph), graph.has_gpu
     work_ns, launch_ns = (times * one_ns for one_ns in adding_ns(graph, found, costs_of))
     tasks = NewTasks(
-        last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, TaskKind.KERNEL if on_gpu else TaskKind.CPU_OP,
+        last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, graph.kernel_kind,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
         family=FAMILY, launched_after=ends if on_gpu else None,
         launch_ns=launch_ns,

@@ -139,7 +139,7 @@ def layer_calls(graph: TaskGraph) -> Calls:
     A call is a run of kernels (CPU operators where there is no GPU) of one layer; without layers, of one operator. A
     backward call knows its forward call, and the other way round: see ``Calls``.
     """
-    worker = TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
+    worker = graph.kernel_kind
     passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
     tasks = np.flatnonzero((graph.kind == worker) & passes)
     role, operator = _roles(graph, tasks)
@@ -272,6 +272,6 @@ def role_of_operator(name: str) -> CallRole:
 
 def _operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
     """The name's code of the operator that launched (on a CPU: is) each task; -1 where none is known."""
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         return graph.name[tasks]
     return operator_names(graph, tasks)

@@ -102,7 +102,7 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
     key = graph.step.astype(np.int64) * max(len(chosen), 1) + segment
     first_cpu = _first_of_key(key, backward & graph.on_cpu)
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         return _recompute_on_gpu(graph, key, forward, backward, first_cpu)
     again = np.flatnonzero(forward & graph.on_cpu)
     again = again[np.isin(key[again], list(first_cpu))]

@@ -22,7 +22,7 @@ def step_kernels(graph: TaskGraph) -> Bool:
     Tasks inside the optimizer's marks; in a trace without marks, the tasks of the update phase after the backward pass,
     which then include gradient clipping.
     """
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.select(kind=TaskKind.CPU_OP)
+    worker = graph.on_gpu if graph.has_gpu else graph.select(kind=TaskKind.CPU_OP)
     update = worker & graph.select(phase=Phase.UPDATE) & among(graph.family, _ARITHMETIC)
     if graph.in_optimizer.any():
         return np.asarray(update & graph.in_optimizer, dtype=np.bool_)

@@ -219,7 +219,7 @@ def _waiting_ns(graph: TaskGraph, task: Int64) -> Int64:
         return np.zeros(len(task), dtype=np.int64)
     if WAITED in graph.attached:  # an earlier what-if has found out
         return np.asarray(np.minimum(graph.attached[WAITED][task], graph.duration_ns[task]), dtype=np.int64)
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         return waiting_for_peers(graph)[task]
     place, _ = _from_the_end(graph, task)
     _, key = np.unique(np.stack([place, graph.name[task], graph.size_bytes[task]]), axis=1, return_inverse=True)
@@ -234,9 +234,9 @@ def _issued_again(
     now_ns = (graph.duration_ns[found.task] - found.wait_ns).astype(np.float64)
     known = found.size_bytes >= 0
     size = np.maximum(found.size_bytes, 0).astype(np.float64)
-    round_ns, byte_ns = _fitted(now_ns[known], size[known], found, known, recorded, on_gpu=bool(graph.on_gpu.any()))
-    before = _cheapest(found.operation, recorded, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
-    after = _cheapest(found.operation, workers, size, round_ns, byte_ns, on_gpu=bool(graph.on_gpu.any()))
+    round_ns, byte_ns = _fitted(now_ns[known], size[known], found, known, recorded, on_gpu=graph.has_gpu)
+    before = _cheapest(found.operation, recorded, size, round_ns, byte_ns, on_gpu=graph.has_gpu)
+    after = _cheapest(found.operation, workers, size, round_ns, byte_ns, on_gpu=graph.has_gpu)
     cost_before = before.rounds * round_ns + before.share * size * byte_ns
     cost_after = after.rounds * round_ns + after.share * size * byte_ns
     # Without sizes a transfer may be all rounds or all bytes: the latter is likelier.

@@ -43,7 +43,7 @@ def passes(graph: TaskGraph) -> Passes:
     Work is what GPU streams run, but for collectives; on a CPU its operators.
     """
     worker = graph.kind == TaskKind.CPU_OP
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
         # What was launched before the recording began has no call that anything could stand beside.
         launched = worker & (graph.launch_of >= 0)

@@ -105,13 +105,13 @@ def _filled(
     graph: TaskGraph, plan: Plan, work: Work, stages: int, network: Network, frame: Callable[[Shape], Frame],
     updates: Pieces | None = None,
 ) -> _Filled:  # fmt: skip
-    on_gpu, n_parts = bool(graph.on_gpu.any()), work.forward.cpu_ns.shape[1]
+    n_parts = work.forward.cpu_ns.shape[1]
     threads, channels = _threads(graph, stages, n_parts, network)
     sums = range(0)
     if work.forward.sum_ns.any() or work.backward.sum_ns.any():
         sums = range(len(threads), len(threads) + stages)
         threads += tuple(Thread(f"stage {s}: {SUM}", ThreadKind.CHANNEL, ordered=True, rank=s) for s in range(stages))
-    shape = Shape.of(work, on_gpu=on_gpu, launch_lag_ns=graph.info.launch_lag_ns, channels=channels, sums=sums)
+    shape = Shape.of(work, on_gpu=graph.has_gpu, launch_lag_ns=graph.info.launch_lag_ns, channels=channels, sums=sums)
     if updates is None:
         updates = stage_updates(plan, work, stages)
     pieces = [work.forward, work.backward, work.batch, updates]
@@ -136,11 +136,11 @@ def _threads(
     graph: TaskGraph, stages: int, n_parts: int, network: Network
 ) -> tuple[tuple[Thread, ...], dict[tuple[int, int], int]]:
     """The threads of all stages, and the channel from one to another: one each way where a link is full duplex."""
-    threads, on_gpu = list[Thread](), bool(graph.on_gpu.any())
+    threads = list[Thread]()
     streams = [thread for thread in graph.threads if thread.kind == ThreadKind.STREAM]
     for stage in range(stages):
         threads.append(Thread(f"stage {stage}: CPU", ThreadKind.CPU, rank=stage))
-        if on_gpu:
+        if graph.has_gpu:
             threads.append(Thread(f"stage {stage}: GPU", ThreadKind.STREAM, stage, streams[0].stream, rank=stage))
     channels: dict[tuple[int, int], int] = {}
     pairs = dict.fromkeys((part % stages, (part + 1) % stages) for part in range(n_parts - 1))
@@ -221,7 +221,7 @@ def _call_ns(graph: TaskGraph, boundary_bytes: Int64) -> tuple[Float64, Float64,
 
     On a CPU gloo's threads do the work on the core of the stage.
     """
-    if graph.on_gpu.any():
+    if graph.has_gpu:
         same = np.ones(len(boundary_bytes))
         return same * CALL_NS, same * CALL_LOW_NS, same * CALL_NS
     work_ns = gloo.one_way_ns(graph, boundary_bytes)

@@ -167,7 +167,7 @@ def _one_pass(
 ) -> list[Exchange]:  # fmt: skip
     """The collectives of one forward and backward pass; ``done`` are in the list before them."""
     rows: list[Exchange] = []
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     root = round(units.root_bytes * how.share)
     updated = _last_update(graph, ends.first) if on_gpu and ends.begins and ends.first >= 0 else ()
     if root and ends.first >= 0:
@@ -233,7 +233,7 @@ class _Call(NamedTuple):
 def _calls(graph: TaskGraph, tasks: Iterable[int]) -> dict[int, _Call]:
     """The places for calls beside each of ``tasks``: beside its launch, on a CPU beside itself."""
     ids = np.array(sorted({task for task in tasks if task >= 0}), dtype=np.int64)
-    behind = calls_of(graph, ids) if graph.on_gpu.any() else ids
+    behind = calls_of(graph, ids) if graph.has_gpu else ids
     before = task_before(graph, behind)
     rows = zip(ids.tolist(), before.tolist(), behind.tolist(), strict=True)
     return {task: _Call(*places) for task, *places in rows}
@@ -248,7 +248,7 @@ def _last_update(graph: TaskGraph, first: int) -> tuple[int, ...]:
 
 def _behind_pass(graph: TaskGraph, ends: _Ends) -> tuple[int, ...]:
     """What waits for the gradients: what follows the backward pass, and the update on every other stream."""
-    if not graph.on_gpu.any() or ends.last < 0:
+    if not graph.has_gpu or ends.last < 0:
         return ()
     following = int(graph.neighbours[1][ends.last])
     found = {int(graph.thread[ends.last]): following} if following >= 0 else {}
@@ -313,7 +313,7 @@ def _buckets(
 
 def _gather_updated(graph: TaskGraph, size_bytes: int, step: int, ends: _Ends, following: int) -> Exchange:
     """The all-gather of the updated parameters: behind the update, and before ``following``, the next forward work."""
-    worker = graph.on_gpu if graph.on_gpu.any() else graph.on_cpu
+    worker = graph.on_device
     update = np.flatnonzero(worker & (step_of(graph) == step) & (graph.phase == Phase.UPDATE))
     update = update[update > ends.last]
     last = int(update[-1]) if len(update) else ends.last

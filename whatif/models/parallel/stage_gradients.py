@@ -13,7 +13,7 @@ import numpy as np
 
 from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Change, Int64, Phase, TaskKind
+from whatif.graph.types import Change, Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange.buckets import told_bytes
@@ -88,7 +88,7 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
     graph = with_slowest(graph, network)
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.int64)
     if sharded:
-        update = (graph.phase == Phase.UPDATE) & (graph.kind == _worker(graph))
+        update = (graph.phase == Phase.UPDATE) & (graph.kind == graph.kernel_kind)
         graph = graph.scale(update, 1 / network.workers)
     for stage in np.unique(ranks_of(graph)[size_bytes > 0]).tolist():
         ends = _ends(graph, stage)
@@ -126,12 +126,8 @@ def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: fl
     )
 
 
-def _worker(graph: TaskGraph) -> TaskKind:
-    return TaskKind.KERNEL if graph.on_gpu.any() else TaskKind.CPU_OP
-
-
 def _ends(graph: TaskGraph, stage: int) -> _Ends:
-    work = np.flatnonzero((ranks_of(graph) == stage) & (graph.kind == _worker(graph)))
+    work = np.flatnonzero((ranks_of(graph) == stage) & (graph.kind == graph.kernel_kind))
     backward = work[np.asarray(graph.attached[GRADIENTS])[work] > 0]
 
     def next_of(phase: Phase, behind: Int64) -> Int64:
@@ -148,12 +144,11 @@ def _ends(graph: TaskGraph, stage: int) -> _Ends:
 
 def _rows(graph: TaskGraph, ends: _Ends, size_bytes: Int64, *, sharded: bool) -> list[Exchange]:
     rows: list[Exchange] = []
-    on_gpu = bool(graph.on_gpu.any())
     for size, *tasks in zip(size_bytes.tolist(), *(column.tolist() for column in ends), strict=True):
         backward, summed, update, forward = tasks
         ready = (backward, summed) if summed >= 0 else (backward,)
         known = [task for task in (backward, update) if task >= 0]
-        calls = calls_of(graph, np.array(known)).tolist() if on_gpu else known
+        calls = calls_of(graph, np.array(known)).tolist() if graph.has_gpu else known
         if update >= 0:  # what the backward pass sends to the stage before comes first
             calls[0] = int(task_before(graph, np.array(calls[-1:]))[0])
         waiting = (update,) if update >= 0 else ()

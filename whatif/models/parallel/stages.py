@@ -211,6 +211,6 @@ def working_threads(graph: TaskGraph, model: Model) -> Bool:
     chosen[0] = True
     launches = graph.launch_of[graph.launch_of >= 0]
     chosen[graph.thread[launches]] = True
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         chosen[graph.thread[(model.position >= 0) & graph.on_cpu & (graph.family >= 0)]] = True
     return chosen

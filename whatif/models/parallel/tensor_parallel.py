@@ -203,7 +203,7 @@ def _between(graph: TaskGraph, split: Split) -> Bool:
 
 def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
     rows: list[Exchange] = []
-    on_gpu = bool(graph.on_gpu.any())
+    on_gpu = graph.has_gpu
     for span in sorted(split.spans, key=lambda span: span.last):
         part = split.parts[span.part]
         size, phase = split.size_bytes[span.part], Phase.BACKWARD if span.backward else Phase.FORWARD

@@ -62,8 +62,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
         compare("ranks that were read", len(a.ranks) or "one alone", len(b.ranks) or "one alone", blocks=True)
     # A prediction keeps the facts of its recording: nothing is known of what its what-ifs changed there.
     made = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
-    on_cpu = not before.on_gpu.any() and not after.on_gpu.any()
-    if before.on_gpu.any() != after.on_gpu.any():
+    on_cpu = not before.has_gpu and not after.has_gpu
+    if before.has_gpu != after.has_gpu:
         compare("device", a.gpu or _device(before), b.gpu or _device(after), blocks=True)
     else:
         compare("device", a.gpu, b.gpu, blocks=True)
@@ -118,7 +118,7 @@ def _layers(graph: TaskGraph) -> set[str]:
 
 
 def _device(graph: TaskGraph) -> str:
-    return "a GPU" if graph.on_gpu.any() else "CPU"
+    return "a GPU" if graph.has_gpu else "CPU"
 
 
 def _batch(info: GraphInfo) -> Any:

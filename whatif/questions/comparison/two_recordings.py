@@ -71,7 +71,7 @@ class TwoRecordings(Struct, frozen=True, dict=True):
     @property
     def on_gpu(self) -> bool:
         """Whether either recording has a GPU's work."""
-        return bool(self.before.graph.on_gpu.any() or self.after.graph.on_gpu.any())
+        return self.before.graph.has_gpu or self.after.graph.has_gpu
 
     @property
     def not_recorded(self) -> tuple[str, ...]:

@@ -128,8 +128,7 @@ class Composer:
         self._exchanges = Exchanges(graph, found)
         listed = gradients(graph)
         work_ns, launch_ns = adding_ns(graph, listed) if listed is not None else (0.0, 0.0)
-        on_gpu = bool(graph.on_gpu.any())
-        sides = (launch_ns, work_ns) if on_gpu else (work_ns, 0.0)
+        sides = (launch_ns, work_ns) if graph.has_gpu else (work_ns, 0.0)
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
@@ -291,7 +290,7 @@ class Composer:
         cpu, gpu, exchange = self._exchange_alone(plan, one) if plan.data > 1 else (0.0, 0.0, 0.0)
         work = work._replace(cpu=work.cpu + cpu, gpu=work.gpu + gpu)
         # On a CPU the update is the CPU's work.
-        cpu_share, gpu_share = (1.0, share) if self.graph.on_gpu.any() else (share, 1.0)
+        cpu_share, gpu_share = (1.0, share) if self.graph.has_gpu else (share, 1.0)
         step = work.plus(_Sides(update.cpu * cpu_share, update.gpu * gpu_share, update.sums))
         busy = float(step.busy)
         update_ns = busy - float(work.busy)
@@ -322,7 +321,7 @@ class Composer:
         if plan.level:
             update = update._replace(gpu_ns=update.gpu_ns / plan.data)
         # Nothing of a stage runs beside its exchange, so that the two are one piece.
-        side = "gpu_ns" if self.graph.on_gpu.any() else "cpu_ns"
+        side = "gpu_ns" if self.graph.has_gpu else "cpu_ns"
         behind = update._replace(**{side: getattr(update, side) + exchange})
 
         def step_ns(passes: int) -> int:

@@ -44,8 +44,8 @@ class Exchanges:
         first = gradients.step == gradients.step.min()
         self._graph = graph
         self._gradients = StepGradients(*(column[first] for column in gradients))
-        self._on_gpu = bool(graph.on_gpu.any())
-        worker = graph.on_gpu if self._on_gpu else graph.on_cpu
+        self._on_gpu = graph.has_gpu
+        worker = graph.on_device
         backward = np.asarray(worker & (graph.phase == Phase.BACKWARD) & (step_of(graph) == gradients.step.min()))
         over = np.cumsum(np.where(backward, graph.duration_ns, 0), dtype=np.float64)
         self._ready = over[self._gradients.task] / max(over[-1], 1.0)

@@ -188,7 +188,7 @@ def asked_of(
     info = baseline.graph.info
     found = load_cluster(cluster)
     own = device(baseline.graph)
-    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.on_gpu.any() else own
+    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.has_gpu else own
     other = gpu is not None and (own is None or own.name != gpu.name)
     moved = (load_transform("device", to=gpu.name),) if gpu is not None and other else ()
     held = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
@@ -315,7 +315,7 @@ def _estimated(
 
 def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
     plan, step_ms = estimate.plan, estimate.parts.step_ms
-    gpu = find_gpu(load_cluster(asked.cluster).gpu or "") if baseline.graph.on_gpu.any() else None
+    gpu = find_gpu(load_cluster(asked.cluster).gpu or "") if baseline.graph.has_gpu else None
     energy = None if gpu is None else gpu.power_watt * plan.devices * step_ms / 1e3
     fits = estimate.peak_bytes is None or asked.memory_bytes is None or estimate.peak_bytes <= asked.memory_bytes
     return Row(

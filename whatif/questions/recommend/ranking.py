@@ -120,7 +120,7 @@ def recommend(
     of no GPU, or of one that is not known: every other one would seem as fast.
     """
     graph = baseline.graph
-    if not graph.on_gpu.any():
+    if not graph.has_gpu:
         raise WhatifError("recommend: expected the recording of a GPU, got one of a CPU.")
     if any(transform.name == "device" for transform in transforms):
         raise WhatifError("recommend: expected what-ifs that go with each device, got device; use --devices NAMES.")

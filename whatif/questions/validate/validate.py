@@ -241,7 +241,7 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *,
     """
     doubts = _doubts(baseline, pair.baseline, force=force)
     prediction = apply(baseline, *pair.what_ifs)
-    on_gpu = bool(baseline.graph.on_gpu.any())
+    on_gpu = baseline.graph.has_gpu
     if pair.changed_untraced is not None:
         measured_ms = pair.changed_untraced.median_ms
     else:

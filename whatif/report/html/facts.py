@@ -130,7 +130,7 @@ def gather(
 
 
 def _twice_as_fast(baseline: Baseline) -> Prediction | None:
-    side = "gpu" if baseline.graph.on_gpu.any() else "cpu"
+    side = "gpu" if baseline.graph.has_gpu else "cpu"
     found = _or_why_not(lambda: apply(baseline, f"scale:kind={side},factor=0.5"))
     return found if isinstance(found, Prediction) else None
 

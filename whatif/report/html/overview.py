@@ -53,7 +53,7 @@ def _cards(facts: Facts) -> list[Html]:
     ms = ms_format(step_ms)
     subject = CLOCK_SUBJECTS[baseline.clock]
     found = []
-    if baseline.graph.on_gpu.any():
+    if baseline.graph.has_gpu:
         busy_ms, of_step = facts.explanation.breakdown.gpu_busy_ms, f"ms of {subject}"
         busy = f"{pct(busy_ms, step_ms)} %"
         found.append(_card("the GPU is busy", busy, f"{ms(busy_ms)} {of_step}", Made.SIMULATED, busy_ms, "gpu_busy_ms"))

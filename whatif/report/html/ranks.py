@@ -15,7 +15,7 @@ def ranks(facts: Facts) -> Html | None:
     found = facts.ranks
     if found is None:
         return None
-    ms, has_gpu = ms_format(found.step_ms), bool(facts.baseline.graph.on_gpu.any())
+    ms, has_gpu = ms_format(found.step_ms), facts.baseline.graph.has_gpu
 
     values = [rank_values(row, has_gpu=has_gpu) for row in found.rows]
     rows: list[Row] = [

@@ -20,7 +20,7 @@ DRAWN_PARTS = 8
 def sensitivity(facts: Facts, charts: Charts) -> Html:
     """Return what the step gains where one of its parts gets faster."""
     found = facts.sensitivity
-    titles = kind_titles(bool(facts.baseline.graph.on_gpu.any()))
+    titles = kind_titles(facts.baseline.graph.has_gpu)
     ms = ms_format(found.step_ms)
     at = found.speedups_pct.index(50.0)
     drawn = sorted(

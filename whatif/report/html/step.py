@@ -36,7 +36,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     before = facts.explanation.breakdown.to_dict()
     after = prediction.breakdown.to_dict() if prediction else {}
     graphs = [facts.baseline.graph, *([prediction.graph] if prediction else [])]
-    on_gpu = any(graph.on_gpu.any() for graph in graphs)
+    on_gpu = any(graph.has_gpu for graph in graphs)
     # Without a GPU most parts are of something that is not there.
     parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
     bars = ["baseline"]
@@ -161,9 +161,8 @@ def layers(facts: Facts) -> Html:
 
 def kernels(facts: Facts) -> Html:
     """Return the tables of kernel families and of kernels, of operators where there is no GPU."""
-    has_gpu = bool(facts.baseline.graph.on_gpu.any())
+    found, has_gpu = facts.explanation, facts.baseline.graph.has_gpu
     family, names = ("Kernel families", "Kernels and copies") if has_gpu else ("Operator families", "Operators")
-    found = facts.explanation
     cut = f"The {MOST_ROWS} that matter most." if len(found.operations) == MOST_ROWS else ""
     return section(
         "kernels",
@@ -274,7 +273,7 @@ def _of(what: str, shown: Sequence[Part], n_all: int) -> str:
 
 def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, note: str = "") -> Html:
     step_ms = facts.baseline.step_ns / 1e6
-    ms, has_gpu = ms_format(step_ms), bool(facts.baseline.graph.on_gpu.any())
+    ms, has_gpu = ms_format(step_ms), facts.baseline.graph.has_gpu
     columns: list[Header] = [
         Column("name", False),
         "tasks",

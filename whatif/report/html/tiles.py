@@ -81,7 +81,7 @@ def _fits(facts: Facts) -> Html:
 
 
 def _faster(facts: Facts) -> Html:
-    found, device = facts.faster, "GPU" if facts.baseline.graph.on_gpu.any() else "CPU"
+    found, device = facts.faster, "GPU" if facts.baseline.graph.has_gpu else "CPU"
     if found is None:
         return _tile("Faster hardware?", "unknown", "", f"the recording holds no work of a {device}", "sensitivity")
     shown, number = f"{found.speedup:.2f}× as fast", repr(float(found.predicted_ms))
@@ -93,7 +93,7 @@ def _faster(facts: Facts) -> Html:
 
 def _more(facts: Facts) -> Html:
     found, graph = facts.scaling, facts.baseline.graph
-    question = "More GPUs?" if graph.on_gpu.any() else "More workers?"
+    question = "More GPUs?" if graph.has_gpu else "More workers?"
     rows = (
         [row for row in found.rows if row.step_ms and row.high_ms and row.low_ms] if isinstance(found, Scaling) else []
     )
