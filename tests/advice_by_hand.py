@@ -8,7 +8,7 @@ from typing import Any
 import whatif
 from tests.helpers import CPU, STREAM, Build
 from whatif import TaskGraph, Transform
-from whatif.graph.task_graph import GraphInfo
+from whatif.graph.info import GraphInfo
 from whatif.prediction.predict import Baseline
 from whatif.questions.advice.advise import Advice, Ranked, advise
 from whatif.questions.advice.candidates import (

@@ -16,9 +16,9 @@ from tests.advice_by_hand import GIB, MS, advice, drawn, gains, script
 from tests.helpers import CPU, STREAM, Build, replace
 from tests.test_edit import traced
 from whatif import NewTasks, TaskGraph, TaskKind, Transform, WhatifError
+from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.memory import LayerMemory, Memory
-from whatif.graph.task_graph import GraphInfo
 from whatif.models.kernels.batch import with_batch_size
 from whatif.models.layers.memory_effects import change_memory, checkpointed, with_batch
 from whatif.prediction.predict import Baseline, apply

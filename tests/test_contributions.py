@@ -14,7 +14,7 @@ from tests.advice_by_hand import drawn
 from tests.helpers import replace
 from tests.test_edit import traced
 from whatif import TaskGraph, Transform, WhatifError
-from whatif.graph.task_graph import GraphInfo
+from whatif.graph.info import GraphInfo
 from whatif.prediction import composition
 from whatif.prediction.composition import is_unchanged, spelled
 from whatif.prediction.predict import Baseline, apply

@@ -11,6 +11,7 @@ import whatif
 from tests.helpers import CPU, Build, replace
 from tests.memory_steps import drawn, slow_peak, totals
 from tests.transforms.test_precision import attention_step
+from whatif.graph.info import GraphInfo
 from whatif.graph.memory import (
     LayerMemory,
     Memory,
@@ -18,7 +19,6 @@ from whatif.graph.memory import (
     peak,
     update_workspace,
 )
-from whatif.graph.task_graph import GraphInfo
 from whatif.graph.types import Phase
 from whatif.ingest.allocation_memory import blocks_of
 from whatif.ingest.events import Allocations

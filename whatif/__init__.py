@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from whatif.graph.notebook_view import FIGURES, VIEWS
+from whatif.runtime.notebook_view import FIGURES, VIEWS
 
 # In the root of a clone Python finds this folder before what was installed; two parts of the package lie beside it.
 _CLONE = os.path.dirname(__path__[0])
@@ -22,9 +22,10 @@ if os.path.isfile(os.path.join(_CLONE, "pyproject.toml")):
     __path__.append(_CLONE)
 
 if TYPE_CHECKING:
+    from whatif.graph.info import GraphInfo
     from whatif.graph.insert import NewTasks
     from whatif.graph.selection import Selection
-    from whatif.graph.task_graph import GraphInfo, TaskGraph
+    from whatif.graph.task_graph import TaskGraph
     from whatif.graph.types import (
         Anchor,
         Change,
@@ -52,7 +53,7 @@ _HOME = {
     "apply": "whatif.prediction.predict",
     "Prediction": "whatif.prediction.predict",
     "TaskGraph": "whatif.graph.task_graph",
-    "GraphInfo": "whatif.graph.task_graph",
+    "GraphInfo": "whatif.graph.info",
     "Timeline": "whatif.simulation.timeline",
     "Transform": "whatif.prediction.transform",
     "ByPriority": "whatif.simulation.simulator",

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.info import GraphInfo
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Finding, Severity
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import find_parts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.memory import Memory, recomputed, update_workspace
 from whatif.graph.recorded import Optimizer
-from whatif.graph.task_graph import GraphInfo
 from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
 from whatif.ingest.resident import Resident, resident, state_of

@@ -19,8 +19,9 @@ import numpy as np
 from msgspec import structs
 
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS
+from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import AUTOCAST_CASTS, AUTOCAST_SHARE, Simulated
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Anchor,
     Array,

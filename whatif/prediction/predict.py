@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.read import read
 from whatif.models.durations.estimator import described
@@ -30,6 +29,7 @@ from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.simulation.breakdown import Breakdown, breakdown
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import step_ns

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.order import loops
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -16,6 +15,7 @@ from whatif.graph.types import (
     DependencyKind,
     Int64,
 )
+from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.simulation.steps import step_times_ns
 
 

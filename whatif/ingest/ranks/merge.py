@@ -19,10 +19,11 @@ import numpy as np
 
 from whatif.graph.columns import COLUMNS, Column, filled, one_table
 from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
+from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import collective_of
 from whatif.graph.memory import fullest
 from whatif.graph.order import each_once
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     ARRIVAL_NAME,
     BEGIN_NAME,

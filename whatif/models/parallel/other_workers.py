@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import collective_of
 from whatif.graph.recorded import Recorded
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, TaskKind
 from whatif.hardware.cluster.collectives import MODELS
 from whatif.hardware.cluster.links import LATENCY_US, Link

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.memory import Memory, peak
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import Optimizer, Precision
-from whatif.graph.task_graph import GraphInfo
 
 
 class ToldChanges(Struct, frozen=True):

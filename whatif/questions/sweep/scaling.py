@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from whatif.graph.notebook_view import plot
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
@@ -22,6 +21,7 @@ from whatif.questions.progress import Progress, reported
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.notebook_view import plot
 
 OPTION = "workers"
 MOST_WORKERS = 1_000_000

@@ -11,7 +11,6 @@ import numpy as np
 from msgspec import Struct, structs
 
 from whatif.graph.memory import peak
-from whatif.graph.notebook_view import notebook_view, plot
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
@@ -29,6 +28,7 @@ from whatif.questions.sweep.batch import pieces
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import MOST_VALUES, Varied
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.notebook_view import notebook_view, plot
 
 # Numbers of samples that differ by less are the same: they come from a rate.
 SAME_SAMPLES = 1e-6
