@@ -314,14 +314,14 @@ def test_a_timeline_shows_who_works_in_the_step() -> None:
     from tests.helpers import step
     from whatif.report.plot_timeline import timeline_figure
 
-    figure = timeline_figure(whatif.simulate(step()), "span")
+    figure = timeline_figure(whatif.simulate(step()))
     check_readable(figure)
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert [row.split("  ")[0] for row in rows] == ["CPU", "stream 7"]
     assert rows[1].endswith("100 %")
     empty = Build(CPU, STREAM)
     empty.task(0, 0)
-    check_readable(timeline_figure(whatif.simulate(empty.graph()), "span"))
+    check_readable(timeline_figure(whatif.simulate(empty.graph())))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -29,9 +29,7 @@ class Settings:
         return {name: float(value) for name, value in asdict(self).items()}
 
 
-def fit_trees(
-    x: Float64, y: Float64, settings: Settings, *, weight: Float64 | None = None
-) -> dict[str, npt.NDArray[Any]]:
+def fit_trees(x: Float64, y: Float64, settings: Settings) -> dict[str, npt.NDArray[Any]]:
     """Fit trees to n rows: features (n, f), targets (n,), least absolute error; gives a forest's arrays."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -42,7 +40,7 @@ def fit_trees(
             max_leaf_nodes=settings.leaves, min_samples_leaf=settings.in_leaf, l2_regularization=settings.ridge,
             max_features=settings.features, max_bins=254, early_stopping=False, random_state=seed,
         )  # fmt: skip
-        found.append(model.fit(x, y, sample_weight=weight))
+        found.append(model.fit(x, y))
     arrays = arrays_of(found)
     return arrays | {"value": _short(arrays["value"])}
 

@@ -93,9 +93,7 @@ def _fit_device(sample: Sample, settings: Settings) -> Fitted:
     return Fitted(name_of(sample.device, sample.kind), facts, arrays)
 
 
-def fit_across(
-    samples: Sequence[Sample], *, settings: Settings = ACROSS, say: Said | None = None, most: int = _MOST_A_DEVICE
-) -> Iterator[Fitted]:
+def fit_across(samples: Sequence[Sample], *, settings: Settings = ACROSS, say: Said | None = None) -> Iterator[Fitted]:
     """Fit one model across devices to each kind of sample that four of them or more have."""
     kinds: dict[Kind, list[Sample]] = {}
     for sample in samples:
@@ -105,7 +103,7 @@ def fit_across(
         if len(found) >= FEWEST_DEVICES:
             if say:
                 say(f"{len(found)} devices {kind.family} {kind.dtype}")
-            yield _fit_across(kind, [s.take(s.sound).drawn(most, TRIED_SEED) for s in found], settings)
+            yield _fit_across(kind, [s.take(s.sound).drawn(_MOST_A_DEVICE, TRIED_SEED) for s in found], settings)
 
 
 def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted:

@@ -87,13 +87,11 @@ class Sample:
         return digest.hexdigest()
 
 
-def samples_of(
-    contributions: Sequence[tuple[Provenance, Rows]], *, families: Sequence[str] = LEARNABLE
-) -> Iterator[Sample]:
+def samples_of(contributions: Sequence[tuple[Provenance, Rows]]) -> Iterator[Sample]:
     """Return the samples of a database, by device and kind."""
     parts: dict[tuple[str, Kind], list[tuple[Provenance, Operators, Float64]]] = {}
     for said, rows in contributions:
-        if rows.family not in families:
+        if rows.family not in LEARNABLE:
             continue
         dtypes, phases = (rows.ops.texts[name] for name in ("dtype", "phase"))
         pairs = np.stack([dtypes.codes, phases.codes], axis=1)

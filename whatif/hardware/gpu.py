@@ -63,7 +63,6 @@ class Gpu(Struct, frozen=True):
     fp16_vector_tflops: float | None = None
     bf16_tensor_tflops: float | None = None
     fp8_tensor_tflops: float | None = None
-    int8_tops: float | None = None
     fp32_sustained_tflops: float | None = None
     bf16_sustained_tflops: float | None = None
     fp8_sustained_tflops: float | None = None

@@ -30,10 +30,10 @@ ROW_NAME_LENGTH = 26
 LOOKS = {"CPU": COLORS[0], "GPU": COLORS[2], "copies": COLORS[4], "communication": COLORS[1]}
 
 
-def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
-    """Return the steady step closest to the median by a clock: the busiest execution threads, and when each works."""
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Return the steady step closest to the median: the busiest execution threads, and when each works."""
     graph = timeline.graph
-    clock = clock or default_clock(graph)
+    clock = default_clock(graph)
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
     working = _working(graph)
     inside_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
@@ -58,7 +58,7 @@ def timeline_figure(timeline: Timeline, clock: str | None = None) -> Figure:
     ]
     name_rows(axes, names, tight=True)
     axes.set_xlim(0, max((high_ns - low_ns) / 1e6, 1e-6))
-    axes.set_xlabel(f"{CLOCK_SUBJECTS[clock]}, ms (behind each name: busy)")
+    axes.set_xlabel(f"{CLOCK_SUBJECTS[clock]}, ms (after each name: busy)")
     unboxed(axes, "x")
     if shown:
         legend_on_top(axes, 4)

@@ -18,11 +18,11 @@ MOST_ROWS = 40
 SAME_STEP = 1e-4
 
 
-def print_sweep(found: Sweep, most_rows: int = MOST_ROWS) -> None:
+def print_sweep(found: Sweep) -> None:
     """Print the table of a sweep: a row a point, or where there are many evenly chosen ones."""
     baseline_ms = found.baseline.step_ns / 1e6
     ms = ms_format(baseline_ms)
-    shown = _shown(len(found.points), most_rows)
+    shown = _shown(len(found.points))
     with report() as out:
         out.say(headline(found), "bold")
         out.step(found.baseline)
@@ -149,7 +149,7 @@ def exposed(found: Scaling) -> str:
     return f"exposed: communication that does not overlap with {work}"
 
 
-def _shown(count: int, most: int) -> list[int]:
-    if count <= most:
+def _shown(count: int) -> list[int]:
+    if count <= MOST_ROWS:
         return list(range(count))
-    return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
+    return sorted({round(place * (count - 1) / (MOST_ROWS - 1)) for place in range(MOST_ROWS)})

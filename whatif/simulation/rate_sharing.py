@@ -25,7 +25,7 @@ from whatif.simulation.simulator import (
     not_ready,
 )
 
-_HOLDS, _YIELDS, _SHARES = int(Role.HOLDS), int(Role.YIELDS), int(Role.SHARES)
+_HOLDS, _SHARES = int(Role.HOLDS), int(Role.SHARES)
 
 
 class User(NamedTuple):

@@ -55,7 +55,6 @@ TERMS = {
     "MFU": "model FLOPs utilization: FLOPs of the model in a second, as a share of the GPU's peak",
     "of peak": "as a share of what the data sheet promises",
     "FLOP/B": "floating-point operations for each byte of memory traffic",
-    "at usual rates": "saved if these kernels reached the rate that such kernels usually reach",
     "efficiency, %": "throughput as a share of what as many separate workers have",
     "throughput, ×": "times the samples that one worker trains in a second",
     "transfer": "time in which collectives move data",
