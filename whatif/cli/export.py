@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the timelines and say where they are."""
     paths, names = traces_then_names(args.words, "export")
     from whatif.ingest.exported import EXPORTED_BEGIN
-    from whatif.prediction.composition import spelled
+    from whatif.prediction.composition import spelled_together
     from whatif.prediction.predict import apply
     from whatif.prediction.transform import load_transform
     from whatif.report.perfetto import write_perfetto
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             write_perfetto(args.output, baseline.timeline, None, without_profiler=corrected)
         else:
             prediction = apply(baseline, *transforms)
-            what = " + ".join(spelled(transform) for transform in transforms)
+            what = spelled_together(transforms)
             write_perfetto(args.output, baseline.timeline, prediction.timeline, what, without_profiler=corrected)
     if prediction is not None:
         warn(prediction.warnings)

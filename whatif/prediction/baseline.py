@@ -63,6 +63,11 @@ class Baseline(Struct, frozen=True, dict=True):
         return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
 
     @property
+    def step_ms(self) -> float:
+        """The simulated step, ms."""
+        return self.step_ns / 1e6
+
+    @property
     def as_recorded(self) -> Baseline | None:
         """The baseline with the profiler's cost in it, where that was estimated and taken out; else None."""
         recorded = self.calibration.recorded if self.calibration else None
@@ -74,7 +79,7 @@ class Baseline(Struct, frozen=True, dict=True):
         if self.calibration is None or self.calibration.estimate is None:
             return None
         low_ns, high_ns = bounds_ns(self, self.graph, self.step_ns)
-        return {"estimate": self.step_ns / 1e6, "low": low_ns / 1e6, "high": high_ns / 1e6}
+        return {"estimate": self.step_ms, "low": low_ns / 1e6, "high": high_ns / 1e6}
 
     @property
     def measured_ns(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -118,6 +118,11 @@ def spelled(transform: Transform) -> str:
     """Return how a transform and its options are written on a command line: ``amp:target=bf16``."""
     options = ",".join(f"{key}={_text(value)}" for key, value in transform.options.items())
     return f"{transform.name}:{options}" if options else transform.name
+
+
+def spelled_together(transforms: Iterable[Transform]) -> str:
+    """Return how what-ifs are written in a sentence, a plus between two."""
+    return " + ".join(map(spelled, transforms))
 
 
 def _text(value: object) -> str:

@@ -22,7 +22,7 @@ NOTHING_PCT = 1.0
 
 def warnings_of(baseline: Baseline) -> tuple[str, ...]:
     """Return what every answer from a recording has to warn of; it takes no further simulation."""
-    unchanged = why_nothing_changes(baseline, baseline.step_ns / 1e6, baseline.breakdown)
+    unchanged = why_nothing_changes(baseline, baseline.step_ms, baseline.breakdown)
     return tuple(filter(None, (*doubts_of(baseline, baseline.timeline), unchanged)))
 
 
@@ -48,7 +48,7 @@ def doubts_of(baseline: Baseline, timeline: Timeline) -> tuple[str, ...]:
 
 def why_nothing_changes(baseline: Baseline, predicted_ms: float, after: Breakdown) -> str:
     """Return why a step with the parts ``after`` is hardly shorter than the baseline's; "" if it is."""
-    before, baseline_ms = baseline.breakdown, baseline.step_ns / 1e6
+    before, baseline_ms = baseline.breakdown, baseline.step_ms
     gain_pct = 100.0 * (1 - predicted_ms / baseline_ms) if baseline_ms else 0.0
     if not baseline.graph.has_gpu or gain_pct >= NOTHING_PCT or not baseline_ms:
         return ""

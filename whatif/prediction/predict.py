@@ -22,7 +22,7 @@ from whatif.prediction.composition import (
     is_without_effect,
     new_notes,
     single_schedule,
-    spelled,
+    spelled_together,
 )
 from whatif.prediction.doubts import doubts_of, why_nothing_changes
 from whatif.prediction.totals import Totals, totals
@@ -72,7 +72,7 @@ class Prediction:
     @property
     def baseline_ms(self) -> float:
         """The simulated step of the recording itself, ms."""
-        return self.baseline.step_ns / 1e6
+        return self.baseline.step_ms
 
     @property
     def low_ms(self) -> float:
@@ -170,7 +170,7 @@ class Prediction:
         return result
 
     def __repr__(self) -> str:
-        names = " + ".join(spelled(transform) for transform in self.transforms)
+        names = spelled_together(self.transforms)
         return f"Prediction({names}: {self.baseline_ms:.4f} to {self.predicted_ms:.4f} ms, {self.baseline.graph!r})"
 
     _repr_html_ = notebook_view

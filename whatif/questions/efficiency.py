@@ -123,7 +123,7 @@ class Efficiency(Struct, frozen=True):
     @property
     def headline(self) -> str:
         """Give MFU and HFU in one sentence, or say why not."""
-        what, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ns / 1e6
+        what, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ms
         if self.step_tflop <= 0:
             return "MFU –: the recording holds no shapes of matrix products; record with shapes."
         done = f"{self.step_tflop:,.3g} TFLOP a {what} of {step_ms:,.2f} ms"
@@ -141,7 +141,7 @@ class Efficiency(Struct, frozen=True):
             "trace": self.baseline.graph.info.path,
             "gpu": self.gpu.name if self.gpu else None,
             "step_clock": self.baseline.clock,
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "headline": self.headline,
             "convention": CONVENTION,
             "tflop_per_step": self.step_tflop,

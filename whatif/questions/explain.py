@@ -87,7 +87,7 @@ class Explanation(Struct, frozen=True, dict=True):
     @property
     def baseline_ms(self) -> float:
         """The simulated step, ms."""
-        return self.baseline.step_ns / 1e6
+        return self.baseline.step_ms
 
     @property
     def slack(self) -> str | None:
@@ -142,7 +142,7 @@ def step_facts(baseline: Baseline) -> dict[str, Any]:
         "step_clock": baseline.clock,
         "steps": baseline.graph.info.n_steps,
         "measured_ms": baseline.measured_ms,
-        "baseline_ms": baseline.step_ns / 1e6,
+        "baseline_ms": baseline.step_ms,
         "replay_error_pct": baseline.known_error_pct,
     }
 
@@ -217,14 +217,14 @@ def step_work_ms(baseline: Baseline) -> Float64:
     timeline = baseline.timeline
     low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
-    return np.asarray(work_ns * (baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)))
+    return np.asarray(work_ns * (baseline.step_ms / max(high_ns - low_ns, 1)))
 
 
 def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
     """Return the time that each task holds the critical path of the step that is shown, ms, and that of lags."""
     timeline = baseline.timeline
     low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
-    ms_per_ns = baseline.step_ns / 1e6 / max(high_ns - low_ns, 1)
+    ms_per_ns = baseline.step_ms / max(high_ns - low_ns, 1)
     held_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
     return np.asarray(held_ns * ms_per_ns), lag_ns * ms_per_ns
 

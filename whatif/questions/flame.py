@@ -67,14 +67,14 @@ class Flame(Struct, frozen=True):
         why = "" if self.of == "stacks" else " (the recording has no call stacks)"
         left = self.n_frames - len(self.frames)
         narrow = f"; {left:,} narrower frames are not shown" if left else ""
-        return f"what the {what} of {self.baseline.step_ns / 1e6:,.2f} ms waits for, by {of}{why}{narrow}."
+        return f"what the {what} of {self.baseline.step_ms:,.2f} ms waits for, by {of}{why}{narrow}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the frames as a JSON object."""
         return {
             "trace": self.baseline.graph.info.path,
             "step_clock": self.baseline.clock,
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "of": self.of,
             "headline": self.headline,
             "frames": [frame.to_dict() for frame in self.frames],

@@ -71,7 +71,7 @@ class LineParts(Struct, frozen=True):
         most = max(known, key=lambda line: line.part.critical_ms)
         told = (
             f"{most.part.name} holds more of the critical path than any other {self.by}: {most.part.critical_ms:,.2f} "
-            f"of {self.baseline.step_ns / 1e6:,.2f} ms"
+            f"of {self.baseline.step_ms:,.2f} ms"
         )
         unknown_ms = sum(line.part.critical_ms for line in self.parts if line.part.name == none)
         if unknown_ms > most.part.critical_ms:
@@ -95,7 +95,7 @@ class LineParts(Struct, frozen=True):
         return {
             "trace": self.baseline.graph.info.path,
             "step_clock": self.baseline.clock,
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "mean_ms": mean_step_ms(self.baseline, self.baseline.timeline),
             "by": self.by,
             "headline": self.headline,

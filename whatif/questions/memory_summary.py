@@ -133,7 +133,7 @@ class MemorySummary(Struct, frozen=True):
                 for part in self.layers
             ],
             "timeline": [_moment(moment) for moment in self.moments],
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "step_clock": self.baseline.clock,
             "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.memories, strict=True)],
             "batch_size": _of_most(self.baseline.graph)[1].batch_size,

@@ -79,7 +79,7 @@ class Sensitivity(Struct, frozen=True):
     @property
     def step_ms(self) -> float:
         """The simulated step, ms."""
-        return self.baseline.step_ns / 1e6
+        return self.baseline.step_ms
 
     def of_kind(self, kind: str) -> tuple[Sensitive, ...]:
         """Return the parts of one kind, largest gain first."""

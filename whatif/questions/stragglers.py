@@ -175,7 +175,7 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     late_ms = _together_ms(baseline, met, met.others_here_ns, met.arrival_ns)
     taken = np.bincount(met.rank[counted], minlength=count)
     last = np.bincount(met.rank[counted & met.last], minlength=count)
-    step_ms = baseline.step_ns / 1e6
+    step_ms = baseline.step_ms
     worst = [i for i in np.argsort(-late_ms, kind="stable").tolist() if late_ms[i] > STRAGGLES * step_ms]
     rank_of = ranks_of(graph)
     excess = {i: _excess(graph, steps, ranks.numbers, i, float(late_ms[i])) for i in worst[:most]} if count > 1 else {}

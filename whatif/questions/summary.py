@@ -82,7 +82,7 @@ class Summary(Struct, frozen=True, dict=True):
             "steady_steps": self.steady_steps,
             "measured_ms": self.baseline.measured_ms,
             "untraced_ms": info.untraced_step_ns / 1e6 if info.untraced_step_ns else None,
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "replay_error_pct": self.baseline.known_error_pct,
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,
             "tasks": self.tasks,

@@ -32,7 +32,7 @@ def verdict(
     ``peers_ms`` of the communication on the critical path waits for other ranks. ``held_up``: the rank for which the
     others wait, and how long, where the recordings of several are at hand.
     """
-    step_ms, what = baseline.step_ns / 1e6, CLOCK_NOUNS[baseline.clock]
+    step_ms, what = baseline.step_ms, CLOCK_NOUNS[baseline.clock]
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
     parts = baseline.breakdown

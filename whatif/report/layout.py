@@ -45,7 +45,7 @@ class Report:
 
     def step(self, baseline: Baseline, behind: str = "", on: str = "") -> None:
         """Print which recording this is and how long its step takes, with more words ``behind``."""
-        step_ms = baseline.step_ns / 1e6
+        step_ms = baseline.step_ms
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
         clock = CLOCK_LABELS[baseline.clock]
@@ -204,6 +204,16 @@ def ms_format(step_ms: float) -> Callable[[float | None], str]:
 def pct(part: float, whole: float = 100.0) -> str:
     """Return a share in percent, without the sign."""
     return f"{100.0 * part / whole:.1f}" if whole else "–"
+
+
+def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
+    """Return a number by its format and with its unit; a dash where it is not known."""
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def some_of(title: str, shown: int, there: int) -> str:
+    """Return the title of a table; where it has not all rows that there are, with how many it has."""
+    return f"{title} ({shown:,} of {there:,})" if shown < there else title
 
 
 def count(tasks: float) -> str:

@@ -88,7 +88,7 @@ def prediction_html(prediction: Prediction) -> str:
 
 def sweep_html(found: Sweep) -> str:
     """Return the points of a sweep and their curve."""
-    baseline_ms = found.baseline.step_ns / 1e6
+    baseline_ms = found.baseline.step_ms
     ms = ms_format(baseline_ms)
     rows = [
         (*point.values, *(

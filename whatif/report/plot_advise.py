@@ -65,11 +65,11 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
             if entries
         ]
         legend(axes, handles=handles, loc="lower right")
-    title(figure, advice.baseline.graph.info.path, f"{advice.baseline.step_ns / 1e6:,.4g} ms as it is")
+    title(figure, advice.baseline.graph.info.path, f"{advice.baseline.step_ms:,.4g} ms as it is")
     return figure
 
 
 def _lines(entry: Ranked) -> str:
     """A combination as it is drawn: broken between its what-ifs."""
-    words = printable(" + ".join(entry.trial.spelled))
+    words = printable(entry.trial.label)
     return "\n".join(wrap(words, LINE_LENGTH, max_lines=MOST_LINES, placeholder=" …"))

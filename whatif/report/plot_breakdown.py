@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled_together
 from whatif.prediction.predict import Prediction
 from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
 from whatif.report.plots import (
@@ -53,7 +53,7 @@ class Bar(Struct, frozen=True):
 def prediction_figure(prediction: Prediction) -> Figure:
     """Return the parts of the step before and after the what-ifs as two bars, the second one with its 90 % range."""
     baseline = prediction.baseline
-    names = " + ".join(spelled(transform) for transform in prediction.transforms) or "as it is"
+    names = spelled_together(prediction.transforms) or "as it is"
     bars = [
         Bar("baseline", baseline.breakdown, prediction.baseline_ms, measured_ms=baseline.measured_ms),
         Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),

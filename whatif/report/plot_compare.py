@@ -35,7 +35,7 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
     figure = new_figure(11, 3.4 + 0.24 * n_rows)
     grid = figure.add_gridspec(2, 2, height_ratios=(2.2, 0.8 + 0.24 * n_rows))
     bars = [
-        Bar(f"{side}: {file}", explained.breakdown, baseline.step_ns / 1e6, measured_ms=measured.ms or None)
+        Bar(f"{side}: {file}", explained.breakdown, baseline.step_ms, measured_ms=measured.ms or None)
         for side, file, baseline, explained, measured in zip(
             "AB", told_apart([side.graph.info.path for side in (two.before, two.after)]), (two.before, two.after),
             found.explained, two.measured, strict=True,

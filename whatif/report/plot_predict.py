@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whatif.from_module.predict_step import PredictedStep
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled_together
 from whatif.report.plot_breakdown import Bar, bars_figure
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def predicted_figure(predicted: PredictedStep) -> Figure:
     """Return the parts of the step as a bar with its nominal 90 % range, below the one without the what-ifs."""
     prediction = predicted.prediction
-    names = " + ".join(spelled(transform) for transform in prediction.transforms)
+    names = spelled_together(prediction.transforms)
     last = Bar(names or "as it is", prediction.breakdown, prediction.predicted_ms, *predicted.range_ms)
     first = [Bar("as it is", prediction.baseline.breakdown, prediction.baseline_ms)] if names else []
     return bars_figure([*first, last], "a step, ms", predicted.source, f"on {predicted.device}, nothing measured")

@@ -44,7 +44,7 @@ def sweep_figure(found: Sweep) -> Figure:
             f"{option}={value}" for option, value in zip(found.options[:-1], points[0].values[:-1], strict=True)
         )
         _line(axes, x, points, place, label, with_range=len(lines) <= 2)
-    baseline_ms = found.baseline.step_ns / 1e6
+    baseline_ms = found.baseline.step_ms
     axes.axhline(baseline_ms, color="0.4", linewidth=0.8, linestyle="--", label="recorded step, simulated")
     if is_number and max(x) > LOGARITHMIC_FROM * min(x):
         axes.set_xscale("log")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.text import Text
 
 from whatif.models.durations.estimator import described
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled, spelled_together
 from whatif.prediction.predict import Prediction
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
@@ -69,7 +69,7 @@ def print_prediction(prediction: Prediction) -> None:
 def headline(prediction: Prediction) -> str:
     """Return the sentence on top: the what-ifs, the step before and after."""
     ms = ms_format(prediction.baseline_ms)
-    names = " + ".join(spelled(t) for t in prediction.transforms)
+    names = spelled_together(prediction.transforms)
     change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
     return f"{names}: {change}"
 

@@ -86,7 +86,7 @@ def other_batch(baseline: Baseline) -> str:
 
 def _print_waiting(out: Report, advice: Advice) -> None:
     """The lines whose waits remove_syncs takes away, each with what that alone gains."""
-    ms = ms_format(advice.baseline.step_ns / 1e6)
+    ms = ms_format(advice.baseline.step_ms)
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     out.table(
         "Lines of your code that wait for the GPU (remove_syncs removes these waits), per step",
@@ -100,7 +100,7 @@ def print_refused(out: Report, title: str, refused: Sequence[Refused], baseline:
     """Print what-ifs and why each is refused, the recording named without its folders."""
     path = baseline.graph.info.path
     short = [r.reason.replace(path, Path(path).name) if path else r.reason for r in refused]
-    rows = [(" + ".join(r.spelled), reason) for r, reason in zip(refused, short, strict=True)]
+    rows = [(r.label, reason) for r, reason in zip(refused, short, strict=True)]
     out.table(title, ["", " "], rows, gives_way=1)
 
 
@@ -125,7 +125,7 @@ def _is_of(named: Collection[str], entry: Ranked) -> bool:
 
 def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int]) -> tuple[list[str], list[list[str]]]:
     """The headers and the rows of a table of entries at some places of their ranking."""
-    ms = ms_format(advice.baseline.step_ns / 1e6)
+    ms = ms_format(advice.baseline.step_ms)
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
     if with_memory:
@@ -135,7 +135,7 @@ def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int
         trial = entry.trial
         row = [
             str(place),
-            what_ifs(entry),
+            entry.trial.label,
             f"{trial.gain_pct:.1f} %",
             f"{gain_range(entry)} %" if entry.range_ms else "–",
             ms(trial.recorded_samples_ms) + ("" if trial.same_training else "*"),
@@ -148,13 +148,8 @@ def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int
 
 
 def _print_reasons(out: Report, title: str, entries: Sequence[Ranked]) -> None:
-    rows = [(what_ifs(entry), f"{entry.trial.gain_pct:+z.1f} %", entry.reason) for entry in entries]
+    rows = [(entry.trial.label, f"{entry.trial.gain_pct:+z.1f} %", entry.reason) for entry in entries]
     out.table(title, ["", "gain", " "], rows, gives_way=2)
-
-
-def what_ifs(entry: Ranked) -> str:
-    """Return the what-ifs of an entry as they are written on a command line."""
-    return " + ".join(entry.trial.spelled)
 
 
 def gain_range(entry: Ranked) -> str:

@@ -22,6 +22,7 @@ from whatif.report.layout import (
     report,
     sentence_case,
     signed,
+    some_of,
     told_apart,
 )
 from whatif.report.text_explain import short_name
@@ -187,7 +188,7 @@ def _print_breakdown(out: Report, found: Comparison, ms: Callable[[float | None]
     """Where the simulated steps go; the tables below show the parts."""
     two = found.two
     before, after = (explanation.breakdown.to_dict() for explanation in found.explained)
-    rows = [("simulated from the recording", *_cells(two.before.step_ns / 1e6, two.after.step_ns / 1e6, ms))]
+    rows = [("simulated from the recording", *_cells(two.before.step_ms, two.after.step_ms, ms))]
     if two.on_gpu:
         rows += [(label, *_cells(before[key], after[key], ms)) for key, label in BREAKDOWN_LABELS]
     out.table("Where it goes, ms", HEADERS, rows)
@@ -206,15 +207,14 @@ def _print_changes(
     top: int,
 ) -> None:
     """The parts whose value changed most, and a line that counts the others."""
-    told = [change for change in changes if any(part and value(part) for part in _sides(change))]
-    told.sort(key=lambda change: -abs(change.change(value)))
-    rest = told[top:]
-    of = f" ({top} of {len(told)})" if rest else ""
-    rows = [change_row(change, value, ms) for change in told[:top]]
+    changed = [change for change in changes if any(part and value(part) for part in _sides(change))]
+    changed.sort(key=lambda change: -abs(change.change(value)))
+    shown, rest = changed[:top], changed[top:]
+    rows = [change_row(change, value, ms) for change in shown]
     if rest:
         before, after = (sum(value(part) for part in side if part) for side in zip(*map(_sides, rest), strict=True))
         rows.append((f"({len(rest)} more)", *_cells(before, after, ms), ""))
-    out.table(f"{heading}{of}, ms", [*HEADERS, "tasks"], rows)
+    out.table(f"{some_of(heading, len(shown), len(changed))}, ms", [*HEADERS, "tasks"], rows)
 
 
 def _print_names(out: Report, heading: str, changes: tuple[PartChange, ...]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whatif.prediction.utilization import CONVENTION
 from whatif.questions.efficiency import Efficiency, Use
-from whatif.report.layout import Report, count, ms_format, report
+from whatif.report.layout import Report, count, ms_format, number, report
 from whatif.simulation.steps import CLOCK_NOUNS
 
 HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B", "bound", "saves")
@@ -44,20 +44,12 @@ def print_savings(out: Report, savings: Sequence[Use], noun: str) -> None:
 
 def use_rows(found: Efficiency, uses: Sequence[Use]) -> list[tuple[str, ...]]:
     """Return the cells of a table of rows."""
-    ms = ms_format(found.baseline.step_ns / 1e6)
+    ms = ms_format(found.baseline.step_ms)
     return [
         (
-            use.name, count(use.kernels), ms(use.ms), _number(use.tflops), _pct(use.compute_pct), _number(use.gbyte_s),
-            _pct(use.memory_pct), _number(use.intensity), use.bound or "–",
-            "–" if use.usual_saves_ms is None else ms(use.usual_saves_ms),
+            use.name, count(use.kernels), ms(use.ms), number(use.tflops), number(use.compute_pct, ".1f", " %"),
+            number(use.gbyte_s), number(use.memory_pct, ".1f", " %"), number(use.intensity), use.bound or "–",
+            ms(use.usual_saves_ms),
         )
         for use in uses
     ]  # fmt: skip
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"
-
-
-def _pct(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} %"

@@ -13,8 +13,10 @@ from whatif.report.layout import (
     bar,
     count,
     ms_format,
+    number,
     pct,
     report,
+    some_of,
 )
 
 # A column of a table of parts: its header, and what it shows of a part.
@@ -71,19 +73,16 @@ def _print_collectives(out: Report, explanation: Explanation) -> None:
     """The largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
     ms, on_gpu = ms_format(explanation.baseline_ms), explanation.baseline.graph.has_gpu
 
-    def rate(value: float | None) -> str:
-        return "–" if value is None else f"{value:,.1f}"
-
     grouped = any(row.group for row in explanation.collectives)
     rows = []
     for row in explanation.collectives[:MOST_COLLECTIVES]:
-        size = "–" if row.size_bytes is None else f"{row.size_bytes / 1e6:,.3f}"
+        size = number(row.size_bytes and row.size_bytes / 1e6, ",.3f")
         cells = [row.kind.replace("_", "-"), *([row.group or "–"] if grouped else []), size, count(row.count)]
         cells.append(ms(row.ms))
         if row.exposed_ms is not None:
             cells += [ms(row.exposed_ms), f"{pct(row.ms - row.exposed_ms, row.ms)} %"]
         should_ms = None if row.expected_ms is None else row.count * row.expected_ms
-        cells += [ms(row.waits_ms), ms(row.critical_ms), rate(row.algorithm_gbyte_s), rate(row.bus_gbyte_s)]
+        cells += [ms(row.waits_ms), ms(row.critical_ms), number(row.algorithm_gbyte_s), number(row.bus_gbyte_s)]
         rows.append([*cells, ms(should_ms)])
     headers = ["", *(["group"] if grouped else []), "MB", "count", "ms", *(["exposed", "hidden"] if on_gpu else [])]
     headers += ["waits", "critical", "GB/s", "bus", "should take"]
@@ -113,8 +112,7 @@ def _print_layers(out: Report, explanation: Explanation, columns: list[Column]) 
     if not explanation.layers:
         print_no_layers(out)
         return
-    shown = len(explanation.layers)
-    heading = f"Layers ({shown} of {explanation.n_layers})" if shown < explanation.n_layers else "Layers"
+    heading = some_of("Layers", len(explanation.layers), explanation.n_layers)
     _print_parts(out, heading, explanation.all_layers, columns)
 
 

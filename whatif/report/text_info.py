@@ -76,7 +76,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 def _print_steps(out: Report, summary: Summary) -> None:
     baseline, info = summary.baseline, summary.graph.info
-    ms = ms_format(baseline.step_ns / 1e6)
+    ms = ms_format(baseline.step_ms)
     clock = CLOCK_LABELS[baseline.clock]
     how = f"{clock}, median of {summary.steady_steps} steady steps" if summary.steady_steps > 1 else clock
     rows = [

@@ -6,7 +6,7 @@ import re
 
 from whatif.questions.flame import Flame
 from whatif.questions.lines import LineParts
-from whatif.report.layout import bar, count, ms_format, pct, report
+from whatif.report.layout import bar, count, ms_format, pct, report, some_of
 from whatif.report.text_explain import short_name
 from whatif.simulation.steps import CLOCK_NOUNS
 
@@ -21,7 +21,7 @@ def short_line(text: str) -> str:
 
 def print_flame(found: Flame) -> None:
     """Print the frames of a flame graph that take a hundredth of the step as a tree."""
-    ms, whole_ms = ms_format(found.baseline.step_ns / 1e6), found.whole_ms
+    ms, whole_ms = ms_format(found.baseline.step_ms), found.whole_ms
     with report() as out:
         out.say(found.headline, "bold")
         out.step(found.baseline)
@@ -37,7 +37,7 @@ def print_lines(found: LineParts) -> None:
     """Print the lines, files or layers of a step, and what waiting for the GPU costs on each."""
     baseline = found.baseline
     has_gpu = baseline.graph.has_gpu
-    ms = ms_format(baseline.step_ns / 1e6)
+    ms = ms_format(baseline.step_ms)
     with report() as out:
         out.say(short_line(found.headline), "bold")
         out.step(baseline)
@@ -57,10 +57,8 @@ def print_lines(found: LineParts) -> None:
             row += [count(line.waits), ms(line.blocked_ms)] if has_gpu else []
             row += [ms(line.gain_ms)] if found.by != "file" else []
             rows.append(row)
-        shown, every = len(found.shown), len(found.parts)
-        of = f" ({shown} of {every})" if shown < every else ""
-        noun = CLOCK_NOUNS[baseline.clock]
-        out.table(f"By {found.by}{of}, ms a {noun}", headers, rows, wraps=True)
+        title, noun = some_of(f"By {found.by}", len(found.shown), len(found.parts)), CLOCK_NOUNS[baseline.clock]
+        out.table(f"{title}, ms a {noun}", headers, rows, wraps=True)
         out.say()
         out.say(f"mean CPU: the main thread's mean work per {noun}, including work of only some steps", "dim")
         if found.by != "file":

@@ -9,7 +9,7 @@ from whatif.graph.types import Phase
 from whatif.questions.advice.trial import Refused, Trial
 from whatif.questions.memory_summary import MemorySummary, peak_range_bytes, shown_moments
 from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
-from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report
+from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report, some_of
 from whatif.report.text_advise import print_refused
 from whatif.units import counted, size
 
@@ -84,7 +84,7 @@ def _print_step(out: Report, summary: MemorySummary) -> None:
 
 def _print_layers(out: Report, summary: MemorySummary, top: int) -> None:
     shown, rest = summary.layers[:top], summary.layers[top:]
-    title = f"Activations by layer ({len(shown)} of {len(summary.layers)})" if rest else "Activations by layer"
+    title = some_of("Activations by layer", len(shown), len(summary.layers))
     rows: list[tuple[str, ...]] = [
         (part.name or "(no layer)", size(part.activations), size(part.gradients), size(part.workspace))
         for part in shown
@@ -96,7 +96,7 @@ def _print_layers(out: Report, summary: MemorySummary, top: int) -> None:
 
 
 def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
-    ms, baseline_ms = ms_format(summary.baseline.step_ns / 1e6), summary.baseline.step_ns / 1e6
+    ms, baseline_ms = ms_format(summary.baseline.step_ms), summary.baseline.step_ms
     rows = [("baseline", size(summary.peak.total), "", ms(baseline_ms), "", "")]
     ranges: list[tuple[str, str, str]] = []
     peaks = [("baseline", *_at(summary.peak))]
@@ -111,9 +111,9 @@ def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
         slower = f"{100 * (found.predicted_ms / baseline_ms - 1):+z.1f} %" if baseline_ms else "–"
         low, high = peak_range_bytes(most.total, found.transforms)
         if low < most.total and not memory.not_modelled:
-            ranges.append((" + ".join(found.spelled), size(low), size(high)))
-        rows.append((" + ".join(found.spelled), size(most.total), change, ms(found.predicted_ms), slower, samples))
-        peaks.append((" + ".join(found.spelled), *_at(most)))
+            ranges.append((found.label, size(low), size(high)))
+        rows.append((found.label, size(most.total), change, ms(found.predicted_ms), slower, samples))
+        peaks.append((found.label, *_at(most)))
     out.table("What-ifs", ["", "peak", "", "step ms", "", " "], rows, wraps=True)
     if ranges:
         out.table("Range of the peak where devices share a step", ["", "from", "to"], ranges, wraps=True)
@@ -180,5 +180,5 @@ def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str
 def _takes(summary: MemorySummary, step: Trial | Refused | None) -> str:
     if not isinstance(step, Trial):
         return ""
-    ms = ms_format(summary.baseline.step_ns / 1e6)
+    ms = ms_format(summary.baseline.step_ms)
     return f", {CLOCK_SUBJECTS[summary.baseline.clock]} of {ms(step.predicted_ms)} ms"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
-from whatif.report.layout import ms_format, plain, report
+from whatif.report.layout import ms_format, number, plain, report
 from whatif.units import counted, size
 
 
@@ -56,7 +56,7 @@ def _headers(found: Planned) -> list[str]:
 def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
     where = [row.asked.cluster, f"{row.plan.devices:,}"] if len(found.asked) > 1 else []
     # Without the prices of all GPUs those that have one stand beside dashes.
-    cost = [] if found.best.cost is None else ["–" if row.cost is None else f"{row.cost:,.4g}"]
+    cost = [] if found.best.cost is None else [number(row.cost, ",.4g")]
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
     return (
         *described(row), *where, plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),

@@ -13,7 +13,7 @@ from whatif.report.layout import ms_format, plain, report
 def print_ranking(found: Ranking, top: int) -> None:
     """Print the first ``top`` devices, and why others are left out."""
     info = found.baseline.graph.info
-    ms = ms_format(found.baseline.step_ns / 1e6)
+    ms = ms_format(found.baseline.step_ms)
     with report() as out:
         out.say(found.verdict, "bold")
         with_them = "".join(f" + {spelled(transform)}" for transform in found.transforms)

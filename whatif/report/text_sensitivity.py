@@ -14,7 +14,7 @@ from whatif.questions.sensitivity import (
     KINDS,
     Sensitivity,
 )
-from whatif.report.layout import CLOCK_SUBJECTS, Report, ms_format, plain, report
+from whatif.report.layout import CLOCK_SUBJECTS, Report, ms_format, plain, report, some_of
 from whatif.report.text_explain import print_no_layers, short_name
 
 # The kinds of parts of which one is the best to begin with; a thread or a side of the machine is nothing to work on.
@@ -90,8 +90,7 @@ def headline(found: Sensitivity) -> str:
 
 
 def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> None:
-    parts, all_of_them = found.of_kind(kind), found.n_parts.get(kind, 0)
-    title = f"{heading} ({len(parts)} of {all_of_them})" if len(parts) < all_of_them else heading
+    parts = found.of_kind(kind)
     ms = ms_format(found.step_ms)
     headers = ["", "work ms", "work %", *(f"{speedup:g} %" for speedup in found.speedups_pct), " "]
     rows: list[tuple[str | Text, ...]] = [
@@ -104,7 +103,7 @@ def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> Non
         )
         for part in parts
     ]
-    out.table(title, headers, rows)
+    out.table(some_of(heading, len(parts), found.n_parts.get(kind, 0)), headers, rows)
 
 
 def gain_cell(value: float) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 from whatif.prediction.composition import spelled
 from whatif.questions.sweep.scaling import Scaling, Workers
 from whatif.questions.sweep.sweep import Point, Sweep
-from whatif.report.layout import ms_format, pct, plain, report
+from whatif.report.layout import ms_format, number, pct, plain, report
 from whatif.simulation.steps import CLOCK_NOUNS
 
 # More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
@@ -20,7 +20,7 @@ SAME_STEP = 1e-4
 
 def print_sweep(found: Sweep) -> None:
     """Print the table of a sweep: a row a point, or where there are many evenly chosen ones."""
-    baseline_ms = found.baseline.step_ns / 1e6
+    baseline_ms = found.baseline.step_ms
     ms = ms_format(baseline_ms)
     shown = _shown(len(found.points))
     with report() as out:
@@ -78,7 +78,7 @@ def headline(found: Sweep) -> str:
     names = " ".join(spelled(transform) for transform in found.transforms)
     if best is None or not best.step_ms:
         return f"{names}: no step is left"
-    step = f"{ms_format(found.baseline.step_ns / 1e6)(best.step_ms)} ms"
+    step = f"{ms_format(found.baseline.step_ms)(best.step_ms)} ms"
     at = ", ".join(f"{option}={value}" for option, value in zip(found.options, best.values, strict=True))
     times = times_cell(found, best)
     steps = [point.step_ms for point in found.points if point.step_ms is not None]
@@ -92,8 +92,7 @@ def headline(found: Sweep) -> str:
 
 def times_cell(found: Sweep, point: Point) -> str:
     """Return how many times as fast a point is, as it is shown."""
-    times = found.times_as_fast(point)
-    return "–" if times is None else f"{times:.2f}×"
+    return number(found.times_as_fast(point), ".2f", "×")
 
 
 def times_header(found: Sweep) -> str:

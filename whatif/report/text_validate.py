@@ -8,7 +8,7 @@ from whatif.questions.validate.validate import (
     Score,
     Validation,
 )
-from whatif.report.layout import ms_format, report
+from whatif.report.layout import ms_format, number, report
 from whatif.units import counted
 
 
@@ -66,9 +66,8 @@ def origin(validation: Validation) -> str:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return the cells of a score: scored pairs, median and largest error, ranges that hold, their whole width."""
-    values = (score.median_error_pct, score.largest_error_pct)
-    median, largest = ("–" if value is None else f"{value:.1f} %" for value in values)
-    width = "–" if score.median_width_pct is None else f"{score.median_width_pct:.1f} %"
+    values = (score.median_error_pct, score.largest_error_pct, score.median_width_pct)
+    median, largest, width = (number(value, ".1f", " %") for value in values)
     inside = f"{score.inside} of {score.scored}" if score.scored else "–"
     return f"{score.scored} of {score.pairs}", median, largest, inside, width
 

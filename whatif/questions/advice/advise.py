@@ -135,7 +135,7 @@ class Advice(Struct, frozen=True):
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
-            most = f"; the most is {_spelled(best)} with {best.trial.gain_pct:+z.1f} %." if best else "."
+            most = f"; the most is {best.trial.label} with {best.trial.gain_pct:+z.1f} %." if best else "."
             return (
                 self.bound,
                 self._again or "No optimization helps this run as it is.",
@@ -150,16 +150,16 @@ class Advice(Struct, frozen=True):
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 4
-        subject = f"As it was recorded, {_spelled(first)}" if self._again else "It"
+        subject = f"As it was recorded, {first.trial.label}" if self._again else "It"
         gain = (
             f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
         )
         best = next((entry for entry in self.together if entry.trial.same_training), None)
         if best is not None and best.trial.gain_pct > trial.gain_pct + WORTH_PCT:
-            gain += f"; {_spelled(best)} together gain {best.trial.gain_pct:.0f} %"
+            gain += f"; {best.trial.label} together gain {best.trial.gain_pct:.0f} %"
         if self._waited_for and not self._relieves(trial):
             gain += f"; no what-if that was tried removes the {self._waited_for}"
-        do_first = f"Do first: {_spelled(first)}" + (f" ({how})." if how else ".")
+        do_first = f"Do first: {first.trial.label}" + (f" ({how})." if how else ".")
         return self.bound, self._again or do_first, gain + "."
 
     @property
@@ -174,9 +174,7 @@ class Advice(Struct, frozen=True):
 
         def reasons(why: Refusal) -> list[dict[str, Any]]:
             return [
-                {"what_if": " + ".join(refused.spelled), "reason": refused.reason}
-                for refused in self.refused
-                if refused.why == why
+                {"what_if": refused.label, "reason": refused.reason} for refused in self.refused if refused.why == why
             ]
 
         return {
@@ -264,7 +262,3 @@ def advise(
     told = replace(first, range_ms=trier.range_ms(first.trial))
     gaining = tuple(told if entry is first else entry for entry in result.gaining)
     return replace(result, gaining=gaining)
-
-
-def _spelled(entry: Ranked) -> str:
-    return " + ".join(entry.trial.spelled)

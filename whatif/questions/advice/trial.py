@@ -22,6 +22,7 @@ from whatif.prediction.composition import (
     new_notes,
     single_schedule,
     spelled,
+    spelled_together,
 )
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
@@ -94,6 +95,11 @@ class Refused(Struct, frozen=True):
     why: Refusal
     reason: str
 
+    @property
+    def label(self) -> str:
+        """How they are written in a sentence, a plus between two."""
+        return " + ".join(self.spelled)
+
 
 class Trial(Struct, frozen=True):
     """What some what-ifs together do to a step."""
@@ -147,6 +153,11 @@ class Trial(Struct, frozen=True):
     def spelled(self) -> tuple[str, ...]:
         """How each what-if is written on a command line."""
         return tuple(spelled(t) for t in self.transforms)
+
+    @property
+    def label(self) -> str:
+        """How they are written in a sentence, a plus between two."""
+        return spelled_together(self.transforms)
 
     @property
     def names(self) -> frozenset[str]:
@@ -209,7 +220,7 @@ class Trier:
         clock = self.baseline.clock
         return Trial(
             transforms=chosen,
-            baseline_ms=self.baseline.step_ns / 1e6,
+            baseline_ms=self.baseline.step_ms,
             predicted_ns=step_ns(timeline.step_times_ns(clock), changed, clock),
             samples=_samples(before.info, changed.info),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),

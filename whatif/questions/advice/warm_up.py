@@ -22,7 +22,7 @@ def warm_up(baseline: Baseline) -> str:
 
     The work of operators and of copies, data loading and waiting are none of it.
     """
-    graph, step_ms = baseline.graph, baseline.step_ns / 1e6
+    graph, step_ms = baseline.graph, baseline.step_ms
     n_steps = len(steady(graph.info.measured_step_ns[baseline.clock], graph, baseline.clock))
     if baseline.clock != "span" and n_steps >= REPEATED:
         return ""

@@ -75,7 +75,7 @@ class Comparison(Struct, frozen=True):
                     "gpu": baseline.graph.info.gpu,
                     "steps": baseline.graph.info.n_steps,
                     **measured.to_dict(),
-                    "baseline_ms": baseline.step_ns / 1e6,
+                    "baseline_ms": baseline.step_ms,
                     "replay_error_pct": baseline.known_error_pct,
                     "breakdown": explanation.breakdown.to_dict(),
                     "verdict": explanation.verdict,

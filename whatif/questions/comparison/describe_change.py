@@ -15,6 +15,7 @@ from whatif.prediction.composition import (
     is_unchanged,
     single_schedule,
     spelled,
+    spelled_together,
 )
 from whatif.prediction.transform import Transform
 from whatif.prediction.trust import BOUND_PCT
@@ -69,7 +70,7 @@ class Fit(Struct, frozen=True):
     @property
     def spelled(self) -> str:
         """How they are written on a command line, a plus between two."""
-        return " + ".join(map(spelled, self.transforms))
+        return spelled_together(self.transforms)
 
     @property
     def names(self) -> frozenset[str]:

@@ -146,7 +146,7 @@ class Planned(Struct, frozen=True):
         """Return the answer as a JSON object with the keys that scripts rely on."""
         return {
             "trace": self.baseline.graph.info.path, "step_clock": self.baseline.clock,
-            "baseline_ms": self.baseline.step_ns / 1e6, "ranked_by": self.by, "unit": self.unit,
+            "baseline_ms": self.baseline.step_ms, "ranked_by": self.by, "unit": self.unit,
             "currency": self.currency or None,
             "asked": [
                 {"gpus": one.gpus, "cluster": one.cluster, "global_batch": one.global_batch,

@@ -133,7 +133,7 @@ class Scaling(Struct, frozen=True):
             "transforms": [spelled(transform) for transform in self.transforms],
             "scaling": "strong" if self.strong else "weak",
             "step_clock": self.baseline.clock,
-            "baseline_ms": self.baseline.step_ns / 1e6,
+            "baseline_ms": self.baseline.step_ms,
             "replay_error_pct": self.baseline.known_error_pct,
             "rows": [
                 {
@@ -191,7 +191,7 @@ def scaling(
         raise WhatifError("scaling: expected weak scaling of a recording of several workers, got --strong.")
     alone, left_out = _applicable(baseline, _on(1, transforms, spreading, strong=False, several=several))
     single = apply(baseline, *alone) if alone else None
-    single_ms = single.predicted_ms if single else baseline.step_ns / 1e6
+    single_ms = single.predicted_ms if single else baseline.step_ms
     chosen = [
         alone if count == 1 else _on(count, transforms, spreading, strong=strong and not together, several=several)
         for count in workers

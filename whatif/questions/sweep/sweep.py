@@ -18,6 +18,7 @@ from whatif.prediction.composition import (
     new_notes,
     single_schedule,
     spelled,
+    spelled_together,
 )
 from whatif.prediction.predict import Prediction
 from whatif.prediction.ranges import simulated_at
@@ -106,7 +107,7 @@ class Sweep(Struct, frozen=True):
 
     def times_as_fast(self, point: Point) -> float | None:
         """Return how many times as fast as the recorded step a point is, per sample if their numbers differ."""
-        baseline_ms, samples = self.baseline.step_ns / 1e6, self.baseline.graph.info.samples
+        baseline_ms, samples = self.baseline.step_ms, self.baseline.graph.info.samples
         if not point.step_ms:
             return None
         if self.by_sample and samples:
@@ -115,7 +116,7 @@ class Sweep(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as a JSON object with the keys that scripts rely on."""
-        baseline_ms = self.baseline.step_ns / 1e6
+        baseline_ms = self.baseline.step_ms
         return {
             "trace": self.baseline.graph.info.path,
             "transforms": [spelled(transform) for transform in self.transforms],
@@ -130,7 +131,7 @@ class Sweep(Struct, frozen=True):
         }
 
     def __repr__(self) -> str:
-        names = " + ".join(spelled(transform) for transform in self.transforms)
+        names = spelled_together(self.transforms)
         return f"Sweep({names} at {len(self.points):,} points, {self.baseline.graph!r})"
 
     _repr_html_ = notebook_view

@@ -80,7 +80,7 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
     found = facts.bandwidth
     if not isinstance(found, Sweep):
         return [paragraph(prose(found))] if found != facts.scaling else []
-    ms, noun = ms_format(found.baseline.step_ns / 1e6), CLOCK_NOUNS[found.baseline.clock]
+    ms, noun = ms_format(found.baseline.step_ms), CLOCK_NOUNS[found.baseline.clock]
     varied, points = found.varied[0], [point for point in found.points if point.step_ms is not None]
     option = varied.option
     numbers = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled_together
 from whatif.report.html.commands import TRACE, command
 from whatif.report.html.facts import Facts
 from whatif.report.html.made import Made, badge, read_off
@@ -49,7 +49,7 @@ def _what_a_step_is(facts: Facts) -> list[str]:
 
 def _cards(facts: Facts) -> list[Html]:
     baseline, prediction = facts.baseline, facts.prediction
-    step_ms = baseline.step_ns / 1e6
+    step_ms = baseline.step_ms
     ms = ms_format(step_ms)
     subject = CLOCK_SUBJECTS[baseline.clock]
     found = []
@@ -58,7 +58,7 @@ def _cards(facts: Facts) -> list[Html]:
         busy = f"{pct(busy_ms, step_ms)} %"
         found.append(_card("the GPU is busy", busy, f"{ms(busy_ms)} {of_step}", Made.SIMULATED, busy_ms, "gpu_busy_ms"))
     if prediction is not None:
-        names = " + ".join(spelled(t) for t in prediction.transforms)
+        names = spelled_together(prediction.transforms)
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
             shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
@@ -83,7 +83,7 @@ def _card(label: str, shown: str, under: str, made: Made, value: float, key: str
 def quality(facts: Facts) -> Html:
     """Return what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
     summary, baseline, info = facts.summary, facts.baseline, facts.summary.graph.info
-    ms, noun = ms_format(baseline.step_ns / 1e6), CLOCK_NOUNS[baseline.clock]
+    ms, noun = ms_format(baseline.step_ms), CLOCK_NOUNS[baseline.clock]
     rows: list[Row] = []
 
     def add(what: str, shown: str, how: str, made: Made, value: float | None = None) -> None:
@@ -108,7 +108,7 @@ def quality(facts: Facts) -> Html:
         meets = f"meets {UNTRACED_LABELS[calibration.untraced.clock]} within {calibration.missed_pct:.2f} %"
         add_ms("calibrated step", calibration.corrected_ns / 1e6, meets, Made.SIMULATED)
     if estimated := baseline.estimated_ms:
-        spread = f"estimated from the trace: {estimated['low']:.2f} … {estimated['high']:.2f} ms"
+        spread = f"estimated from the trace: {ms(estimated['low'])} … {ms(estimated['high'])} ms"
         add_ms("step without the profiler", estimated["estimate"], spread, Made.SIMULATED)
     steps = f"{info.n_steps:,}" if info.n_steps else "none found"
     whole = "all times are of the whole span" if baseline.clock == "span" else ""

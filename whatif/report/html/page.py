@@ -115,7 +115,7 @@ def _left_out(tasks: int, threads: int) -> str:
 def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
     """The place of the timelines, and what they show for those who cannot see them."""
     sides, subject = shown["sides"], CLOCK_SUBJECTS[facts.baseline.clock]
-    ms = ms_format(facts.baseline.step_ns / 1e6)
+    ms = ms_format(facts.baseline.step_ms)
     told = [
         f"{side['title']}: {ms(side['length_ns'] / 1e6)} ms, {counted(side['n'], 'task')} on "
         f"{counted(len(side['threads']), 'execution thread')}" + _left_out(side["left_out"], side["hidden_threads"])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled_together
 from whatif.prediction.utilization import CONVENTION
 from whatif.questions.efficiency import Efficiency
 from whatif.questions.explain import Part
@@ -16,7 +16,16 @@ from whatif.report.html.facts import MOST_ROWS, Facts
 from whatif.report.html.made import Made, read_off
 from whatif.report.html.markup import Content, Html, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
-from whatif.report.layout import BREAKDOWN_LABELS, CLOCK_SUBJECTS, KIND_LABELS, count, ms_format, pct, sentence_case
+from whatif.report.layout import (
+    BREAKDOWN_LABELS,
+    CLOCK_SUBJECTS,
+    KIND_LABELS,
+    count,
+    ms_format,
+    pct,
+    sentence_case,
+    some_of,
+)
 from whatif.report.text_efficiency import HEADERS as USE_HEADERS
 from whatif.report.text_efficiency import use_rows
 from whatif.report.text_explain import ONE_RANK, short_name
@@ -30,7 +39,7 @@ FRAME_PX = 18
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
     """Return where the step goes, of the baseline and under the what-if, and what it waits for."""
-    step_ms = facts.baseline.step_ns / 1e6
+    step_ms = facts.baseline.step_ms
     ms, prediction = ms_format(step_ms), facts.prediction
     noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
     before = facts.explanation.breakdown.to_dict()
@@ -41,7 +50,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
     bars = ["baseline"]
     if prediction:
-        bars.append(" + ".join(spelled(t) for t in prediction.transforms))
+        bars.append(spelled_together(prediction.transforms))
     charts["c-breakdown"] = Chart(
         "stacked",
         tuple(bars),
@@ -99,7 +108,7 @@ def flame(facts: Facts) -> Html | None:
     whole_ms = found.whole_ms
     if whole_ms <= 0:
         return None
-    ms = ms_format(facts.baseline.step_ns / 1e6)
+    ms = ms_format(facts.baseline.step_ms)
     drawn = [
         tag(
             "svg",
@@ -154,7 +163,7 @@ def layers(facts: Facts) -> Html:
     return section(
         "layers",
         "Layers",
-        _parts("t-layers", _of("Layers", found.layers, found.n_layers), found.all_layers, facts),
+        _parts("t-layers", some_of("Layers", len(found.layers), found.n_layers), found.all_layers, facts),
         command(facts.baseline, "explain", TRACE, "--top", str(MOST_ROWS)),
     )
 
@@ -267,12 +276,8 @@ def steps(facts: Facts, charts: Charts) -> Html | None:
     )
 
 
-def _of(what: str, shown: Sequence[Part], n_all: int) -> str:
-    return f"{what} ({len(shown):,} of {n_all:,})" if len(shown) < n_all else what
-
-
 def _parts(ident: str, caption: str, parts: Sequence[Part], facts: Facts, *, note: str = "") -> Html:
-    step_ms = facts.baseline.step_ns / 1e6
+    step_ms = facts.baseline.step_ms
     ms, has_gpu = ms_format(step_ms), facts.baseline.graph.has_gpu
     columns: list[Header] = [
         Column("name", False),

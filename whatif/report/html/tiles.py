@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whatif.models.exchange.collective_tasks import recorded_workers
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled_together
 from whatif.prediction.predict import Prediction
 from whatif.questions.memory_summary import MemorySummary
 from whatif.questions.sweep.scaling import Scaling
@@ -62,7 +62,7 @@ def _what_helps(facts: Facts) -> Html:
     found = facts.prediction
     if found is None:
         return _tile("What helps?", "nothing found", "", "no what-if makes this step clearly shorter", "what-ifs")
-    names = " + ".join(spelled(transform) for transform in found.transforms)
+    names = spelled_together(found.transforms)
     under, number = f"{names}{facts.for_whom}", repr(float(found.predicted_ms))
     return _tile(
         "What helps?", facts.as_fast, _range_ms(found), under, "what-ifs", data_value=number, data_key="predicted_ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whatif.prediction.composition import spelled
+from whatif.prediction.composition import spelled, spelled_together
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.questions.advice.reasons import peak_told
 from whatif.report.html.charts import Chart, Series, bars_height, figure
@@ -16,7 +16,6 @@ from whatif.report.html.tables import Cell, Column, Header, Row, joined, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text import add_up
 from whatif.report.text_advise import REFUSED, effort, gain_range, other_batch
-from whatif.report.text_advise import what_ifs as _names
 
 DRAWN = 12
 
@@ -28,7 +27,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     drawn = [*advice.gaining, *advice.together]
     drawn = [entry for entry in sorted(drawn, key=lambda e: -e.trial.gain_pct) if entry.gain_range_pct][:DRAWN]
     if drawn:
-        labels = tuple(_names(entry) for entry in drawn)
+        labels = tuple(entry.trial.label for entry in drawn)
         gains = tuple(entry.trial.gain_pct for entry in drawn)
         low, high = zip(*(entry.gain_range_pct or (0.0, 0.0) for entry in drawn), strict=True)
         x_title = f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range"
@@ -51,7 +50,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
 
 
 def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -> Html:
-    ms = ms_format(facts.baseline.step_ns / 1e6)
+    ms = ms_format(facts.baseline.step_ms)
     with_memory = facts.advice.peak_bytes is not None
     columns: list[Header] = [
         Column("what-if", False),
@@ -70,7 +69,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
         star = "" if trial.same_training else "*"
         rows.append(
             [
-                _names(entry),
+                entry.trial.label,
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
                 Cell(gain_range(entry) or "–", gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
@@ -93,12 +92,12 @@ def _rest(advice: Advice) -> list[Html]:
     ):
         if entries:
             told: list[Row] = [
-                [_names(e), Cell(f"{e.trial.gain_pct:+z.1f}", e.trial.gain_pct), e.reason] for e in entries
+                [e.trial.label, Cell(f"{e.trial.gain_pct:+z.1f}", e.trial.gain_pct), e.reason] for e in entries
             ]
             found.append(table(ident, title, columns, joined(told), made=Made.PREDICTED))
     refused: list[Html] = []
     for title, _, why in REFUSED:
-        rows: list[Row] = [[" + ".join(r.spelled), r.reason] for r in advice.refused if r.why == why]
+        rows: list[Row] = [[r.label, r.reason] for r in advice.refused if r.why == why]
         if rows:
             ident = f"t-{why.name.lower().replace('_', '-')}"
             refused.append(table(ident, title, [Column("what-if", False), Column("why", False)], joined(rows)))
@@ -117,7 +116,7 @@ def prediction(facts: Facts) -> Html | None:
     if shown is None:
         return None
     ms = ms_format(shown.baseline_ms)
-    names = " + ".join(map(spelled, shown.transforms))
+    names = spelled_together(shown.transforms)
     which = "as asked for" if facts.asked else "what advise names first"
     parts: list[Html] = [
         paragraph(
