@@ -62,6 +62,12 @@ def own_traces() -> Path:
     return ROOT / "traces"
 
 
+@pytest.fixture
+def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No op database is asked, whatever whoever runs the tests has measured."""
+    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
+
+
 @pytest.fixture(scope="module")
 def equal_gpus() -> Iterator[None]:
     """GPUs that are all equally fast, and lose nothing to NCCL: what is drawn by hand leaves both terms out."""

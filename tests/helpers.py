@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,7 @@ from whatif.graph.columns import COLUMNS, TASK_COLUMNS, filled
 from whatif.graph.recorded import Recorded
 from whatif.graph.types import ALL_STREAMS, Waits
 from whatif.ingest.recorded import recorded_of, written
+from whatif.prediction.baseline import Baseline
 from whatif.runtime.loops import Loops
 
 Event = dict[str, Any]
@@ -293,6 +295,12 @@ def write_trace(path: Path, events: Sequence[Event], **header: Any) -> Path:
     return path
 
 
+@cache
+def baseline_of(path: Path) -> Baseline:
+    """The baseline of a recording, which is read once."""
+    return Baseline.of(whatif.read(path))
+
+
 def read_events(folder: Path, events: Sequence[Event], **header: Any) -> TaskGraph:
     """The task graph of some events."""
     return whatif.read(write_trace(folder / "trace.json", events, **header))
@@ -333,6 +341,19 @@ def ids_of(graph: TaskGraph, *wanted: str) -> np.ndarray[Any, Any]:
 
 def ends(timeline: Timeline) -> dict[str, int]:
     return dict(zip(names(timeline.graph), timeline.end_ns.tolist(), strict=True))
+
+
+def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
+    """The graph after each what-if in turn, checked."""
+    for spec in specs:
+        graph = whatif.load_transform(spec)(graph).check()
+    return graph
+
+
+def makespan_ns(graph: TaskGraph, spec: str) -> int:
+    """How long all tasks take together under a what-if with its schedule."""
+    transform = whatif.load_transform(spec)
+    return whatif.simulate(transform(graph).check(), transform.schedule).makespan_ns
 
 
 def equal(a: TaskGraph, b: TaskGraph) -> bool:

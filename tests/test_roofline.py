@@ -28,11 +28,7 @@ from whatif.prediction.transform import load_transform
 ROOT = Path(__file__).resolve().parent.parent
 A100, MI210 = "NVIDIA A100-SXM4-80GB", "AMD Instinct MI210"
 FLOPS = 2 * 4096**3
-
-
-@pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
+pytestmark = pytest.mark.usefixtures("no_database")
 
 
 @pytest.fixture

@@ -198,11 +198,12 @@ def test_what_is_done_already_is_not_done_again(own_traces: Path, spec: str) -> 
     assert any("nothing changes" in note for note in twice.warnings)
 
 
+def doubt(graph: TaskGraph) -> TaskGraph:
+    return graph.scale(graph.on_gpu, 1.0, low=0.5, high=2.0)
+
+
 @pytest.mark.parametrize("spec", ["batch_size:factor=2", "gradient_accumulation:passes=2", "amp:target=bf16"])
 def test_a_range_that_was_there_before_stays(tmp_path: Path, spec: str) -> None:
-    def doubt(graph: TaskGraph) -> TaskGraph:
-        return graph.scale(graph.on_gpu, 1.0, low=0.5, high=2.0)
-
     changed = whatif.apply(gpu_steps(tmp_path), doubt, spec).graph
     passes = changed.select(name="^sgemm")
     assert (changed.low_ns[passes] < 0.6 * changed.duration_ns[passes]).all()
@@ -210,9 +211,6 @@ def test_a_range_that_was_there_before_stays(tmp_path: Path, spec: str) -> None:
 
 
 def test_a_recomputed_kernel_is_as_uncertain_as_the_first_one(tmp_path: Path) -> None:
-    def doubt(graph: TaskGraph) -> TaskGraph:
-        return graph.scale(graph.on_gpu, 1.0, low=0.5, high=2.0)
-
     changed = whatif.apply(gpu_steps(tmp_path), doubt, "activation_checkpoint").graph
     again = changed.on_gpu & changed.select(name="^recomputed")
     assert set(changed.low_ns[again].tolist()) == {100_000}

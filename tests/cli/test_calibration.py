@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cli.test_commands import report
 from tests.helpers import mark, op, write_trace
 from whatif.cli.main import main
 
@@ -26,12 +26,6 @@ def trace(tmp_path: Path) -> str:
         "profiler_cost_ns": {"per_event": 5_000},
     }
     return str(write_trace(tmp_path / "run.json", events, whatif=metadata))
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 COMMANDS = (["info"], ["explain"], ["apply", "scale:factor=0.5"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cli.test_commands import report as as_json
 from tests.ingest.nsys_report import Report
 from whatif.cli.main import main
 
@@ -25,13 +24,6 @@ def report(tmp_path: Path) -> str:
         made.kernel(t + 32_000, t + 832_000, "volta_sgemm_128x64_nn", at + 1)
         made.call(t + 100_000, t + 836_000, "cudaDeviceSynchronize_v3020", at + 2)
     return str(made.write(tmp_path / "five steps.sqlite"))
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
 
 
 def test_info(report: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from tests.helpers import need
 from whatif.cli.main import main
 from whatif.hardware.gpu import load_gpu
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_database")]
 
 MODELS = Path(__file__).resolve().parent.parent / "operator_graph" / "predicted_models.py"
 TWO = f"{MODELS}:TwoLinear"
@@ -25,12 +25,6 @@ KEYS = {
     "device", "kernels", "answered_by", "unknown_operators", "peak_bytes", "fits", "flops", "mfu_pct", "notes",
     "samples_per_s", "tokens_per_s", "flops_count",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever whoever runs the tests has measured, it is not asked."""
-    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
 
 
 def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:

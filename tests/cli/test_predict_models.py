@@ -12,7 +12,8 @@ from tests.cli.predicting import refused, report
 from tests.helpers import need
 from whatif.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_database")]
+need("transformers")
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "hugging_face"
 GPT2 = str(FOLDER / "config.json")
@@ -32,13 +33,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "nothing": {"hidden_size": 32},
     "unnamed": {"model_type": "gpt2"},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever whoever runs the tests has measured, it is not asked."""
-    need("transformers")
-    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
 
 
 @pytest.fixture

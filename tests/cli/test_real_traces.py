@@ -6,11 +6,10 @@ import gzip
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.test_commands import APPLY_KEYS, EXPLAIN_KEYS, INFO_KEYS
+from tests.cli.test_commands import APPLY_KEYS, EXPLAIN_KEYS, INFO_KEYS, report
 from whatif.cli.main import main
 
 SMALL = [
@@ -32,13 +31,6 @@ REFUSED = {
     "zoology-a100/runtime_without_kernels.json.gz": "no kernel",
     "hta/mtia_inference.json.gz": "unsupported device 'mtia'",
 }
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
 
 
 def all_commands(path: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,9 +30,7 @@ T4 = 0.3
 """
 
 
-@pytest.fixture(autouse=True)
-def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "no database"))
+pytestmark = pytest.mark.usefixtures("no_database")
 
 
 @pytest.fixture

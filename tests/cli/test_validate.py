@@ -12,7 +12,7 @@ import pytest
 
 import whatif
 from tests.campaign_records import record
-from tests.cli.test_commands import V100, training
+from tests.cli.test_commands import V100, output, training
 from tests.helpers import write_trace
 from tests.test_validate import named_pair
 from whatif.cli.main import main
@@ -32,13 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return runs
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
-    assert main(list(words)) == status
-    return capsys.readouterr().out
-
-
 def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "validate", str(folder))
+    text = output(capsys, "validate", str(folder))
     assert text.startswith("1 of 2 pairs scored: median error")
     told = " ".join(text.split())
     assert "the baseline corrected to its step without the profiler, against the changed run's" in told
@@ -58,13 +53,13 @@ def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.Cap
 def test_text_fits_the_page(columns: str, folder: Path, capsys: pytest.CaptureFixture[str],
                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", columns)
-    text = printed(capsys, "validate", str(folder))
+    text = output(capsys, "validate", str(folder))
     assert max(map(len, text.splitlines())) <= int(columns)
     assert "\x1b" not in text
 
 
 def test_json_has_every_number(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found: dict[str, Any] = json.loads(printed(capsys, "validate", str(folder), "--json"))
+    found: dict[str, Any] = json.loads(output(capsys, "validate", str(folder), "--json"))
     assert found["calibrated"] is True
     named, amp = sorted(found["pairs"], key=lambda pair: pair["hardware"], reverse=True)
     assert amp["what_ifs"] == ["amp:target=bf16"]
@@ -76,12 +71,12 @@ def test_json_has_every_number(folder: Path, capsys: pytest.CaptureFixture[str])
     assert found["score"]["scored"] == 1
     assert found["by_what_if"]["scale"]["median_error_pct"] is None
     assert {row["name"] for row in found["not_compared"]} == {"net--offload [red]x", "net--compile"}
-    assert json.loads(printed(capsys, "validate", str(folder), "--json", "--no-calibration"))["calibrated"] is False
+    assert json.loads(output(capsys, "validate", str(folder), "--json", "--no-calibration"))["calibrated"] is False
 
 
 def test_markdown_is_a_page_of_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "result.md"
-    assert "written; 1 of 2 pairs scored" in printed(capsys, "validate", str(folder), "--markdown", str(page))
+    assert "written; 1 of 2 pairs scored" in output(capsys, "validate", str(folder), "--markdown", str(page))
     text = page.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "# Validation", "## Pairs", "## By what-if", "## Not compared",
@@ -98,7 +93,7 @@ def test_the_current_folder_is_the_default(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert "of 2 pairs" in printed(capsys, "validate")
+    assert "of 2 pairs" in output(capsys, "validate")
 
 
 def test_a_comparison_of_nothing_is_no_success(
@@ -134,12 +129,12 @@ def test_anonymize_states_what_it_took_out(tmp_path: Path, capsys: pytest.Captur
         {"ph": "X", "cat": "python_function", "name": "x.py(1): f", "ts": 0, "dur": 1},
     ]
     trace = write_trace(tmp_path / "run.json.gz", events, host_name="gpubox7")
-    text = printed(capsys, "anonymize", str(trace))
+    text = output(capsys, "anonymize", str(trace))
     assert "run.anonymous.json.gz: written" in " ".join(text.split())  # the path may be long
     assert [line.split() for line in text.splitlines() if "stack frames" in line] == [["stack", "frames", "1"]]
     assert "fields named 'host_name'" in text
     assert "Names of kernels, operators, layers and annotations" in text
-    text = printed(capsys, "anonymize", str(trace), "--layers", "-o", str(tmp_path / "b.json"))
+    text = output(capsys, "anonymize", str(trace), "--layers", "-o", str(tmp_path / "b.json"))
     assert "Words of layer names numbered: 1." in " ".join(text.split())
     assert whatif.read(tmp_path / "b.json").layers == ("", "layer1_0")
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import whatif
+from tests.helpers import names as task_names
 from tests.ingest.nsys_report import COLUMNS, PID, Report, from_kineto, global_id
-from whatif import Phase, TaskGraph, WhatifError
+from whatif import Phase, WhatifError
 from whatif.cli.main import main
 from whatif.graph.kernels import KernelFamily
 from whatif.ingest.events import MISSING, EventCategory, Events
@@ -57,10 +58,6 @@ def test_a_real_run_gives_the_graph_of_its_kineto_trace(shared_traces: Path, tmp
     baselines = [Baseline.of(g, calibrated=False) for g in (graph, expected)]
     predicted, told = (whatif.apply(baseline, "scale:kind=gpu,factor=0.5") for baseline in baselines)
     assert (predicted.baseline_ms, predicted.predicted_ms) == (told.baseline_ms, told.predicted_ms)
-
-
-def task_names(graph: TaskGraph) -> list[str]:
-    return [graph.names[code] for code in graph.name.tolist()]
 
 
 def rows(events: Events, category: EventCategory) -> list[int]:

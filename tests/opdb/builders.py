@@ -14,6 +14,7 @@ from whatif.opdb.provenance import Device, Environment, Method, Origin, Provenan
 from whatif.opdb.rows import Operators, Rows, measurements, operators
 from whatif.opdb.schema import SCHEMA_VERSION
 from whatif.opdb.store import Store
+from whatif.runtime.errors import WhatifError
 
 need("pyarrow")
 
@@ -82,3 +83,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("WHATIF_OPDB", raising=False)
     return tmp_path / "cache"
+
+
+def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:
+    """The message, which has to be one line that says what was expected."""
+    text = str(error.value)
+    assert "expected" in text
+    assert "\n" not in text
+    return text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers import need
+from whatif.opdb import blending
 
 
 @pytest.fixture
@@ -15,3 +16,9 @@ def one_thread() -> Iterator[None]:
     need("sklearn.ensemble")  # only what is loaded can be limited
     with need("threadpoolctl").threadpool_limits(1, "openmp"):
         yield
+
+
+@pytest.fixture
+def no_known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources whose errors nobody knows answer alone, the first one first."""
+    monkeypatch.setattr(blending, "errors", dict)

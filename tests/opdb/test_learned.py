@@ -10,7 +10,6 @@ import pytest
 from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
 from tests.opdb.learned import EMPTY, KERNELS, LAUNCHED, law_s, model, written
 from whatif.hardware.gpu import load_gpu
-from whatif.opdb import blending
 from whatif.opdb.anchors import fit_anchors
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.data_sheet import bound_s
@@ -189,12 +188,6 @@ def test_what_was_mostly_launch_is_left_to_the_data_sheet() -> None:
         Estimator(EMPTY, V100, models=[sure], kernels_alone=True).estimate(asked).answered_by.tolist()
         == [AnswerSource.LEARNED] * 2
     )
-
-
-@pytest.fixture
-def no_known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources whose errors nobody knows answer alone, the first one first."""
-    monkeypatch.setattr(blending, "errors", dict)
 
 
 # -- anchors --------------------------------------------------------------------------------------------------------

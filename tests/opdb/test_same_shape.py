@@ -9,7 +9,6 @@ import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, products, timed
 from whatif.hardware.gpu import load_gpu
-from whatif.opdb import blending
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.data_sheet import analytic_s, bound_s
 from whatif.opdb.evaluate import evaluate_unseen_devices
@@ -19,12 +18,7 @@ from whatif.opdb.store import Store
 from whatif.runtime.errors import WhatifError
 
 P100, A100, H100 = "P100-PCIE-16", "A100-SXM-80", "H100-SXM-80"
-
-
-@pytest.fixture(autouse=True)
-def no_known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources whose errors nobody knows answer alone, the first one first."""
-    monkeypatch.setattr(blending, "errors", dict)
+pytestmark = pytest.mark.usefixtures("no_known_errors")
 
 
 SIZES = range(64, 64 + 40 * 16, 16)

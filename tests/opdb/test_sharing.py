@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import need
-from tests.opdb.builders import T4, V100, database, files_of, origin, own_cache, some_rows, timed  # noqa: F401
+from tests.opdb.builders import T4, V100, database, files_of, origin, own_cache, sentence, some_rows, timed  # noqa: F401
 from whatif.cli.main import main
 from whatif.opdb.sharing import pull, push
 from whatif.opdb.store import MARKER, Store
@@ -37,14 +37,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         MemoryFileSystem.pseudo_dirs[:] = [""]
     else:
         yield str(tmp_path / "far") if request.param == "path" else (tmp_path / "far").as_uri()
-
-
-def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:
-    """The message, which has to be one line that says what was expected."""
-    text = str(error.value)
-    assert "expected" in text
-    assert "\n" not in text
-    return text
 
 
 def test_what_was_pushed_comes_back(tmp_path: Path, url: str) -> None:

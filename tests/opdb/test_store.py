@@ -14,21 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import replace
-from tests.opdb.builders import T4, V100, database, files_of, origin, provenance, some_rows, timed
+from tests.opdb.builders import T4, V100, database, files_of, origin, provenance, sentence, some_rows, timed
 from whatif.opdb.merging import diff, merge
 from whatif.opdb.provenance import encode
 from whatif.opdb.rows import Rows, sound_part
 from whatif.opdb.shard import columns_of, read_shard, write_shard
 from whatif.opdb.store import MARKER, CannotWriteError, Outcome, Store
 from whatif.runtime.errors import WhatifError
-
-
-def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:
-    """The message, which has to be one line that says what was expected and what was there."""
-    text = str(error.value)
-    assert "expected" in text
-    assert "\n" not in text
-    return text
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:

@@ -20,11 +20,7 @@ from whatif.ingest.graph_of_events import NOT_RECORDED
 from whatif.opdb.default import estimator
 
 MODELS = Path(__file__).with_name("predicted_models.py")
-
-
-@pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
+pytestmark = pytest.mark.usefixtures("no_database")
 
 
 def predicted(name: str, shape: tuple[int, ...], device: str, optimizer: str) -> PredictedStep:

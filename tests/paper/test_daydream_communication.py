@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, names
+from tests.helpers import CPU, STREAM, Build, apply, names
 from tests.oracle import simulate as slow_simulate
 from whatif import DependencyKind, Frontier, Phase, TaskGraph, TaskKind, simulate
 from whatif.models.exchange.collective_tasks import all_reduces
@@ -38,17 +38,6 @@ def steps_of(forward_ns: list[int], sizes: list[int], steps: int = 1, update_ns:
             kernel = build.task(1, time_ns, f"{phase.name} {i}", phase=phase, step=step, layer=layer)
             build.edge(call, kernel, 0, DependencyKind.LAUNCH)
     return build.graph()
-
-
-def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = whatif.load_transform(spec)(graph).check()
-    return graph
-
-
-def makespan_ns(graph: TaskGraph, spec: str) -> int:
-    transform = whatif.load_transform(spec)
-    return simulate(transform(graph).check(), transform.schedule).makespan_ns
 
 
 # -- algorithm 6 ----------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ read and written, in 10,000 ns; a launch costs 1,000 ns, that of a copy 1,300, a
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 
 import whatif
 from tests.helpers import CPU, STREAM, Build, names
-from whatif import Phase, TaskGraph, TaskKind, Timeline, simulate
-from whatif.prediction.baseline import Baseline
+from whatif import Phase, TaskGraph, TaskKind, Timeline
 
 V100 = "Tesla V100-SXM2-32GB"
 
@@ -72,12 +69,6 @@ def on_cpu(steps: int = 1) -> TaskGraph:
         ):  # fmt: skip
             build.task(0, length, name, TaskKind.CPU_OP, phase=phase, step=step, layer=layer)
     return build.graph()
-
-
-def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = whatif.load_transform(spec)(graph).check()
-    return graph
 
 
 def drawn(timeline: Timeline, thread: str) -> list[tuple[str, int, int]]:
@@ -159,13 +150,3 @@ def kept_order(before: TaskGraph, after: TaskGraph) -> None:
 
 
 ANY_LINK = st.sampled_from([("1Gbps", "2Gbps"), ("10Gbps", "11Gbps"), ("100Mbps", "3GB/s")])
-
-
-def overhead_ns(graph: TaskGraph, spec: str) -> int:
-    transform = whatif.load_transform(spec)
-    return simulate(transform(graph).check(), transform.schedule).makespan_ns
-
-
-@cache
-def baseline(path: Path) -> Baseline:
-    return Baseline.of(whatif.read(path))

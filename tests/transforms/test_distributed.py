@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, telling
+from tests.helpers import CPU, STREAM, Build, apply, baseline_of, telling
 from tests.transforms.communication_graphs import (
     ANY_LINK,
     GRADIENT,
     RING,
     V100,
-    apply,
-    baseline,
     drawn,
     kept_order,
     on_cpu,
@@ -374,7 +372,7 @@ def test_damaged_metadata_is_no_traceback(told: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg19", "bert-base"])
 def test_cpu_recordings_scale_with_the_network(own_traces: Path, model: str) -> None:
-    before = baseline(own_traces / "campaign_cpu" / f"{model}--baseline.trace.json.gz")
+    before = baseline_of(own_traces / "campaign_cpu" / f"{model}--baseline.trace.json.gz")
     told = sum(row.size_bytes or 0 for row in before.graph.info.recorded.gradients)
     predicted = []
     for rate in ("100Mbps", "1Gbps", "10Gbps", "100Gbps"):
@@ -394,7 +392,7 @@ def test_cpu_recordings_scale_with_the_network(own_traces: Path, model: str) -> 
 
 def test_gpu_recordings_scale_with_the_network(shared_traces: Path) -> None:
     """ResNet-50 on a V100 (102 MB of gradients): hidden at 100 Gbit/s, and not at 10."""
-    before = baseline(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")
+    before = baseline_of(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")
     at = {rate: whatif.apply(before, f"distributed:gradient_mb=102,bandwidth={rate}Gbps") for rate in (10, 25, 100)}
     assert [p.breakdown.communication_ms for p in at.values()] == sorted(
         (p.breakdown.communication_ms for p in at.values()), reverse=True
@@ -407,7 +405,7 @@ def test_gpu_recordings_scale_with_the_network(shared_traces: Path) -> None:
 
 
 def test_one_iteration_without_marks_is_a_step(shared_traces: Path) -> None:
-    before = baseline(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
+    before = baseline_of(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
     after = whatif.apply(before, "distributed:gradient_mb=532,bandwidth=25Gbps")
     assert after.predicted_ms == pytest.approx(before.step_ns / 1e6 + after.breakdown.communication_ms, rel=0.02)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import whatif
-from tests.helpers import CPU, STREAM, Build
+from tests.helpers import CPU, STREAM, Build, apply, baseline_of
 from tests.transforms.communication_graphs import (
     ANY_LINK,
     EIGHT,
@@ -20,8 +20,6 @@ from tests.transforms.communication_graphs import (
     SLICED,
     STAGES,
     V100,
-    apply,
-    baseline,
     communication,
     drawn,
     kept_order,
@@ -144,12 +142,12 @@ def test_options_that_make_no_sense_after_distributed_are_one_sentence(spec: str
 
 
 def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
-    before = baseline(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
+    before = baseline_of(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
     with pytest.raises(WhatifError, match="record one worker, or set the number"):
         whatif.apply(before, "distributed")
     with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2"):
         whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
-    before = baseline(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
+    before = baseline_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
     sizeless = before.graph.replace(size_bytes=np.full_like(before.graph.size_bytes, -1))
     with pytest.raises(WhatifError, match="lacks the sizes of its all-reduces"):
         whatif.apply(sizeless, "blueconnect")
@@ -161,7 +159,7 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
 
 def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> None:
     """RCCL has one kernel for all; its arguments tell the collective, its size, and the header who takes part."""
-    before = baseline(shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
+    before = baseline_of(shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
     tasks = all_reduces(before.graph)
     assert before.graph.size_bytes[tasks].tolist() == 3 * [5_746_640, 17_632_384]
     with pytest.raises(WhatifError, match="product is 8 workers, got 2x2"):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import equal
+from tests.helpers import apply, equal
 from tests.transforms.sharded_steps import (
     BLOCK_BYTES,
     LINK,
@@ -26,19 +26,12 @@ from tests.transforms.sharded_steps import (
 )
 from whatif import TaskGraph, WhatifError, simulate
 from whatif.prediction.predict import Baseline
-from whatif.prediction.transform import load_transform
 
 pytestmark = pytest.mark.usefixtures("equal_gpus")
 
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
 UNITS = r"unit=h\.[0-9]+"
-
-
-def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = load_transform(spec)(graph)
-    return graph.check()
 
 
 def fsdp(graph: TaskGraph, options: str = "") -> TaskGraph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, id_of, names, replace, starts
+from tests.helpers import CPU, STREAM, Build, apply, baseline_of, id_of, names, replace, starts
 from tests.transforms.programs import FORWARD, Program
 from tests.transforms.test_compile import BLOCK, layer_of
 from tests.transforms.test_optimizer_in_backward import training_step
@@ -24,12 +23,6 @@ from whatif.prediction.predict import Baseline
 from whatif.prediction.transform import Transform
 
 LATE_STREAM = replace(STREAM, lag_ns=1_000)
-
-
-def changed(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = whatif.load_transform(spec)(graph).check()
-    return graph
 
 
 def gpu_row(graph: TaskGraph) -> list[tuple[str, int]]:
@@ -62,7 +55,7 @@ def two_products() -> TaskGraph:
 def test_a_cast_in_a_captured_step_is_launched_by_its_graph_and_belongs_to_its_step() -> None:
     """The cast of the second step's product used to be launched apart, behind the graph, and moved the step's clock."""
     amp, graphs = "amp:target=bf16", "cuda_graph"
-    one, other = changed(two_products(), amp, graphs), changed(two_products(), graphs, amp)
+    one, other = apply(two_products(), amp, graphs), apply(two_products(), graphs, amp)
     assert gpu_row(one) == gpu_row(other)
     assert [name for name, _ in gpu_row(other)] == ["norm", WEIGHT_CAST_NAME, CAST_NAME, "mm"] * 2
     assert [name for name in names(other) if name.startswith(("cuda", "call"))] == [GRAPH_LAUNCH_NAME] * 2
@@ -82,7 +75,7 @@ def test_the_loss_scaler_waits_between_the_graph_of_the_passes_and_the_update() 
         CPU     |graph of both passes|unscale|sync ........w|call adam|
         stream                       |qkv ... qkv_dw|unscale|         |adam|
     """
-    after = changed(attention_step("Tesla V100-SXM2-32GB", "fp32"), "cuda_graph:capture=passes", "amp")
+    after = apply(attention_step("Tesla V100-SXM2-32GB", "fp32"), "cuda_graph:capture=passes", "amp")
     timeline = simulate(after)
     wait = np.flatnonzero(after.kind == TaskKind.WAIT)
     assert len(wait) == 1
@@ -92,11 +85,11 @@ def test_the_loss_scaler_waits_between_the_graph_of_the_passes_and_the_update() 
 
 def test_a_loss_scaler_cannot_wait_inside_a_graph() -> None:
     graph = attention_step("Tesla V100-SXM2-32GB", "fp32")
-    after = changed(graph, "cuda_graph", "amp")
+    after = apply(graph, "cuda_graph", "amp")
     assert not (after.kind == TaskKind.WAIT).any()
     assert any("put amp before cuda_graph" in note for note in after.notes)
     for spec in ("amp:target=bf16", "amp"):
-        first = changed(graph, spec, "cuda_graph")
+        first = apply(graph, spec, "cuda_graph")
         assert not any("put amp" in note for note in first.notes)
 
 
@@ -134,14 +127,9 @@ def test_a_real_step_in_either_order(shared_traces: Path) -> None:
 @pytest.mark.parametrize("name", ["resnet50_a100", "gpt2_h100"])
 def test_a_pair_of_what_ifs_has_one_answer(own_traces: Path, name: str, pair: str) -> None:
     """CUDA graphs ahead of DDP used to leave its calls out (5 to 19 %), ahead of rebatchnorm to count every ReLU."""
-    baseline = recorded_once(own_traces / "predicted" / f"{name}_predicted.json.gz")
+    baseline = baseline_of(own_traces / "predicted" / f"{name}_predicted.json.gz")
     found = [answer(baseline, *specs) for specs in (pair.split(), reversed(pair.split()))]
     assert found[0] == found[1]
-
-
-@cache
-def recorded_once(path: Path) -> Baseline:
-    return Baseline.of(whatif.read(path))
 
 
 def answer(baseline: Baseline, *specs: str) -> tuple[object, ...] | str:
@@ -181,7 +169,7 @@ def test_a_place_that_there_is_not(tmp_path: Path) -> None:
 
 def test_a_weight_is_cast_by_a_kernel_of_its_own() -> None:
     """The cast of the norm's result is fused with it; that of the product's weight shares no loop with either."""
-    after = changed(two_products(), "amp:target=bf16", "compile")
+    after = apply(two_products(), "amp:target=bf16", "compile")
     row = [name for name, _ in gpu_row(after)]
     assert row == ["norm", WEIGHT_CAST_NAME, CAST_NAME, "mm"] * 2
 
@@ -189,7 +177,7 @@ def test_a_weight_is_cast_by_a_kernel_of_its_own() -> None:
 def test_a_graph_that_is_launched_enters_no_compiled_region() -> None:
     graph = layer_of(*BLOCK).graph()
     for spec in ("compile", "compile:mode=reduce-overhead"):
-        one, other = changed(graph, "cuda_graph", spec), changed(graph, "compile", "cuda_graph")
+        one, other = apply(graph, "cuda_graph", spec), apply(graph, "compile", "cuda_graph")
         assert gpu_row(one) == gpu_row(other)
         assert abs(simulate(one).makespan_ns - simulate(other).makespan_ns) <= 200
         assert any("no compiled region is entered" in note for note in one.notes)
@@ -197,9 +185,9 @@ def test_a_graph_that_is_launched_enters_no_compiled_region() -> None:
 
 def test_graphs_for_a_compiled_step_are_those_of_the_mode() -> None:
     graph = layer_of(*BLOCK).graph()
-    one = changed(graph, "compile:mode=reduce-overhead")
-    other = changed(graph, "compile", "compile:mode=reduce-overhead")
-    again = changed(other, "compile:mode=reduce-overhead")
+    one = apply(graph, "compile:mode=reduce-overhead")
+    other = apply(graph, "compile", "compile:mode=reduce-overhead")
+    again = apply(other, "compile:mode=reduce-overhead")
     for graph in (other, again):
         assert names(graph) == names(one)
         assert graph.duration_ns.tolist() == one.duration_ns.tolist()
@@ -208,28 +196,28 @@ def test_graphs_for_a_compiled_step_are_those_of_the_mode() -> None:
 def test_flash_attention_comes_before_compile() -> None:
     graph = attention_step()
     with pytest.raises(WhatifError, match="put flash_attention before compile"):
-        changed(graph, "compile", "flash_attention")
-    assert "fused attention" in names(changed(graph, "flash_attention", "compile"))
+        apply(graph, "compile", "flash_attention")
+    assert "fused attention" in names(apply(graph, "flash_attention", "compile"))
 
 
 @pytest.mark.parametrize("name", ["rebatchnorm", "batch_norm_eval"])
 def test_normalization_is_changed_before_compile(name: str) -> None:
-    after = changed(layer_of(*BLOCK).graph(), "compile", name)
+    after = apply(layer_of(*BLOCK).graph(), "compile", name)
     assert f"put {name} before compile" in after.notes[-1]
 
 
 def test_maps_are_halved_before_they_are_offloaded(own_traces: Path) -> None:
     graph = whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
     said = "amp: put it before vdnn, whose copies keep the size that they have without"
-    assert said in changed(graph, "vdnn", "amp").notes
-    assert said not in changed(graph, "amp", "vdnn").notes
+    assert said in apply(graph, "vdnn", "amp").notes
+    assert said not in apply(graph, "amp", "vdnn").notes
 
 
 def test_passes_are_repeated_before_they_are_captured(own_traces: Path) -> None:
-    graph = changed(whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz"), "cuda_graph")
+    graph = apply(whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz"), "cuda_graph")
     for name in ("gradient_accumulation", "activation_checkpoint"):
         with pytest.raises(WhatifError, match=f"{name} before cuda_graph"):
-            changed(graph, name)
+            apply(graph, name)
 
 
 def test_the_softmax_of_a_loss_lies_between_two_passes() -> None:
@@ -241,12 +229,12 @@ def test_the_softmax_of_a_loss_lies_between_two_passes() -> None:
         _, kernel = build.launch(1_000, 20_000, name)
         build._tasks[kernel] |= {"family": family, "phase": phase}
     with pytest.raises(WhatifError, match="expected GPU kernels of an attention"):
-        changed(build.graph(), "flash_attention")
+        apply(build.graph(), "flash_attention")
 
 
 def test_an_update_in_pieces_is_not_fused_afterwards() -> None:
-    pieces = changed(training_step(), "optimizer_in_backward")
-    after = changed(pieces, "fused_adam")
+    pieces = apply(training_step(), "optimizer_in_backward")
+    after = apply(pieces, "fused_adam")
     assert gpu_row(after) == gpu_row(pieces)
     assert after.notes[-1].endswith("nothing changes")
     assert "put it before optimizer_in_backward" in after.notes[-1]
@@ -273,7 +261,7 @@ def cold_step() -> TaskGraph:
 
 
 def test_a_cuda_graph_does_not_take_the_place_of_start_up_work() -> None:
-    after = changed(cold_step(), "cuda_graph")
+    after = apply(cold_step(), "cuda_graph")
     assert names(after) == [GRAPH_LAUNCH_NAME, "k0", "k1", "loading", GRAPH_LAUNCH_NAME, "k2", "k3"]
     assert simulate(after).start_ns[after.select(name="^k2$")].tolist() == [10_200 + 5_000_000 + 10_200]
     loading = id_of(after, "loading")
@@ -283,7 +271,7 @@ def test_a_cuda_graph_does_not_take_the_place_of_start_up_work() -> None:
 
 
 def test_generated_code_does_not_take_the_place_of_start_up_work() -> None:
-    after = changed(cold_step(), "compile")
+    after = apply(cold_step(), "compile")
     loading = id_of(after, "loading")
     assert (after.duration_ns[loading], after.low_ns[loading]) == (5_000_000, 0)
     assert "5.0 ms of the recording" in after.notes[1]
@@ -296,8 +284,8 @@ def test_a_launch_that_takes_milliseconds_is_start_up_work_as_well() -> None:
         kernel = build.task(1, 5_000, f"k{number}", phase=FORWARD, layer="net", family=KernelFamily.ELEMENTWISE)
         build.edge(call, kernel, kind=whatif.DependencyKind.LAUNCH)
     graph = build.graph()
-    assert gpu_row(changed(graph, "compile")) == [("k0", 5_000), ("k1", 5_000), ("k2", 5_000)]
-    assert starts(simulate(changed(graph, "cuda_graph")))["k1"] == 6_020_000
+    assert gpu_row(apply(graph, "compile")) == [("k0", 5_000), ("k1", 5_000), ("k2", 5_000)]
+    assert starts(simulate(apply(graph, "cuda_graph")))["k1"] == 6_020_000
 
 
 def test_one_long_gap_of_a_warm_step_is_launched_away() -> None:
@@ -307,7 +295,7 @@ def test_one_long_gap_of_a_warm_step_is_launched_away() -> None:
     build.gap("collection", 2_000_000, layer="net")
     for _ in range(110):
         build.call("k", 5_000, layer="net")
-    after = changed(build.graph(), "cuda_graph")
+    after = apply(build.graph(), "cuda_graph")
     assert "collection" not in names(after)
     assert len(after.notes) == 1
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, extra_data, replace, telling
-from tests.transforms.communication_graphs import apply, training
+from tests.helpers import CPU, STREAM, Build, apply, extra_data, replace, telling
+from tests.transforms.communication_graphs import training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.recorded import StepTimes

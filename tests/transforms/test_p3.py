@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
+from tests.helpers import apply, makespan_ns
 from tests.transforms.communication_graphs import (
     SERVERS,
     SLICED,
-    apply,
     drawn,
     kept_order,
     on_cpu,
-    overhead_ns,
     rows,
     training,
     two_layers,
@@ -100,7 +99,7 @@ def test_p3_keeps_the_step_and_gains_with_bandwidth(graph: TaskGraph, servers: s
     kept_order(graph, changed)
     updates = graph.select(phase=Phase.UPDATE)
     without = graph.remove(updates) if updates.any() else graph
-    slow, fast, free = (overhead_ns(graph, f"{spec}{link}") for link in ("1Gbps", "4Gbps", "900TB/s,latency_us=0"))
+    slow, fast, free = (makespan_ns(graph, f"{spec}{link}") for link in ("1Gbps", "4Gbps", "900TB/s,latency_us=0"))
     # A link that is free sooner may begin a slice just before a more urgent one is there: at most that slice is lost.
     largest = int(changed.duration_ns[changed.kind == TaskKind.COMMUNICATION].max())
     assert fast <= slow + largest
@@ -116,7 +115,7 @@ def test_a_larger_slice_never_lowers_the_overhead_of_a_gradient(sizes: list[int]
     """Without latency: the pull of a slice runs beside the push of the next one, so that small slices fill the pipe."""
     graph = two_layers(2, grad_ready_order=[{**row, "layer": "layer1"} for row in rows(*sizes)])
     spec = "p3:workers=2,servers=2,latency_us=0,bandwidth=1GB/s,slice_size={}B"
-    small, large = (overhead_ns(graph, spec.format(50_000 * 2**n)) for n in (doublings, doublings + 1))
+    small, large = (makespan_ns(graph, spec.format(50_000 * 2**n)) for n in (doublings, doublings + 1))
     assert small <= large + 1_000  # whole nanoseconds of every slice
 
 

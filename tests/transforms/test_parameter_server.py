@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import telling
-from tests.transforms.communication_graphs import SLICED, apply, drawn, kept_order, on_cpu, rows, training, two_layers
+from tests.helpers import apply, telling
+from tests.transforms.communication_graphs import SLICED, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.types import Change
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import whatif
+from tests.helpers import baseline_of
 from whatif.models.parallel.stages import model_of
 from whatif.prediction.predict import Baseline
 from whatif.simulation.transfers import cpu_work_of, latency_of, of_activations, workers_of
-
-
-@cache
-def baseline_of(path: Path) -> Baseline:
-    return Baseline.of(whatif.read(path))
-
 
 CPU_RECORDINGS = [
     ("resnet18_cifar_cpu.json.gz", 8, 4_194_304),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers import replace
-from tests.transforms.communication_graphs import apply, on_cpu, two_layers
+from tests.helpers import apply, replace
+from tests.transforms.communication_graphs import on_cpu, two_layers
 from whatif import TaskGraph, TaskKind, WhatifError, simulate
 from whatif.models.exchange import beside_kernels, stragglers
 from whatif.models.exchange.beside_kernels import BESIDE

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, facts_of, names, replace
+from tests.helpers import CPU, STREAM, Build, apply, equal, facts_of, names, replace
 from tests.transforms.sharded_steps import V100, drawn, keeps_the_step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.kernels import KernelFamily
@@ -20,19 +20,12 @@ from whatif.ingest.recorded import written
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.parallel.passes import Use
 from whatif.models.parallel.transformer_blocks import split_parts
-from whatif.prediction.transform import load_transform
 from whatif.simulation.transfers import of_activations
 
 SUM = "sum of activations"
 # 100 tokens of 1,000 numbers: 400,000 bytes in fp32. Two workers send all of it in a ring: 100 us at 4 bytes/ns.
 TOKENS, WIDTH = 100, 1000
 LINK = r"bandwidth=32Gbps,latency_us=0,layers=h\.[0-9]+"
-
-
-def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = load_transform(spec)(graph)
-    return graph.check()
 
 
 def linear(name: str, outputs: int, inputs: int) -> dict[str, Any]:

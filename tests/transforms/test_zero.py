@@ -7,24 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import equal
+from tests.helpers import apply, equal
 from tests.transforms.sharded_steps import LINK, blocks, blocks_on_cpu, drawn, keeps_the_step, sent_bytes, training
 from whatif import GraphInfo, TaskGraph, WhatifError, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.prediction.predict import Baseline
-from whatif.prediction.transform import load_transform
 
 pytestmark = pytest.mark.usefixtures("equal_gpus")
 
 GATHER, SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
 COPY_IN = "copy gradients into their buffer"
-
-
-def apply(graph: TaskGraph, *specs: str) -> TaskGraph:
-    for spec in specs:
-        graph = load_transform(spec)(graph)
-    return graph.check()
 
 
 def test_a_bucket_is_scattered_beside_the_backward_pass() -> None:
