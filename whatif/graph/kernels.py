@@ -40,6 +40,9 @@ class KernelFamily(IntEnum):
     OTHER = 18
 
 
+# What answers call the families, by their codes; a text for people has spaces.
+FAMILY_NAMES = tuple(family.name.lower() for family in KernelFamily)
+FAMILY_WORDS = tuple(name.replace("_", " ") for name in FAMILY_NAMES)
 # The compute-bound families: they use the matrix units where the number format has them.
 MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATTENTION, KernelFamily.RNN)
 

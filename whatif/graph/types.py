@@ -59,6 +59,10 @@ class Phase(IntEnum):
     UPDATE = 4
 
 
+# What answers call the phases, by their codes.
+PHASE_NAMES = tuple(phase.name.lower() for phase in Phase)
+
+
 class DependencyKind(IntEnum):
     """Why one task waits for another. The order of tasks on one execution thread follows from their ids."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -80,6 +81,14 @@ class Baseline(Struct, frozen=True, dict=True):
             return None
         low_ns, high_ns = bounds_ns(self, self.graph, self.step_ns)
         return {"estimate": self.step_ms, "low": low_ns / 1e6, "high": high_ns / 1e6}
+
+    @property
+    def profiler_facts(self) -> dict[str, Any]:
+        """What answers say of the profiler's cost, as part of a JSON object; nothing where none was taken out."""
+        return {
+            **({"without_profiler_ms": self.estimated_ms} if self.estimated_ms else {}),
+            **({"calibration": self.calibration.to_dict()} if self.calibration else {}),
+        }
 
     @property
     def measured_ns(self) -> float:

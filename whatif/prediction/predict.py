@@ -156,10 +156,7 @@ class Prediction:
             parts = zip(self.transforms, self.composition.contributions, strict=True)
             result["contributions"] = [{**_named(transform), **part.to_dict()} for transform, part in parts]
             result["interaction_ms"] = self.composition.interaction_ms
-        if self.baseline.estimated_ms:
-            result["without_profiler_ms"] = self.baseline.estimated_ms
-        if self.baseline.calibration:
-            result["calibration"] = self.baseline.calibration.to_dict()
+        result |= self.baseline.profiler_facts
         before = totals(self.baseline.graph, self.baseline_ms, self.baseline.clock)
         result["devices"] = {"baseline": before.devices, "predicted": self.totals.devices}
         result["energy_j"] = {"baseline": before.energy_j, "predicted": self.totals.energy_j}

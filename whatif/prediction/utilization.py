@@ -55,12 +55,16 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
 
 def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
     """Return a mask of the kernels of the steady steps (operators of a CPU), and how many steps these are."""
-    kind = graph.kernel_kind
-    chosen = (graph.kind == kind) & graph.of_clock.mask
+    steady, n_steps = steady_tasks(graph, clock)
+    return steady & (graph.kind == graph.kernel_kind) & graph.of_clock.mask, n_steps
+
+
+def steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
+    """Return a mask of the tasks of the steady steps, and how many steps these are; the whole span is one step."""
     first, last = graph.info.steady
     if clock == "span" or last <= first:
-        return chosen, 1
-    return chosen & (graph.step >= first) & (graph.step < last), last - first
+        return np.ones(len(graph), dtype=np.bool_), 1
+    return (graph.step >= first) & (graph.step < last), last - first
 
 
 def at_peak(graph: TaskGraph, gpu: Gpu, flops: Float64) -> tuple[Float64, Array]:

@@ -17,6 +17,7 @@ from whatif.hardware.cluster.collectives import OPERATIONS, bus_factor
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for_peers, workers_of_groups
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.utilization import steady_tasks
 from whatif.questions.stragglers import meetings
 from whatif.simulation.intervals import union
 
@@ -47,11 +48,8 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     ``critical_ms`` is each task's time on the critical path, shape (n_tasks,).
     """
     graph = baseline.graph
-    first, last = graph.info.steady if baseline.clock != "span" else (0, 0)
-    chosen = (graph.kind == TaskKind.COMMUNICATION) & graph.of_clock.mask
-    if last > first:
-        chosen &= (graph.step >= first) & (graph.step < last)
-    tasks, n_steps = np.flatnonzero(chosen), max(last - first, 1)
+    steady, n_steps = steady_tasks(graph, baseline.clock)
+    tasks = np.flatnonzero(steady & (graph.kind == TaskKind.COMMUNICATION) & graph.of_clock.mask)
     if not len(tasks):
         return ()
     kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])

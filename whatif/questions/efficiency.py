@@ -16,9 +16,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.graph.kernels import FAMILY_WORDS, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Bool, Float64, Phase, among
+from whatif.graph.types import PHASE_NAMES, Array, Bool, Float64, Phase, among
 from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import MatrixWork, compute_share, kernel_floor_ns, memory_share
 from whatif.models.durations.database import usual_calls_ns
@@ -182,10 +182,10 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
             f"{work.kernels_that(work.cached, 'read', 'reads', noun)} from caches, faster than memory: such bytes are "
             "not counted"
         )
-    families = work.rows(family, [f.name.lower().replace("_", " ") for f in KernelFamily])
+    families = work.rows(family, FAMILY_WORDS)
     families = _with_gains(baseline, work, family, families[:top])
     layers = work.rows(np.where(work.chosen & (graph.layer > 0), graph.layer, -1), graph.layers)
-    phases = work.rows(np.where(work.chosen, graph.phase, -1), [phase.name.lower() for phase in Phase])
+    phases = work.rows(np.where(work.chosen, graph.phase, -1), PHASE_NAMES)
     return Efficiency(
         baseline=baseline,
         gpu=gpu,

@@ -14,15 +14,15 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import FAMILY_NAMES
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     GPU_KINDS,
+    PHASE_NAMES,
     Array,
     Bool,
     Float64,
     Int64,
-    Phase,
     TaskKind,
     among,
 )
@@ -115,8 +115,7 @@ class Explanation(Struct, frozen=True, dict=True):
         """Return the explanation as a JSON object with the keys that scripts rely on."""
         return {
             **step_facts(self.baseline),
-            **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
-            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
+            **self.baseline.profiler_facts,
             "gpu_busy_ms": self.breakdown.gpu_busy_ms,
             "breakdown": self.breakdown.to_dict(),
             "critical_path_ms": {kind: round(ms, 6) for kind, ms in self.critical_path_ms.items()},
@@ -166,8 +165,8 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
     peers_ms = float((critical_ms * waits_ns / np.maximum(graph.duration_ns, 1)).sum())
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
-    families = parts.by(family_codes(graph), [family.name.lower() for family in KernelFamily])
-    phases = parts.by(graph.phase, [phase.name.lower() for phase in Phase])
+    families = parts.by(family_codes(graph), FAMILY_NAMES)
+    phases = parts.by(graph.phase, PHASE_NAMES)
     return Explanation(
         baseline=baseline,
         verdict=verdict(
@@ -197,7 +196,7 @@ def parts_by(baseline: Baseline, codes: Array, names: Sequence[str]) -> list[Par
     """Return a part for each code, shape (n_tasks,), that occurs in the step; negative codes count for none."""
     graph = baseline.graph
     begins, work_ms, critical_ms, _ = _step_columns(baseline)
-    return _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms).by(codes, list(names))
+    return _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms).by(codes, names)
 
 
 def _step_columns(baseline: Baseline) -> tuple[Float64, Float64, Float64, float]:
@@ -267,7 +266,7 @@ class _Parts:
         self._rows = np.flatnonzero((tasks != 0) | (work_ms != 0) | (critical_ms != 0))
         self._columns = [column[self._rows] for column in columns]
 
-    def by(self, codes: npt.NDArray[Any], table: list[str] | tuple[str, ...]) -> list[Part]:
+    def by(self, codes: npt.NDArray[Any], table: Sequence[str]) -> list[Part]:
         """Return one part a code that occurs in the step; negative codes count for none."""
         codes = codes[self._rows]
         known = codes >= 0

@@ -9,9 +9,10 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import SYNC_NAME, Bool, Float64, TaskKind
+from whatif.graph.types import SYNC_NAME, Bool, Float64, Int64, TaskKind
 from whatif.ingest.lines import By, Lines, lines_if_any, read_lines
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.utilization import steady_tasks
 from whatif.questions.explain import Part, parts_by
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
@@ -193,13 +194,18 @@ def waiting_lines(baseline: Baseline, path: Path | None = None) -> tuple[Waiting
     )  # fmt: skip
 
 
+def waits_for_gpu(graph: TaskGraph) -> Int64:
+    """Return the tasks in which a CPU thread waits for the GPU."""
+    if SYNC_NAME not in graph.names:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero((graph.kind == TaskKind.WAIT) & (graph.name == graph.names.index(SYNC_NAME)))
+
+
 def blocked(baseline: Baseline) -> Float64:
     """Return how long each wait for the GPU lasts in the simulated baseline, ns, shape (n_tasks,); 0 for others."""
     graph, timeline = baseline.graph, baseline.timeline
     waiting = np.zeros(len(graph))
-    if SYNC_NAME not in graph.names:
-        return waiting
-    tasks = np.flatnonzero((graph.kind == TaskKind.WAIT) & (graph.name == graph.names.index(SYNC_NAME)))
+    tasks = waits_for_gpu(graph)
     before = graph.neighbours[0][tasks]
     ready_ns = np.where(before >= 0, timeline.end_ns[np.maximum(before, 0)], timeline.start_ns[tasks])
     waiting[tasks] = timeline.end_ns[tasks] - ready_ns
@@ -220,8 +226,5 @@ def _without(graph: TaskGraph, chosen: Bool) -> TaskGraph:
 
 def _steps(baseline: Baseline) -> tuple[Bool, int]:
     """The tasks of the steady steps of the first rank, and how many steps these are."""
-    graph = baseline.graph
-    first, last = graph.info.steady
-    if baseline.clock == "span" or last <= first:
-        return graph.of_clock.mask, 1
-    return graph.of_clock.mask & (graph.step >= first) & (graph.step < last), last - first
+    steady, n_steps = steady_tasks(baseline.graph, baseline.clock)
+    return steady & baseline.graph.of_clock.mask, n_steps

@@ -14,13 +14,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import FAMILY_NAMES
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
+    PHASE_NAMES,
     Array,
     Bool,
     Int32,
-    Phase,
 )
 from whatif.prediction.predict import Baseline
 from whatif.questions.explain import family_codes, step_work_ms
@@ -193,9 +193,9 @@ def _columns(graph: TaskGraph) -> dict[str, tuple[Array, tuple[str, ...]]]:
         sides = np.full(len(graph), -1)  # one side has nothing to distinguish
     return {
         "side": (sides, (GPU_SIDE, CPU_SIDE)),
-        "phase": (graph.phase, tuple(phase.name.lower() for phase in Phase)),
+        "phase": (graph.phase, PHASE_NAMES),
         "thread": (graph.thread, tuple(thread.name for thread in graph.threads)),
-        "family": (family_codes(graph), tuple(family.name.lower() for family in KernelFamily)),
+        "family": (family_codes(graph), FAMILY_NAMES),
         "layer": (np.where(graph.layer > 0, graph.layer, -1), graph.layers),
     }
 

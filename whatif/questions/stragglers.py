@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import FAMILY_WORDS
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
+    PHASE_NAMES,
     Array,
     Bool,
     Float64,
-    Phase,
     TaskKind,
 )
 from whatif.ingest.ranks.merge import COLLECTIVE, rank_numbers, ranks_of
@@ -265,14 +265,13 @@ def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int
     found: list[Excess] = []
     sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
     sides.append(("CPU", graph.on_cpu))
-    families = [family.name.lower().replace("_", " ") for family in KernelFamily]
     for side, work in sides:
         work = work & inside
         known = work & (graph.family >= 0) if side == "GPU" or not graph.has_gpu else work & False
         for of, mask, codes, names in (
-            ("phase", work, graph.phase, [phase.name.lower() for phase in Phase]),
-            ("family", known, graph.family, families),
-            ("layer", work & (graph.layer > 0), graph.layer, list(graph.layers)),
+            ("phase", work, graph.phase, PHASE_NAMES),
+            ("family", known, graph.family, FAMILY_WORDS),
+            ("layer", work & (graph.layer > 0), graph.layer, graph.layers),
         ):
             ms = work_ms(graph, mask, codes, len(names), numbers) / max(len(steps), 1)
             # Of few ranks the median of the others: with two the slow one itself is half of it.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.kernels import DTYPES, KernelFamily
+from whatif.graph.kernels import DTYPES, FAMILY_NAMES
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
+    PHASE_NAMES,
     Array,
     Bool,
     Phase,
@@ -99,8 +101,7 @@ class Summary(Struct, frozen=True, dict=True):
             "dtypes_pct": self.dtypes_pct,
             "launch_lag_us": info.launch_lag_ns / 1e3 if (self.graph.launch_of >= 0).any() else None,
             "queue_depth": info.queue_depth,
-            **({"without_profiler_ms": self.baseline.estimated_ms} if self.baseline.estimated_ms else {}),
-            **({"calibration": self.baseline.calibration.to_dict()} if self.baseline.calibration else {}),
+            **self.baseline.profiler_facts,
             "trust": self.trust.to_dict(),
             "warnings": list(self.warnings),
         }
@@ -122,9 +123,9 @@ def summarize(baseline: Baseline) -> Summary:
         time_ms=time_ns / 1e6,
         time_with_layer_pct=_share_pct(graph, counted, graph.layer > 0),
         time_with_phase_pct=_share_pct(graph, counted, graph.phase != Phase.UNKNOWN),
-        families_pct=_shares_pct(graph, counted, graph.family, [family.name.lower() for family in KernelFamily]),
+        families_pct=_shares_pct(graph, counted, graph.family, FAMILY_NAMES),
         dtypes_pct=_shares_pct(graph, counted & (graph.family >= 0), graph.dtype, ["unknown", *DTYPES[1:]]),
-        phases_pct=_shares_pct(graph, counted, graph.phase, [phase.name.lower() for phase in Phase]),
+        phases_pct=_shares_pct(graph, counted, graph.phase, PHASE_NAMES),
         n_layers=len(each_once(graph.layer[graph.layer > 0])),
         warnings=warnings_of(baseline),
     )
@@ -146,7 +147,7 @@ def _share_pct(graph: TaskGraph, counted: Bool, chosen: Bool) -> float | None:
     return 100.0 * int(graph.duration_ns[counted & chosen].sum()) / total_ns if total_ns else None
 
 
-def _shares_pct(graph: TaskGraph, counted: Bool, codes: Array, table: list[str]) -> dict[str, float]:
+def _shares_pct(graph: TaskGraph, counted: Bool, codes: Array, table: Sequence[str]) -> dict[str, float]:
     """The share of the counted time by code, percent, largest first."""
     counted = counted & (codes >= 0)
     time_ns = np.bincount(codes[counted], weights=graph.duration_ns[counted], minlength=len(table))

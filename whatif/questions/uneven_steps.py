@@ -11,8 +11,9 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph, matching
-from whatif.graph.types import GPU_KINDS, SYNC_NAME, Array, Bool, Float64, TaskKind, among
+from whatif.graph.types import GPU_KINDS, Array, Bool, Float64, TaskKind, among
 from whatif.prediction.baseline import Baseline
+from whatif.questions.lines import waits_for_gpu
 from whatif.simulation.steps import steady
 from whatif.units import counted
 
@@ -181,9 +182,7 @@ def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
 def _blocked_ns(graph: TaskGraph) -> Float64:
     """How long each call waited for the GPU as recorded, ns, shape (n_tasks,): until its return, less its work."""
     blocked = np.zeros(len(graph))
-    if SYNC_NAME not in graph.names:
-        return blocked
-    waits = np.flatnonzero((graph.kind == TaskKind.WAIT) & (graph.name == graph.names.index(SYNC_NAME)))
+    waits = waits_for_gpu(graph)
     call = graph.neighbours[0][waits]
     known = call >= 0
     waits, call = waits[known], call[known]

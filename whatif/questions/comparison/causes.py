@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import FAMILY_WORDS
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Float64, Phase, TaskKind, among
+from whatif.graph.types import PHASE_NAMES, Array, Float64, TaskKind, among
 from whatif.ingest.lines import Lines
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.differences import without_wrappers
@@ -129,19 +129,15 @@ def _where(
     return f"{what} {best} ({growth_ms[best]:+z,.2f} ms)"
 
 
-def _of_line(lines: Lines) -> tuple[Array, list[str]]:
+def _of_line(lines: Lines) -> tuple[Array, Sequence[str]]:
     """Each task's code by line, the last one for none."""
     return np.where(lines.code >= 0, lines.code, len(lines.names)), [*lines.names, ""]
 
 
-def _codes(what: str, graph: TaskGraph) -> tuple[Array, list[str]]:
+def _codes(what: str, graph: TaskGraph) -> tuple[Array, Sequence[str]]:
     """Each task's code, and what the codes are called."""
     if what == "layer":
         return graph.layer, [without_wrappers(name) for name in graph.layers]
     if what == "phase":
-        return graph.phase, [phase.name.lower() for phase in Phase]
-    nameless = len(KernelFamily)
-    return np.where(graph.family >= 0, graph.family, nameless), [
-        *(family.name.lower().replace("_", " ") for family in KernelFamily),
-        "",
-    ]
+        return graph.phase, PHASE_NAMES
+    return np.where(graph.family >= 0, graph.family, len(FAMILY_WORDS)), [*FAMILY_WORDS, ""]

@@ -12,8 +12,8 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase, TaskKind
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.utilization import steady_tasks
 from whatif.questions.comparison.differences import without_wrappers
-from whatif.questions.comparison.step_profile import steady_tasks
 from whatif.questions.explain import in_families
 
 # Fewer kinds of calls that both have say nothing of the pace at which a machine runs them.

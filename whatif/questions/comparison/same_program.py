@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, TaskKind, among
 from whatif.prediction.baseline import Baseline
-from whatif.questions.comparison.step_profile import StepProfile, steady_tasks, work_rows
+from whatif.prediction.utilization import steady_tasks
+from whatif.questions.comparison.step_profile import StepProfile, work_rows
 
 # A phase has other calls where at least this share of them differs: one call more or less is no change of all.
 OTHER_CALLS = 0.02

@@ -10,6 +10,7 @@ from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase, TaskKind
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.utilization import steady_tasks
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import family_codes
 from whatif.simulation.steps import step_ns
@@ -108,11 +109,3 @@ def flops_of_step(graph: TaskGraph, clock: str) -> float:
     """Return the floating-point operations of a step, where recorded."""
     counted, n_steps = steady_tasks(graph, clock)
     return float(np.maximum(graph.flops[counted], 0).sum(dtype=np.float64)) / n_steps
-
-
-def steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
-    """Return the tasks of the steady steps, and how many steps these are; of the span all, as if it were one step."""
-    first, last = graph.info.steady
-    if clock == "span" or last <= first:
-        return np.ones(len(graph), dtype=np.bool_), 1
-    return (graph.step >= first) & (graph.step < last), last - first

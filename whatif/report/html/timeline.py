@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from whatif.graph.kernels import KernelFamily
+from whatif.graph.kernels import FAMILY_NAMES
 from whatif.graph.types import (
+    PHASE_NAMES,
     Array,
     Int64,
-    Phase,
     TaskKind,
 )
 from whatif.prediction.baseline import Baseline
@@ -54,8 +54,8 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
     return {
         "unit_ns": int(unit_ns),
         "kinds": [kind.name.lower() for kind in TaskKind],
-        "families": [family.name.lower() for family in KernelFamily],
-        "phases": [phase.name.lower() for phase in Phase],
+        "families": FAMILY_NAMES,
+        "phases": PHASE_NAMES,
         "changes": list(CHANGES),
         "sides": [
             {"title": name, **_packed(side, _codes(changes), low, high, int(unit_ns), texts)}
