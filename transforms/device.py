@@ -18,7 +18,6 @@ import numpy as np
 
 from whatif import Change, TaskGraph, TaskKind, WhatifError
 from whatif.hardware.gpu import gpu_asked_for
-from whatif.models import peak
 from whatif.models.durations.estimator import device, put, sources
 from whatif.models.durations.other_device import notes_of, on_device, with_facts_of
 
@@ -57,10 +56,10 @@ def transform(
         )
     if new.note_on_dies:
         graph = graph.note(f"device: {new.note_on_dies}; use to={new.name}-GCD")
-    memory = graph.info.memory
-    if memory is not None and peak(memory).total > new.memory_bytes:
+    peak_bytes = graph.info.peak_bytes
+    if peak_bytes is not None and peak_bytes > new.memory_bytes:
         graph = graph.note(
-            f"device: the step does not fit: it needs {peak(memory).total / 2**30:.1f} GiB at its peak, and "
+            f"device: the step does not fit: it needs {peak_bytes / 2**30:.1f} GiB at its peak, and "
             f"{new.name} has {new.memory_gibyte:g}; `whatif memory` shows what would fit"
         )
     changed = with_facts_of(put(graph, tasks, estimates), new, tf32=tf32 == "auto")

@@ -23,7 +23,6 @@ from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.recording import trace_of, write_trace
 from whatif.from_module.schedule import schedule_steps
 from whatif.from_module.tensor_cores import on_tensor_cores
-from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import Gpu
@@ -70,9 +69,8 @@ class PredictedStep(Struct, frozen=True, dict=True):
     @property
     def peak_bytes(self) -> int | None:
         """The most memory that a step takes, bytes; None where it is unknown."""
-        memory = self.graph.info.memory
-        if memory is not None:
-            return peak(memory).total
+        if self.graph.info.memory is not None:
+            return self.graph.info.peak_bytes
         # A forward pass alone: what-ifs change it by an unknown amount.
         return None if self.prediction.transforms else self.taken_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from whatif.graph.memory import Memory
+from whatif.graph.memory import Memory, peak
 from whatif.graph.recorded import ProfilerEstimate, Recorded
 from whatif.graph.types import Change, Finding, ProcessGroup, Severity
 from whatif.runtime.errors import WhatifError
@@ -83,6 +83,11 @@ class GraphInfo:
     def is_recorded(self) -> bool:
         """Whether the steps' times were measured."""
         return self.made == "recorded"
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that a step keeps on the device, bytes; None where the recording does not tell."""
+        return None if self.memory is None else peak(self.memory).total
 
     @property
     def devices(self) -> int:

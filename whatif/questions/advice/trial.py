@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.info import GraphInfo
-from whatif.graph.memory import Memory, peak
+from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import described
@@ -180,7 +180,7 @@ class Trier:
     def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
         self.baseline = baseline
         self.work = Work.of(baseline.graph, baseline.clock)
-        self.peak_bytes = _peak_bytes(baseline.graph)
+        self.peak_bytes = baseline.graph.info.peak_bytes
         self._stays = not may_move and not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
         self._kept: dict[tuple[str, ...], tuple[TaskGraph, tuple[Applied, ...]]] = {}
 
@@ -227,7 +227,7 @@ class Trier:
             work=Work.of(changed, clock),
             n_tasks=len(changed),
             memory=changed.info.memory,
-            peak_bytes=_peak_bytes(changed),
+            peak_bytes=changed.info.peak_bytes,
             notes=notes,
             estimates=described(changed),
         )
@@ -237,7 +237,7 @@ class Trier:
 
         Raises WhatifError where one does not apply, or where memory is not known.
         """
-        found = _peak_bytes(self._applied(tuple(transforms))[0])
+        found = self._applied(tuple(transforms))[0].info.peak_bytes
         if found is None:
             raise WhatifError("memory: expected a recording that shows what a step keeps, got one that does not.")
         return found
@@ -284,7 +284,3 @@ def _samples(before: GraphInfo, after: GraphInfo) -> float:
     if before.batch_size and after.batch_size:
         return after.batch_size / before.batch_size
     return after.batch_factor / before.batch_factor
-
-
-def _peak_bytes(graph: TaskGraph) -> int | None:
-    return peak(graph.info.memory).total if graph.info.memory is not None else None

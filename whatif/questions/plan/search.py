@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
@@ -341,14 +340,14 @@ def simulated(baseline: Baseline, row: Row) -> Row:
     steps = steps_in(baseline)
     first = predicted(few if long else plan.passes)
     step_ms, low_ms, high_ms = (value / steps for value in (first.predicted_ms, first.low_ms, first.high_ms))
-    memory = first.graph.info.memory
     if long:
         # A pass without exchange is what its pieces are.
         each = (predicted(more).predicted_ms / steps - step_ms) / (more - few) if plan.pipeline > 1 else row.pass_ms
         factor = (step_ms + (plan.passes - few) * each) / step_ms
         step_ms, low_ms, high_ms = (factor * value for value in (step_ms, low_ms, high_ms))
     total = totals(first.graph, step_ms, baseline.clock)
-    most = row.peak_bytes if memory is None or long else peak(memory).total
+    most = first.graph.info.peak_bytes
+    most = row.peak_bytes if most is None or long else most
     fits = most is None or asked.memory_bytes is None or most <= asked.memory_bytes
     return structs.replace(
         row, step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, samples_per_s=plan.samples / step_ms * 1e3,

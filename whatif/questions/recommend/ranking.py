@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from whatif.graph.memory import peak
 from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
 from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
@@ -162,7 +161,7 @@ def _candidate(
     prediction: Prediction, name: str, prices: Prices | None, epoch_samples: int | None, *, recorded: bool
 ) -> Candidate:
     info, total = prediction.graph.info, prediction.totals
-    memory_bytes = None if info.memory is None else peak(info.memory).total
+    memory_bytes = info.peak_bytes
     steps = epoch_samples / total.samples if epoch_samples and total.samples else None
     return Candidate(
         name, prediction.predicted_ms, prediction.low_ms, prediction.high_ms, prediction.breakdown.gpu_busy_ms,

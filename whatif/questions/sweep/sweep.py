@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
@@ -242,9 +241,4 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 
 
 def _told(graph: TaskGraph, total: Totals) -> dict[str, Any]:
-    memory = graph.info.memory
-    return {
-        "samples_per_s": total.samples_per_s,
-        "devices": total.devices,
-        "peak_bytes": None if memory is None else peak(memory).total,
-    }
+    return {"samples_per_s": total.samples_per_s, "devices": total.devices, "peak_bytes": graph.info.peak_bytes}
