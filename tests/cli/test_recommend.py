@@ -77,6 +77,12 @@ def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str])
         assert row["step_cost"] is None
 
 
+def test_a_predicted_step_has_no_replay_error(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
+    assert main(["recommend", path, "--devices", "T4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replay_error_pct"] is None
+
+
 def test_every_known_device_where_none_is_named(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", trace, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -89,7 +89,7 @@ class Ranking(Struct, frozen=True):
             "transforms": [spelled(transform) for transform in self.transforms],
             "step_clock": self.baseline.clock,
             "baseline_ms": self.baseline.step_ms,
-            "replay_error_pct": self.baseline.replay_error_pct,
+            "replay_error_pct": self.baseline.known_error_pct,
             "ranked_by": self.by,
             "currency": self.currency or None,
             "epoch_samples": self.epoch_samples,
