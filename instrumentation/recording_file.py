@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whatif.runtime.errors import WhatifError
-from whatif.runtime.files import output_file, replaceable_file, replacing
+from whatif.runtime.files import GZIP_MAGIC, output_file, replaceable_file, replacing
 
 from .messages import this_rank
 
@@ -18,7 +18,6 @@ _PRIVATE_KEYS = ("host_name", "traceName")
 
 # What `_encode` begins every recording with.
 _FIRST_BYTES = b'{"whatif":'
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def check_writable(path: Path) -> Path:
@@ -63,7 +62,7 @@ def read_json(path: Path, what: str) -> tuple[Any, bool]:
     """Return the content of a JSON file, and whether it is compressed; raises WhatifError where it is not ``what``."""
     try:
         data = path.read_bytes()
-        compressed = data.startswith(_GZIP_MAGIC)
+        compressed = data.startswith(GZIP_MAGIC)
         return json.loads(gzip.decompress(data) if compressed else data), compressed
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         said = getattr(error, "strerror", None) or type(error).__name__

@@ -21,7 +21,7 @@ from whatif.from_module.moved_bytes import moves_once
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
-from whatif.runtime.files import read_at_most
+from whatif.runtime.files import GZIP_MAGIC, read_at_most
 
 _SCHEMA = re.compile(r"\d+\.\d+\.\d+-chakra\.")
 _MOST_NODES = 5_000_000
@@ -58,7 +58,7 @@ def read_chakra(path: Path) -> OperatorGraph:
 def _content(path: Path) -> bytes:
     """The text of the file, unpacked; no more of it than can hold the nodes that are read."""
     data = read_at_most(path, _MOST_BYTES)
-    if data[:2] != b"\x1f\x8b":
+    if not data.startswith(GZIP_MAGIC):
         return data
     with gzip.open(io.BytesIO(data)) as file:
         data = file.read(_MOST_BYTES + 1)

@@ -18,6 +18,7 @@ from whatif.from_module.schedule import (
 )
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import Gpu
+from whatif.ingest.kineto_fields import LAYER_ANNOTATION
 from whatif.runtime.files import replacing
 
 _PROCESS, _STREAM = 1, 7
@@ -55,7 +56,7 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: di
     ``told`` is what the recorder's part says beside ``graph.metadata``.
     """
     events: list[_Event | _MemoryEvent] = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
-    events += [_annotation(span, "whatif::layer::") for span in schedule.layers]
+    events += [_annotation(span, LAYER_ANNOTATION) for span in schedule.layers]
     # Autograd counts on from step to step.
     steps, a_step = len(schedule.steps), 1 + max((o.sequence for o in graph.operations), default=0)
     events += [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from whatif.ingest.find_steps import StepRule
 from whatif.ingest.kept import entry_of, keep, recall
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import is_address, is_folder, local_copy
-
-Progress = Callable[[int, int], None]
+from whatif.runtime.progress import Progress
 
 
 def read(

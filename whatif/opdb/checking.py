@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from whatif.opdb.index import Index, Progress, index_of, read_contributions
+from whatif.opdb.index import Index, index_of, read_contributions
 from whatif.opdb.quarantine import Aside
 from whatif.opdb.store import Store
+from whatif.runtime.progress import Progress
 
 
 class SetAside(Struct, frozen=True):
@@ -37,7 +38,7 @@ class Check(Struct, frozen=True):
         return found
 
 
-def check(store: Store, *, progress: Progress = None) -> Check:
+def check(store: Store, *, progress: Progress | None = None) -> Check:
     """Read and verify everything, whatever an index says."""
     contributions, problems = read_contributions(store, progress)
     index = index_of(contributions, problems)

@@ -8,11 +8,12 @@ from pathlib import Path
 from whatif.hardware.gpu import gpu_names
 from whatif.opdb.chain import Estimator
 from whatif.opdb.devices import device_called
-from whatif.opdb.index import Index, Progress, open_index
+from whatif.opdb.index import Index, open_index
 from whatif.opdb.learned import LearnedModel, models_in, shipped_models
 from whatif.opdb.location import default_database
 from whatif.opdb.store import MARKER, Store
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress
 
 # A person's own models lie in this folder of a database.
 MODELS = "models"
@@ -31,7 +32,7 @@ def estimator(device: str, *, database: str | Path | None = None) -> Estimator:
     return Estimator(index, name, models=(*own, *shipped_models()), kernels_alone=True)
 
 
-def opened(database: str | Path | None = None, *, progress: Progress = None) -> tuple[Index, list[LearnedModel]]:
+def opened(database: str | Path | None = None, *, progress: Progress | None = None) -> tuple[Index, list[LearnedModel]]:
     """Return the index and the models of a database; an empty index where none is named and the person has none.
 
     A model that is damaged is left out, with a sentence among the index's warnings.

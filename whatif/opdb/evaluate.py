@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from whatif.opdb.chain import ALL_SOURCES, Answers, AnswerSource, Estimator
-from whatif.opdb.index import Index, Progress, index_of, read_contributions
+from whatif.opdb.index import Index, index_of, read_contributions
 from whatif.opdb.keys import held_out
 from whatif.opdb.learned import LearnedModel
 from whatif.opdb.provenance import Provenance
@@ -28,6 +28,7 @@ from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import replacing
+from whatif.runtime.progress import Progress
 
 # Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
 Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None
@@ -123,7 +124,7 @@ def evaluate(
     sources: Sequence[AnswerSource] = ALL_SOURCES,
     device: str | None = None,
     family: str | None = None,
-    progress: Progress = None,
+    progress: Progress | None = None,
     fit: Fit = None,
 ) -> Evaluation:
     """Hold out ``share`` of the operators and estimate their times from the rest, which ``fit`` may learn from.
@@ -174,7 +175,7 @@ def evaluate_unseen_devices(
     *,
     sources: Sequence[AnswerSource] = ALL_SOURCES,
     device: str | None = None,
-    progress: Progress = None,
+    progress: Progress | None = None,
     fit: Fit = None,
 ) -> Evaluation:
     """Hold out each device in its turn, or only ``device``, and estimate its times from the others'.

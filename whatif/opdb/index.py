@@ -10,7 +10,6 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from whatif.opdb.schema import TIMES
 from whatif.opdb.shard import parquet
 from whatif.opdb.store import Store
 from whatif.runtime.errors import WhatifError, expecting
+from whatif.runtime.progress import Progress
 from whatif.units import counted
-
-Progress = Callable[[int, int], None] | None
 
 # Raised when what an index holds changes; another one is then built.
 INDEX_VERSION = 4
@@ -62,7 +60,7 @@ class Index(Struct, frozen=True):
         return sorted({c.origin.device.name for c in self.contributions})
 
 
-def open_index(store: Store, *, progress: Progress = None) -> Index:
+def open_index(store: Store, *, progress: Progress | None = None) -> Index:
     """Open the index of a database; builds it where it is missing.
 
     Contributions that are damaged are left out, with a warning for each.
@@ -101,7 +99,9 @@ def _fingerprint(store: Store) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tuple[Provenance, Rows]], list[str]]:
+def read_contributions(
+    store: Store, progress: Progress | None = None
+) -> tuple[list[tuple[Provenance, Rows]], list[str]]:
     """Read every contribution once, by id; gives their rows, and a sentence for each that is damaged."""
     contributions, wrong = store.contributions()
     # Of the same measurements described twice, the one that says how they were taken comes first, and counts.
@@ -128,7 +128,7 @@ def read_contributions(store: Store, progress: Progress = None) -> tuple[list[tu
     return found, wrong
 
 
-def _build(store: Store, place: Path, folder: Path, progress: Progress) -> None:
+def _build(store: Store, place: Path, folder: Path, progress: Progress | None) -> None:
     parquet()  # without the package every shard would seem damaged, and an empty index would be kept
     index = index_of(*read_contributions(store, progress))
     another = "; name another with the environment variable XDG_CACHE_HOME"

@@ -16,8 +16,7 @@ from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.rows import Rows
 from whatif.opdb.store import CannotWriteError, Contribution, Outcome, Store
 from whatif.runtime.errors import WhatifError
-
-Progress = Callable[[int, int], None] | None
+from whatif.runtime.progress import Progress
 
 
 class Merged(Struct):
@@ -54,7 +53,12 @@ class Merged(Struct):
 
 
 def merge(
-    source: Store, target: Store, *, device: str | None = None, family: str | None = None, progress: Progress = None
+    source: Store,
+    target: Store,
+    *,
+    device: str | None = None,
+    family: str | None = None,
+    progress: Progress | None = None,
 ) -> Merged:
     """Add to ``target`` what ``source`` has and it has not; only of ``device`` and ``family`` where they are named.
 
@@ -72,7 +76,7 @@ def take_over(
     wrong: Sequence[str],
     target: Store,
     where: Path | str,
-    progress: Progress,
+    progress: Progress | None,
     own: Container[str] = (),
 ) -> Merged:
     """Add contributions to ``target``, each read when its turn comes; those in ``own`` are there already.

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from whatif.opdb.merging import Merged, Progress, is_chosen, take_over
+from whatif.opdb.merging import Merged, is_chosen, take_over
 from whatif.opdb.remote import Remote
 from whatif.opdb.store import Outcome, Store, check_device_of_times, is_sound
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress
 
 
 def push(
-    store: Store, url: str, *, device: str | None = None, family: str | None = None, progress: Progress = None
+    store: Store, url: str, *, device: str | None = None, family: str | None = None, progress: Progress | None = None
 ) -> Merged:
     """Bring to the database at ``url`` what ``store`` has and it has not; only of ``device`` and ``family`` if named.
 
@@ -51,7 +52,7 @@ def push(
 
 
 def pull(
-    url: str, store: Store, *, device: str | None = None, family: str | None = None, progress: Progress = None
+    url: str, store: Store, *, device: str | None = None, family: str | None = None, progress: Progress | None = None
 ) -> Merged:
     """Add to ``store`` what the database at ``url`` has and it has not; only of ``device`` and ``family`` if named.
 

@@ -6,7 +6,7 @@ import gzip
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +19,12 @@ from whatif.ingest.anonymize.text import Scrubber, dropped_field, find_secrets
 from whatif.ingest.exported import EXPORTED_BEGIN
 from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
+from whatif.ingest.kineto_fields import LAYER_ANNOTATION
 from whatif.ingest.read_events import SQLITE_MAGIC
 from whatif.ingest.record_file import read_record
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import replaceable_file, replacing
-
-Progress = Callable[[int, int], None]
+from whatif.runtime.progress import Progress
 
 STACK_FRAMES, PROCESS_NAMES = "stack frames", "names of processes and threads"
 
@@ -238,7 +238,7 @@ class _EventCleaner:
 
     def _note(self, name: str, category: object, *, annotates: bool) -> None:
         """Keep in mind which names people chose."""
-        if name.startswith(("whatif::layer::", "nn.Module: ")):
+        if name.startswith((LAYER_ANNOTATION, "nn.Module: ")):
             self.kept["layers and classes"].add(name.partition("::layer::")[2] or name.removeprefix("nn.Module: "))
         elif annotates and not _OWN_ANNOTATION.fullmatch(name):
             self.kept["annotations"].add(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +37,7 @@ from whatif.ingest.read_events import read_events
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import local_copy
 from whatif.runtime.jobs import each
+from whatif.runtime.progress import Progress
 from whatif.simulation.transfers import LATENCY, WORKERS
 
 # Ranks of one run on clocks that a time server keeps differ by milliseconds; a larger difference is reported.
@@ -46,8 +47,6 @@ FEWEST_MATCHED = 0.5
 
 # Processes take a second to start, which reads about so many bytes; text shrinks tenfold in .gz : our measurements.
 _WORTH_BYTES, _PACKED = 100_000_000, 10
-
-Progress = Callable[[int, int], None]
 
 
 class Ranks(Struct, frozen=True):

@@ -26,8 +26,8 @@ from whatif.questions.advice.warm_up import warm_up
 from whatif.questions.efficiency import Use, efficiency
 from whatif.questions.explain import step_facts
 from whatif.questions.lines import WaitingLine, waiting_lines
-from whatif.questions.progress import Progress, reported
 from whatif.questions.verdict import NAMED_FROM
+from whatif.runtime.progress import Progress, reported
 from whatif.simulation.steps import RECORDED
 
 # Our choice: more effort is worth it where it gains twice as much as what takes little.

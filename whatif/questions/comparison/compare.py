@@ -15,7 +15,7 @@ from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.comparison.part_changes import PartChange, part_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.questions.explain import Explanation, Part, explain, parts_by
-from whatif.questions.progress import Progress
+from whatif.runtime.progress import Progress
 
 # More parts than any recording has: all of them are compared.
 ALL_PARTS = 10**9

@@ -26,8 +26,8 @@ from whatif.questions.comparison.same_program import CallDifference
 from whatif.questions.comparison.step_profile import StepProfile, profile
 from whatif.questions.comparison.told_changes import told_changes
 from whatif.questions.comparison.two_recordings import TwoRecordings
-from whatif.questions.progress import Progress, reported
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress, reported
 from whatif.simulation.simulator import simulate
 
 # Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of

@@ -22,10 +22,10 @@ from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
 from whatif.questions.plan.launch import BATCH, launch_flags
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
-from whatif.questions.progress import Progress
 from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress
 from whatif.units import counted, size
 
 # Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.

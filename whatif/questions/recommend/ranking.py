@@ -14,9 +14,9 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.progress import Progress, reported
 from whatif.questions.recommend.prices import Prices
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress, reported
 
 # Steps that differ by less than this are the same: replays miss as much.
 SAME_SHARE = 0.003

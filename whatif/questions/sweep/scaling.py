@@ -17,11 +17,11 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.progress import Progress, reported
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.notebook_view import plot
+from whatif.runtime.progress import Progress, reported
 
 OPTION = "workers"
 MOST_WORKERS = 1_000_000

@@ -23,12 +23,12 @@ from whatif.prediction.predict import Prediction
 from whatif.prediction.ranges import simulated_at
 from whatif.prediction.totals import Totals, totals
 from whatif.prediction.transform import Transform
-from whatif.questions.progress import Progress
 from whatif.questions.sweep.batch import pieces
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import MOST_VALUES, Varied
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.notebook_view import notebook_view, plot
+from whatif.runtime.progress import Progress
 
 # Numbers of samples that differ by less are the same: they come from a rate.
 SAME_SAMPLES = 1e-6

@@ -21,10 +21,10 @@ from whatif.prediction.transform import parse_spec
 from whatif.prediction.trust import BOUND_PCT, trust_of
 from whatif.prediction.untraced import untraced_step
 from whatif.questions.comparison.differences import differences
-from whatif.questions.progress import Progress, reported
 from whatif.questions.validate.validate_pairs import Pair, Unpaired, find_pairs
 from whatif.questions.validate.validate_records import StepTime
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress, reported
 
 # What the median error of all predictions is asked to stay within, percent.
 MEDIAN_BOUND_PCT = 5.0

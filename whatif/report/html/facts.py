@@ -20,7 +20,6 @@ from whatif.questions.efficiency import Efficiency, efficiency
 from whatif.questions.explain import Explanation, explain
 from whatif.questions.flame import Flame, flame
 from whatif.questions.memory_summary import MemorySummary, memory_summary
-from whatif.questions.progress import Progress
 from whatif.questions.sensitivity import Sensitivity, sensitivity
 from whatif.questions.stragglers import RankReport, report
 from whatif.questions.summary import Summary, summarize
@@ -29,6 +28,7 @@ from whatif.questions.sweep.scaling import Scaling, scaling
 from whatif.questions.sweep.sweep import Sweep, sweep
 from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.progress import Progress
 from whatif.simulation.steps import RECORDED
 
 # Rows of a table of layers or kernels; what is left out is the smallest, and the page shows how many.
