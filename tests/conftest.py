@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from whatif.hardware import roofline
+from whatif.models.durations import database
 from whatif.models.exchange import beside_kernels, stragglers
 
 # How long an example takes says more of the machine than of the code.
@@ -63,9 +64,11 @@ def own_traces() -> Path:
 
 
 @pytest.fixture
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No op database is asked, whatever whoever runs the tests has measured."""
     monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
+    yield
+    database._opened.cache_clear()
 
 
 @pytest.fixture(scope="module")
