@@ -5,7 +5,7 @@ from typing import Any
 
 from whatif.runtime.errors import WhatifError
 
-# What `whatif collect` may be asked to run, besides a script; behind `-m` the modules of the same programs.
+# What `whatif collect` may be asked to run, besides a script; after `-m` the modules of the same programs.
 _LAUNCHERS = {
     "torchrun": "torch.distributed.run",
     "torch.distributed.run": "torch.distributed.run",

@@ -18,7 +18,7 @@ _MARK = "whatif::profiler_cost"
 class ProfilerCost:
     """Runs the same tiny training step with and without the profiler in turn, on this thread's CPU clock.
 
-    Both belong to one recording's only session, behind the last step. They take turns, so that a slow moment hits both.
+    Both belong to one recording's only session, after the last step. They take turns, so that a slow moment hits both.
     A training step and no loop over one operator, because backward operators cost the profiler about twice as much.
     """
 

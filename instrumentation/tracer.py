@@ -58,7 +58,7 @@ def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
 def check_session(backend: str, *, cuda: bool, lines: bool = False) -> None:
     """Raise WhatifError where a profiler or tracer runs already, or cannot see the GPU, or has recorded on one before.
 
-    Steps on a GPU are slower behind a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
+    Steps on a GPU are slower after a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
     """
     if torch._C._autograd._profiler_enabled():
         raise WhatifError(

@@ -27,7 +27,7 @@ class WarmupWatchers:
         self._parts: StepParts | None = None
 
     def first_over(self, *, cuda: bool) -> None:
-        """Go on behind the first step."""
+        """Go on after the first step."""
         self._gradients.remove()
         if self._optimizer is not None and not cuda:
             self._parts = StepParts(self._model, self._optimizer, self._loaders)

@@ -15,7 +15,7 @@ from whatif.cli.status import COULD_NOT
 from whatif.runtime.errors import WhatifError
 from whatif.units import counted
 
-# What stands behind the script's name belongs to the script.
+# What stands after the script's name belongs to the script.
 REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"

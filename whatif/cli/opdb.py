@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from whatif.opdb.merging import Merged
     from whatif.opdb.provenance import Method
 
-# Subcommands parse their own words; options stand behind them.
+# Subcommands parse their own words; options stand after them.
 REST_IS_FOREIGN = True
 
 _SEED = whole_number(0, what="a natural number")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="FOLDER",
             help="folder of the database (default: $WHATIF_OPDB, else the one in your user data folder)",
         )
-        for flag in ("--quiet", "--debug"):  # as behind every other command
+        for flag in ("--quiet", "--debug"):  # as after every other command
             sub.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         add_json(sub)
         return sub

@@ -80,7 +80,7 @@ def schedule_steps(
     graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int], costs: CpuCosts, *,
     steps: int,
 ) -> Schedule:  # fmt: skip
-    """Run ``steps`` equal steps one behind the other.
+    """Run ``steps`` equal steps one after the other.
 
     ``kernels`` are (name, duration in ns) of each operation's; ``work_ns`` is what the host itself computes in each
     operation (on a CPU all of it), beside what calling it costs.

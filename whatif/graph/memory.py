@@ -137,7 +137,7 @@ def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
     rows = list(memory.layers)
     ended = -1
     for first, end in runs:
-        # The gradient of its output, which is what flows into the layer behind it, is there all the while.
+        # The gradient of its output, which is what flows into the layer after it, is there all the while.
         gradient = rows[end].input if end < len(rows) else 0
         rows[first:end] = _recomputed(rows[first:end], gradient, from_segment=first == ended)
         ended = end
@@ -162,7 +162,7 @@ def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: boo
                 scores=0,
             )
         )
-        kept = 0  # the layers behind the first one keep nothing
+        kept = 0  # the layers after the first one keep nothing
     # The forward work of the whole segment runs before the backward work of its last layer.
     found[-1] = found[-1]._replace(backward_workspace=max(found[-1].backward_workspace, most))
     return found

@@ -89,7 +89,7 @@ def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
 
 def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the gap that follows each removed CPU task on its thread."""
-    # A call that was inserted has no gap of its own: the one behind it belongs to what stood there before.
+    # A call that was inserted has no gap of its own: the one after it belongs to what stood there before.
     calls = np.flatnonzero(gone & (graph.start_ns >= 0) & among(graph.kind, [TaskKind.RUNTIME, TaskKind.CPU_OP]))
     result = gone.copy()
     # The wait that belongs to a removed call stands between the call and its gap.
@@ -99,7 +99,7 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
 
 
 def _behind(graph: TaskGraph, tasks: Int64, kind: TaskKind) -> Int64:
-    """The tasks of a kind that come right behind one of ``tasks`` (ids) on its thread."""
+    """The tasks of a kind that come right after one of ``tasks`` (ids) on its thread."""
     behind = graph.neighbours[1][tasks]
     behind = behind[behind >= 0]
     return np.asarray(behind[graph.kind[behind] == kind], dtype=np.int64)
@@ -202,7 +202,7 @@ def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
 
     A fate of 0 or more is the task that stands for the one that goes: what waited for that one waits for it, and it
     waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nothing stands for it:
-    its neighbours on its thread do, as in ``TaskGraph.remove``. Neither a gap behind it nor its launch goes with it:
+    its neighbours on its thread do, as in ``TaskGraph.remove``. Neither a gap after it nor its launch goes with it:
     that is the caller's choice. Dependencies that would point backward bind the next task on the thread instead. Where
     neither a wait for the GPU nor a full launch queue lies between a launch that goes and the earlier task that
     launches in its place, no cycle can come about; else a task may come to wait for itself, and WhatifError is raised.

@@ -60,7 +60,7 @@ class ProfilerCost(Struct, frozen=True):
     _events: Events
     _operators: Grouped
     _before_ns: Float64  # shape (n_events,): lies before the event's start
-    _inside_ns: Float64  # shape (n_events,): lies inside, right behind the start
+    _inside_ns: Float64  # shape (n_events,): lies inside, right after the start
     _python: Grouped
     _python_ns: float
     _call_ns: float

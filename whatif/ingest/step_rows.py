@@ -28,7 +28,7 @@ class StepRows(Struct, frozen=True):
     backward_row: Int64
     begin_ns: int
     forward_ns: int  # when the pass begins
-    builds_ns: int  # its first operator behind which there is a backward one
+    builds_ns: int  # its first operator after which there is a backward one
     backward_ns: int
     update_ns: int
     end_ns: int

@@ -58,7 +58,7 @@ class FamilyIndex(Struct, frozen=True):
         return len(self.keys)
 
     def find(self, keys: UInt64) -> tuple[Int64, Int64]:
-        """Return the first row of each key and the one behind its last, shape (q,) both; equal where there is none."""
+        """Return the first row of each key and the one after its last, shape (q,) both; equal where there is none."""
         order = np.argsort(keys)  # in order the search walks through memory instead of jumping
         wanted = keys[order]
         first, last = np.empty(len(keys), dtype=np.int64), np.empty(len(keys), dtype=np.int64)

@@ -228,14 +228,14 @@ def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, repla
 def _left_ns(graph: TaskGraph, factor: float) -> Int64:
     """Return what is left of each task without ``factor`` of its estimated cost, ns, shape (n_tasks,).
 
-    What a task of the CPU is too short for is taken from the tasks behind it on its thread: where stamps are close,
+    What a task of the CPU is too short for is taken from the tasks after it on its thread: where stamps are close,
     a part of an event's cost lies in its neighbours.
     """
     left_ns, cost_ns = graph.duration_ns.copy(), factor * graph.profiler_ns.astype(np.float64)
     work = graph.by_thread[graph.on_cpu[graph.by_thread]]
     for tasks in np.split(work, np.flatnonzero(np.diff(graph.thread[work])) + 1):
         time_ns = graph.duration_ns[tasks].astype(np.float64)
-        # What is owed behind each task: all costs less all times, above the lowest that this ever was.
+        # What is owed after each task: all costs less all times, above the lowest that this ever was.
         balance_ns = np.cumsum(cost_ns[tasks] - time_ns)
         owed_ns = balance_ns - np.minimum.accumulate(np.minimum(balance_ns, 0))
         taken_ns = np.diff(np.append(0.0, np.cumsum(cost_ns[tasks]) - owed_ns))

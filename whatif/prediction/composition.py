@@ -81,7 +81,7 @@ def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
     A pass is made of what the device, the formats and the compiler make of it; a block is cut across workers, stages
     are made of what each of these does, copies of the stages exchange their gradients. One without a place changes
-    what it finds: it stays behind all that are named ahead of it.
+    what it finds: it stays after all that are named before it.
     """
     order = list(PLACES)
     if any(transform.place == WHOLE for transform in transforms):

@@ -46,7 +46,7 @@ _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
 # A script says what it changes: these apply in this order, an axis in the place of its name. Scripts that say neither
-# stay behind what is named ahead of them.
+# stay after what is named before them.
 PLACE, PLACES = "PLACE", (
     "device",  # the GPU, whose units and rates all others go by
     "batch",
@@ -69,7 +69,7 @@ PLACE, PLACES = "PLACE", (
     "sharing",  # of the device and the links
     "host",  # on which what others add runs as well
 )  # fmt: skip
-# These see what all workers do, but look into passes, which are one task each behind this axis.
+# These see what all workers do, but look into passes, which are one task each after this axis.
 LATE, WHOLE = ("launches", "loading"), "pipeline"
 
 # A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.

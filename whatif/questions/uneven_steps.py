@@ -19,7 +19,7 @@ from whatif.units import counted
 
 # What the recorder writes around a full collection of Python's garbage collector.
 GARBAGE = r"^whatif::gc"
-# Calls of CUDA and HIP that take or give back device memory: frequent behind a warm-up, they are retries.
+# Calls of CUDA and HIP that take or give back device memory: frequent after a warm-up, they are retries.
 ALLOCATION = r"^(cuda|hip|cu)(Malloc|Free|MemAlloc|MemFree)(_|$|Async|Host)"
 # Our choice: a step is slow from this share above the median on, if that is more than most steps differ.
 SLOW_SHARE = 0.05

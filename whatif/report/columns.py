@@ -84,7 +84,7 @@ def fitted(columns: Sequence[Column], page: int, *, keys: int, gives_way: int) -
 
 
 def wrapped(text: str, width: int) -> str:
-    """Break a line at spaces; a word that is wider behind the marks of a name (``:``, ``=`` ...), else anywhere."""
+    """Break a line at spaces; a word that is wider after the marks of a name (``:``, ``=`` ...), else anywhere."""
     lines, line = [], ""
     for word in text.split(" "):
         if not line or cell_len(f"{line} {word}") <= width:

@@ -43,15 +43,15 @@ class Report:
         """Print a sentence as far from the margin as tables are, also where it wraps."""
         self._console.print(Padding(plain(sentence, style), (0, 0, 0, INDENT)))
 
-    def step(self, baseline: Baseline, behind: str = "", on: str = "") -> None:
-        """Print which recording this is and how long its step takes, with more words ``behind``."""
+    def step(self, baseline: Baseline, more: str = "", on: str = "") -> None:
+        """Print which recording this is and how long its step takes, with ``more`` words after it."""
         step_ms = baseline.step_ms
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
         clock = CLOCK_LABELS[baseline.clock]
         info = baseline.graph.info
         how = clock if info.is_recorded else f"{clock}; {info.made}, not recorded"
-        self.say(f"{name}{on}: {takes} ({how}){behind}", "dim")
+        self.say(f"{name}{on}: {takes} ({how}){more}", "dim")
         self.without_profiler(baseline)
 
     def without_profiler(self, baseline: Baseline) -> None:
@@ -181,7 +181,7 @@ def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text 
     return result
 
 
-def told_apart(paths: Sequence[str]) -> list[str]:
+def distinct_names(paths: Sequence[str]) -> list[str]:
     """Return the names of files, each with as many of its folders as it takes to distinguish different files."""
     parts = [Path(path).parts for path in paths]
     depth = 1

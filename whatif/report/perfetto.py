@@ -126,7 +126,7 @@ def _task_events(
     length_ns = timeline.end_ns - timeline.start_ns
     places = [f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":' for pid, tid in zip(pids, tids, strict=True)]
     tasks = np.flatnonzero(drawn)
-    # What many tasks have in common is spelled once: the text before a task's number, and the text behind its change.
+    # What many tasks have in common is spelled once: the text before a task's number, and the text after its change.
     heads: dict[tuple[int, int, str], str] = {}
     tails: dict[tuple[int, int, int, int], str] = {}
     for first in range(0, len(tasks), TASKS_AT_ONCE):
@@ -229,7 +229,7 @@ def _one_us(time_ns: int) -> str:
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
-# What stands behind the point.
+# The digits after the point.
 _THOUSANDTHS = [f".{n:03d}" for n in range(1000)]
 
 

@@ -16,7 +16,7 @@ from whatif.report.plots import (
     new_figure,
     title,
     unboxed,
-    write_behind,
+    write_beside,
 )
 from whatif.report.printable import printable
 from whatif.runtime.errors import WhatifError
@@ -52,7 +52,7 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
         if ends is not None:
             draw_range(axes, gain, place, *ends, zorder=3)
         far = max(gain, ends[1] if ends else 0.0, 0.0)
-        write_behind(axes, f"{gain:.1f}", far, place)
+        write_beside(axes, f"{gain:.1f}", far, place)
     name_rows(axes, [_lines(entry) for _, entry, _ in rows])
     axes.margins(x=0.1)
     axes.axvline(0, color="0.3", linewidth=0.8)

@@ -20,7 +20,7 @@ from whatif.report.plots import (
     new_figure,
     title,
     unboxed,
-    write_behind,
+    write_beside,
 )
 from whatif.report.printable import drawn
 from whatif.simulation.breakdown import Breakdown
@@ -106,7 +106,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
         end = max(bar.step_ms, bar.high_ms or 0.0, bar.measured_ms or 0.0)
         # The number is the bar's, also where it stands beside a diamond.
         also = f" (◆ {ms(bar.measured_ms)})" if bar.measured_ms and ms(bar.measured_ms) != ms(bar.step_ms) else ""
-        write_behind(axes, f"{ms(bar.step_ms)} ms{also}", end, place, distance=6, fontsize=9)
+        write_beside(axes, f"{ms(bar.step_ms)} ms{also}", end, place, distance=6, fontsize=9)
     diamonds = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
     if diamonds:
         axes.plot(*zip(*diamonds, strict=True), "D", color="black", markersize=5, label=measured)

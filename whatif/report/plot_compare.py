@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whatif.questions.comparison.compare import Comparison
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, told_apart
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, distinct_names
 from whatif.report.plot_breakdown import Bar, draw_bars
 from whatif.report.plots import COLORS, NAME_LENGTH, draw_rows, name_rows, new_figure, unboxed
 from whatif.report.printable import drawn
@@ -37,7 +37,7 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
     bars = [
         Bar(f"{side}: {file}", explained.breakdown, baseline.step_ms, measured_ms=measured.ms or None)
         for side, file, baseline, explained, measured in zip(
-            "AB", told_apart([side.graph.info.path for side in (two.before, two.after)]), (two.before, two.after),
+            "AB", distinct_names([side.graph.info.path for side in (two.before, two.after)]), (two.before, two.after),
             found.explained, two.measured, strict=True,
         )
     ]  # fmt: skip

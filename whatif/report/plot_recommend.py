@@ -15,7 +15,7 @@ from whatif.report.plots import (
     new_figure,
     title,
     unboxed,
-    write_behind,
+    write_beside,
 )
 from whatif.report.printable import drawn
 from whatif.runtime.errors import WhatifError
@@ -45,7 +45,7 @@ def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
     draw_rows(step, [row.step_ms for row in rows], colors, [row.fits is False for row in rows])
     for place, row in enumerate(rows):
         draw_range(step, row.step_ms, place, row.low_ms, row.high_ms)
-        write_behind(step, ms(row.step_ms), max(row.high_ms, row.step_ms), place)
+        write_beside(step, ms(row.step_ms), max(row.high_ms, row.step_ms), place)
     names = [drawn(row.device + (" (recorded)" if row.recorded else ""), NAME_LENGTH) for row in rows]
     name_rows(step, names, tight=True)
     step.margins(x=0.12)

@@ -49,7 +49,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def title(figure: Figure, path: str, what: str = "") -> None:
-    """Head a figure with the name of its recording and, behind it, a few words."""
+    """Head a figure with the name of its recording and, after it, a few words."""
     name = drawn(Path(path).name, TITLE_LENGTH - len(what) - 3)
     figure.suptitle(f"{name} ({what})" if what else name, fontsize=11).set_parse_math(False)
 
@@ -92,7 +92,7 @@ def draw_range(
     axes.errorbar([x], [y], **ends, **{"fmt": "none", "ecolor": "black", "elinewidth": 1, "capsize": 3, **look})
 
 
-def write_behind(axes: Axes, text: str, x: float, y: float, *, distance: float = 5, fontsize: float = 8) -> None:
+def write_beside(axes: Axes, text: str, x: float, y: float, *, distance: float = 5, fontsize: float = 8) -> None:
     """Write text to the right of a point."""
     axes.annotate(text, (x, y), xytext=(distance, 0), textcoords="offset points", va="center", fontsize=fontsize)
 

@@ -111,7 +111,7 @@ def _print_verdict(out: Report, advice: Advice) -> None:
 
 
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
-    """The numbers of some entries, and behind them why each gains."""
+    """The numbers of some entries, and after them why each gains."""
     batches = any(not entry.trial.same_training for entry in entries)
     remark = f" ({other_batch(advice.baseline)})" if batches else ""
     headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))

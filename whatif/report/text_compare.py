@@ -16,6 +16,7 @@ from whatif.report.layout import (
     UNTRACED_LABELS,
     Report,
     count,
+    distinct_names,
     markdown_table,
     markdown_text,
     ms_format,
@@ -23,7 +24,6 @@ from whatif.report.layout import (
     sentence_case,
     signed,
     some_of,
-    told_apart,
 )
 from whatif.report.text_explain import short_name
 
@@ -43,7 +43,7 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         if found.cause is not None:
             out.say(f"cause: {found.cause}", "bold")
         out.say()
-        files = told_apart([side.graph.info.path for side in (two.before, two.after)])
+        files = distinct_names([side.graph.info.path for side in (two.before, two.after)])
         sides = zip("AB", files, (two.before, two.after), two.measured, strict=True)
         steps = []
         for name, file, side, measured in sides:

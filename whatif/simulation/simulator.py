@@ -173,7 +173,7 @@ def _expect_graph(function: str, given: Any) -> None:
 
 
 def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
-    """Return a row for the ends of each task, free again behind the last that waits for it, and the number of rows."""
+    """Return a row for the ends of each task, free again after the last that waits for it, and the number of rows."""
     return found(graph, "live rows", _live_rows)
 
 

@@ -53,7 +53,7 @@ def flow_of(graph: TaskGraph) -> Flow | None:
         if now != step:
             single, step = True, now
         if is_product:
-            # Products behind one another multiply the same input: queries, keys and values.
+            # Products after one another multiply the same input: queries, keys and values.
             if was_product:
                 casts[task] = casts[before]
             else:

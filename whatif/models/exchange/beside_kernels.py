@@ -24,7 +24,7 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
 
     ``activations``: to those between the parts of a model which have kernels beside them instead.
 
-    Each time is a task on the stream of the work, behind what the collective waits for, or ahead of what waits for it.
+    Each time is a task on the stream of the work, after what the collective waits for, or ahead of what waits for it.
     It goes by bytes, not by the time of the transfer: behind a slow link NCCL moves as many. What runs behind the
     update has no kernels beside it. On a CPU nothing changes (``gloo`` has the work of its threads).
     """

@@ -78,11 +78,11 @@ def communicates(graph: TaskGraph) -> bool:
 def check_exchanges_nothing(graph: TaskGraph, name: str, *, updates: bool = True) -> None:
     """Raise WhatifError where the steps exchange gradients: the what-if ``name`` needs those of one worker.
 
-    ``updates``: also where the update is not behind the backward pass, so that it could not wait for an exchange.
+    ``updates``: also where the update is not after the backward pass, so that it could not wait for an exchange.
     """
     if updates and Change.UPDATES_IN_BACKWARD in graph.info.changes:
         raise WhatifError(
-            f"{name}: expected an update behind the backward pass, got that of optimizer_in_backward inside of it, "
+            f"{name}: expected an update after the backward pass, got that of optimizer_in_backward inside of it, "
             "which is modelled for one device; leave one of the two out."
         )
     if communicates(graph):

@@ -1,4 +1,4 @@
-"""Gradients compressed before they are exchanged, and decompressed behind: work around every all-reduce."""
+"""Gradients compressed before they are exchanged, and decompressed afterwards: work around every all-reduce."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def exchange_sparse(graph: TaskGraph, tasks: Int64, workers: int, share: float) 
 def exchange_cast(graph: TaskGraph, network: Network) -> TaskGraph:
     """Return the graph whose all-reduces, those of ``distributed`` on ``network``, send fp16 in place of fp32.
 
-    Each bucket is cast before and behind it, as DDP's fp16_compress_hook does.
+    Each bucket is cast before and after it, as DDP's fp16_compress_hook does.
     """
     tasks = np.flatnonzero(all_reduces(graph) & (workers_of(graph) > 0))
     size = graph.size_bytes[tasks]
@@ -105,7 +105,7 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     np.maximum.at(source, d.target[into], d.source[into])
     user = np.full(len(graph), len(graph), dtype=np.int64)
     np.minimum.at(user, d.source[out], d.target[out])
-    # A collective on the stream of the other kernels waits for the one ahead, and the one behind for it.
+    # A collective on the stream of the other kernels waits for the one ahead, and the one after for it.
     ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
     sources = np.maximum(source[tasks], np.where((ahead >= 0) & worker[ahead], ahead, -1))
     users = np.minimum(user[tasks], np.where((following >= 0) & worker[following], following, len(graph)))
@@ -113,7 +113,7 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     if (sources < 0).any():
         calls = calls_of(graph, tasks)
         latest = last_gpu_before(graph, calls) if graph.has_gpu else calls
-        # Where nothing is known to run before, the call itself: the kernels come behind it, on the collective's stream.
+        # Where nothing is known to run before, the call itself: the kernels come after it, on the collective's stream.
         sources = np.where(sources >= 0, sources, np.where((latest < tasks) & worker[latest], latest, calls))
     return sources, np.where(users < len(graph), users, -1)
 

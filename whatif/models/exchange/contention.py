@@ -209,7 +209,7 @@ def virtual_operations(
     """Put Tianshu's virtual operations in: for each collective of ``tasks`` (a mask or ids) work on the GPU's stream.
 
     Together the ``n`` of a collective last sms / SM of its duration. They are ready when it is and take turns with the
-    computation: the first stands behind the work that the collective waits for, each further one a kernel later
+    computation: the first stands after the work that the collective waits for, each further one a kernel later
     (Tianshu §3.3; its N is taken for the number of pieces, of which the paper does not tell how many). Recorded
     collectives get none: the computation beside them is slow already. Raises WhatifError as ``occupy`` does.
     """

@@ -96,7 +96,7 @@ def all_reduce_buckets(
     """Return the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
 
     ``bucket`` (n,): of each row of ``gradients``, numbered in the order of sending. ``overlap``: a bucket is sent when
-    it is full, else all of them behind the backward pass. ``synchronised``: the CPU waits for the stream before each
+    it is full, else all of them after the backward pass. ``synchronised``: the CPU waits for the stream before each
     all-reduce. ``bucket_view``: gradients live in their bucket, so that none is copied back.
     """
     graph = with_slowest(graph, network)
@@ -246,7 +246,7 @@ def _put_in(
     copy_call_ns = round(COPY_CALL * usual_launch_ns(graph, backward)) if on_gpu else 0
     call_ns, call_low_ns = (column(copy_call_ns, reduce_ns)[called] for reduce_ns in (CALL_NS, CALL_LOW_NS))
     if not on_gpu:
-        # What gloo's threads take from this core is taken right behind the call: it delays what this thread still has
+        # What gloo's threads take from this core is taken right after the call: it delays what this thread still has
         # to do, and passes while it waits where there is nothing left.
         call_ns, call_low_ns = call_ns + work_ns.astype(np.int64), call_low_ns + work_ns.astype(np.int64)
     streams = np.concatenate([graph.thread[behind[:n]], np.full(b, channel), graph.thread[behind[n + b :]]])

@@ -84,8 +84,8 @@ def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
 class Exchange(NamedTuple):
     """One collective by the ids of the tasks around it, -1 for none.
 
-    ``call``: the CPU task behind which it is called. ``ready``: work that is over before it starts. ``waiting``: work
-    that starts behind it. ``copied_in``: the work behind which what it sends is copied into a buffer; ``copied_out``:
+    ``call``: the CPU task after which it is called. ``ready``: work that is over before it starts. ``waiting``: work
+    that starts after it. ``copied_in``: the work after which what it sends is copied into a buffer; ``copied_out``:
     that before which what it received is copied out. ``buffer``: the position, in the list of all, of an earlier one
     whose buffer this one's copy takes over, and so waits for.
     """
@@ -203,7 +203,7 @@ def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) 
     ready, of = _pairs([(task, at) for at, one in enumerate(rows) for task in one.ready])
     waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
     waiting = put.moved[task]
-    if not on_gpu:  # the thread that called goes on behind it
+    if not on_gpu:  # the thread that called goes on after it
         following = graph.neighbours[1][put.calls]
         waited = np.flatnonzero(following >= 0)
         waiting = following[waited]

@@ -72,7 +72,7 @@ def decompose(
     thread = np.array(channels)[levels]
 
     # The first stage takes the place of the all-reduce, so that it waits for what that one waited for. Its stream held
-    # it back, and what is no collective behind it.
+    # it back, and what is no collective after it.
     launch = graph.launch_of[tasks]
     ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
     held = (ahead >= 0) & (graph.kind[ahead] != TaskKind.COMMUNICATION)

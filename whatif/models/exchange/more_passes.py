@@ -24,7 +24,7 @@ MOST_TASKS = 200_000
 def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
     """Return the graph whose steps with a backward pass run forward and backward work ``passes`` times.
 
-    What exchanges gradients and what updates happens once, in the last pass or behind it. A pass begins on the CPU when
+    What exchanges gradients and what updates happens once, in the last pass or after it. A pass begins on the CPU when
     the backward pass ahead of it has ended there; a GPU may still be at work.
     """
     mine = _of_pass(graph)

@@ -41,7 +41,7 @@ def network_of(
     there are has 8, where it is not given. Beside it ``workers`` takes the first so many of the cluster's, and
     ``bandwidth`` and ``latency_us`` are those of its outermost links. Where the blocks of the model are cut across
     neighbours (``tensor_parallel``), a worker is one of each such group. Without a cluster all links are equal, but
-    behind a what-if that chose another device: then, unless rates are given, it is that one's usual node and network.
+    after a what-if that chose another device: then, unless rates are given, it is that one's usual node and network.
     From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
     costs the CPU is not the network's (`whatif.models.exchange.gloo`).
     ``spread_pct`` is how much the steps of the workers differ.

@@ -127,7 +127,7 @@ def push_and_pull(
     None for one beside each worker. ``prioritised``: the layers that are used first go first; else all are equal.
     ``reduced``: between push and pull a server's CPU adds up and updates. ``link_share``: on a GPU, how many workers
     share the link to the host over which gradients and weights are copied; 0 leaves such copies out. ``waited_for``:
-    else the forward work of the next step goes on with older weights, and that of the one behind it waits.
+    else the forward work of the next step goes on with older weights, and that of the one after it waits.
     """
     workers, graph = network.workers, with_slowest(graph, network)
     if not graph.has_gpu:
@@ -156,7 +156,7 @@ def push_and_pull(
         stages = [_Stage(TO_HOST, np.full(len(row), out), copies, None), *stages]
         stages.append(_Stage(TO_GPU, np.full(len(row), back), copies, None))
 
-    # Used in the step behind that of the gradient; the last step has none.
+    # Used in the step after that of the gradient; the last step has none.
     place = np.searchsorted(np.unique(gradients.step), gradients.step[slices.gradient]) + (1 if waited_for else 2)
     target = np.concatenate([used, np.full((2, used.shape[1]), -1)])[place, row]
     urgency = -rank[row] if prioritised else np.zeros(len(row), dtype=np.int64)

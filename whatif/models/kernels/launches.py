@@ -82,7 +82,7 @@ def launching_threads(graph: TaskGraph) -> Bool:
 def stays_outside(graph: TaskGraph) -> Bool:
     """Return a mask of the CPU calls that no graph can hold, shape (n_tasks,).
 
-    Those behind which the CPU waits, and those that copy a step's input from the host ahead of its first kernel.
+    Those after which the CPU waits, and those that copy a step's input from the host ahead of its first kernel.
     """
     mask = np.zeros(len(graph), dtype=np.bool_)
     waiting = waiting_tasks(graph)

@@ -84,7 +84,7 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     if loss_scaler:
         if Change.UPDATES_IN_BACKWARD in graph.info.changes:
             raise WhatifError(
-                "amp: expected an update behind the backward pass, whose gradients the loss scaler of fp16 reads all "
+                "amp: expected an update after the backward pass, whose gradients the loss scaler of fp16 reads all "
                 "first, got that of optimizer_in_backward inside of it; say amp:target=bf16, which needs none."
             )
         begins = update_begins(graph)
@@ -192,7 +192,7 @@ def _weights(what: Described) -> float:
 
 
 def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
-    """The last GPU task up to each of ``before`` (ids) that is no product: what products behind one another read."""
+    """The last GPU task up to each of ``before`` (ids) that is no product: what products after one another read."""
     others = np.flatnonzero(graph.on_gpu.mask & ~matrix)
     at = np.searchsorted(others, before, side="right") - 1
     return np.where(at >= 0, others[np.maximum(at, 0)], before)
@@ -274,7 +274,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
 
 
 def update_begins(graph: TaskGraph) -> Int64:
-    """Return the first CPU task of the update behind each backward pass, shape (n_updates,)."""
+    """Return the first CPU task of the update after each backward pass, shape (n_updates,)."""
     backward = graph.phase == Phase.BACKWARD
     # A CUDA graph that holds both passes is a forward call.
     is_backward = (graph.on_cpu & backward).mask | launches_of(graph, graph.on_gpu & backward)
@@ -288,7 +288,7 @@ def update_begins(graph: TaskGraph) -> Int64:
     forward = np.flatnonzero(main & (graph.phase == Phase.FORWARD))
     n_forward = [np.searchsorted(forward, tasks, side="right") for tasks in (begins, last_backward)]
     begins = begins[n_forward[0] == n_forward[1]]
-    # What a CUDA graph has launched with the passes does not begin behind it.
+    # What a CUDA graph has launched with the passes does not begin after it.
     calls = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.UPDATE)))
     last = np.full(int(graph.step.max(initial=-1)) + 2, -1, dtype=np.int64)
     np.maximum.at(last, graph.step[calls] + 1, calls)

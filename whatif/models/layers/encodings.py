@@ -95,7 +95,7 @@ def encodings(
 
 
 def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
-    """Return the graph that encodes each map behind its last forward use and decodes it before its backward use.
+    """Return the graph that encodes each map after its last forward use and decodes it before its backward use.
 
     With the calls that launch the kernels; on a CPU these are operators.
     """
@@ -118,7 +118,7 @@ def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
 
 
 def _kernels(graph: TaskGraph, name: str, beside: Int64, times: Estimates) -> NewTasks:
-    """Kernels, or operators, behind the tasks ``beside``: on their threads, in their layers and passes."""
+    """Kernels, or operators, after the tasks ``beside``: on their threads, in their layers and passes."""
     return NewTasks(
         beside, name, graph.kernel_kind, times.duration_ns, thread=graph.thread[beside],
         low_ns=times.low_ns, high_ns=times.high_ns, layer=graph.layer[beside], phase=graph.phase[beside],
@@ -133,5 +133,5 @@ def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
 
 
 def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
-    """The call behind which the launch of what is put beside each task comes; None on a CPU."""
+    """The call after which the launch of what is put beside each task comes; None on a CPU."""
     return calls_of(graph, tasks) if graph.has_gpu else None

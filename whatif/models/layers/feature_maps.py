@@ -14,7 +14,7 @@ from whatif.models.layers.layer_calls import CallRole, Calls, role_of_operator
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.models.layers.memory_effects import change_memory
 
-# Calls whose backward work needs their input. A ReLU keeps what it writes, which is the input of the call behind it.
+# Calls whose backward work needs their input. A ReLU keeps what it writes, which is the input of the call after it.
 _KEEP_INPUT = (CallRole.CONVOLUTION, CallRole.NORMALIZATION, CallRole.POOLING, CallRole.PRODUCT)
 # Calls that read one feature map and write another of its size.
 _SAME_SIZE = (CallRole.NORMALIZATION, CallRole.ACTIVATION)
@@ -88,7 +88,7 @@ def _from_traffic(graph: TaskGraph, calls: Calls) -> Int64:
     found = np.full(len(calls), -1, dtype=np.int64)
     for candidate in (half[:-1], written_before, left, read_behind, moved[:-1] // 2):
         found = np.where(found > 0, found, candidate)
-    # What a ReLU writes is what the call behind it reads.
+    # What a ReLU writes is what the call after it reads.
     found = np.where((found <= 0) & same[:-1], np.append(found, -1)[calls.behind], found)
     return np.where(calls.backward | (found <= 0), -1, found)
 

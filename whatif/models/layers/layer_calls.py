@@ -94,7 +94,7 @@ class Calls(Struct, frozen=True):
 
     @property
     def behind(self) -> Int64:
-        """The call behind each one in its run, shape (n_calls,); -1 where it ends the run."""
+        """The call after each one in its run, shape (n_calls,); -1 where it ends the run."""
         rows = np.arange(len(self))
         ends = np.append(self.run[1:] != self.run[:-1], True)[: len(self)]
         return np.where(ends, -1, rows + 1)

@@ -85,7 +85,7 @@ def in_half(memory: Memory) -> Memory:
         # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
         divisor = 2 if 10 * (halved + copies) > layer.activations else 1
         activations = layer.full_precision + halved + copies
-        # Softmax works in full precision, and the product behind it keeps a copy in 16 bits.
+        # Softmax works in full precision, and the product after it keeps a copy in 16 bits.
         others = layer.activations - layer.scores
         full = max(layer.full_precision - layer.scores, 0)
         scores = activations - full - (others - full) // 2 - layer.weights // 2

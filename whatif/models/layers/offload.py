@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 def plan(graph: TaskGraph, calls: Calls, chosen: Bool, size_bytes: Int64) -> Plan:
     """Decide which of the ``chosen`` forward calls are offloaded, and during which layer's backward work each returns.
 
-    A call needs a known size, a launch and backward work, and a layer behind it in whose backward work its feature map
+    A call needs a known size, a launch and backward work, and a layer after it in whose backward work its feature map
     can return: one that is needed at once stays on the GPU.
     """
     first, _ = calls.backward_tasks()

@@ -23,7 +23,7 @@ class Repeated(NamedTuple):
 
 
 def repeat(graph: TaskGraph, tasks: Bool, times: int, part: Int64, *, ends: Int64, begins: Int64) -> Repeated:
-    """Return the graph in which the ``tasks`` of each part run ``times`` times, one run behind another.
+    """Return the graph in which the ``tasks`` of each part run ``times`` times, one run after another.
 
     ``tasks`` (n_tasks,) is a mask and ``part`` (n_tasks,) the number of the part that each is in. The first run waits
     for what the recorded one waits for, what waits for the recorded one waits for the last, and each thread does a run
@@ -57,7 +57,7 @@ def repeat(graph: TaskGraph, tasks: Bool, times: int, part: Int64, *, ends: Int6
         return Dependencies.concatenate([replace(dependencies, target=first), *copies])
 
     def next_run(ends: Int64, begins: Int64) -> tuple[Int64, Int64]:
-        """What ends and begins, of every run but the last and of the one behind it."""
+        """What ends and begins, of every run but the last and of the one after it."""
         of = np.arange(runs)[:, np.newaxis] * count + n
         following = np.where(np.arange(runs)[:, np.newaxis] < runs - 1, of + count + place[begins], begins)
         return (of + place[ends]).ravel(), following.ravel()

@@ -93,7 +93,7 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
 
     On a CPU every task comes again. On a GPU every kernel but those of collectives, on the stream of the segment's
     backward kernels, with its share of the segment's CPU time as its launch. What the parts of a layer exchange in a
-    segment (``tensor_parallel``) comes again behind it, in one transfer that the backward work waits for. Segments that
+    segment (``tensor_parallel``) comes again after it, in one transfer that the backward work waits for. Segments that
     are recomputed already, or have no backward work, stay; where all do, the very ``graph`` is given.
     """
     segment = places_within(graph.layers, chosen).take(graph.layer)
@@ -140,7 +140,7 @@ class _Put(NamedTuple):
 def _exchanged_again(
     graph: TaskGraph, put: _Put, of_copies: Int64, key: Int64, forward: Bool, first: dict[int, int]
 ) -> TaskGraph:
-    """The graph in which what segments of ``graph`` exchange forward comes again behind the copies of their work.
+    """The graph in which what segments of ``graph`` exchange forward comes again after the copies of their work.
 
     ``of_copies`` are the keys of the copies, ``key`` those of all old tasks; ``first`` is the backward work that waits.
     """

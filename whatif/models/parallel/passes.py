@@ -21,7 +21,7 @@ class Passes(NamedTuple):
     """The work of all passes in order: task ids, their pass and direction, shape (n,) each; steps (n_passes,)."""
 
     task: Int64
-    number: Int64  # a forward pass and the backward pass behind it share one
+    number: Int64  # a forward pass and the backward pass after it share one
     backward: Bool
     step: Int64  # of each pass
 

@@ -89,7 +89,7 @@ def steady_step_ns(
     """Return what a step takes among many equal ones, ns, without a graph of it.
 
     As ``fastest_of`` gives it, but for messages on links that carry one direction at a time: those go in a fixed order.
-    ``updates`` (1, n_stages): what each stage does behind its passes, if not its share of the recorded update.
+    ``updates`` (1, n_stages): what each stage does after its passes, if not its share of the recorded update.
     """
 
     def frame(shape: Shape) -> Frame:

@@ -86,7 +86,7 @@ def _turns(stages: int, chunks: int) -> int:
 
 
 def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
-    """Return the passes of all stages one behind the other, each behind those whose result it needs.
+    """Return the passes of all stages one after the other, each behind those whose result it needs.
 
     A forward pass needs that of the part before, a backward pass that of the part behind, the last part's its own
     forward pass. Raises WhatifError where the stages wait for one another for ever.

@@ -177,7 +177,7 @@ class _Step(Struct):
     def work(self, stage: int, name: str, phase: Phase, piece: int, waits_for: int | None) -> int:
         """A piece of a stage's work: its launches and its kernels, or on a CPU one task; gives the one that ends it.
 
-        That is the exchange between the parts of its layers where there is one; the stage goes on behind it.
+        That is the exchange between the parts of its layers where there is one; the stage goes on after it.
         """
         launch = self.task(self.cpu(stage), TaskKind.CPU_OP, name, phase, "cpu", piece)
         task = launch

@@ -1,4 +1,4 @@
-"""Units of a sharded model: parts whose parameters are gathered together before they work, and let go behind it."""
+"""Units of a sharded model: parts whose parameters are gathered together before they work, and let go after it."""
 
 from __future__ import annotations
 

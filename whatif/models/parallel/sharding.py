@@ -207,27 +207,27 @@ def _one_pass(
                 gather(following.get(id(use)), calls[use.first].before)
             continue
         if on_gpu and how.backward_prefetch == "post":
-            gather(following.get(id(use)), calls[use.last].behind)
+            gather(following.get(id(use)), calls[use.last].after)
         scattered -= 1
         waiting = () if root or scattered else _behind_pass(graph, ends)
         rows.append(
-            Exchange("reduce_scatter", size(use), calls[use.last].behind, Phase.BACKWARD, (use.last,), waiting,
+            Exchange("reduce_scatter", size(use), calls[use.last].after, Phase.BACKWARD, (use.last,), waiting,
                      copied_in=use.last, buffer=scatter if on_gpu else -1)
         )  # fmt: skip
         scatter = done + len(rows) - 1
     if root and ends.last >= 0:
         rows.append(
-            Exchange("reduce_scatter", root, calls[ends.last].behind, Phase.BACKWARD, (ends.last,),
+            Exchange("reduce_scatter", root, calls[ends.last].after, Phase.BACKWARD, (ends.last,),
                      _behind_pass(graph, ends), copied_in=ends.last, buffer=scatter if on_gpu else -1)
         )  # fmt: skip
     return rows
 
 
 class _Call(NamedTuple):
-    """Where calls stand: behind the CPU task ``before`` one that precedes some work, behind ``behind`` one after it."""
+    """The CPU tasks after which calls stand: ``before`` for one before some work, ``after`` for one after it."""
 
     before: int
-    behind: int
+    after: int
 
 
 def _calls(graph: TaskGraph, tasks: Iterable[int]) -> dict[int, _Call]:
@@ -267,7 +267,7 @@ def sharded_gradients(
 ) -> TaskGraph:
     """Return the graph whose buckets are reduced and scattered, whose workers update a part, and gather the parameters.
 
-    A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, beside the backward pass; else behind
+    A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, beside the backward pass; else after
     that pass. ``stage`` 1 keeps whole gradients, 2 only the worker's part.
     """
     workers = network.workers
@@ -304,7 +304,7 @@ def _buckets(
         sent = ready if overlap else max(ends.last, ready)
         waiting = _behind_pass(graph, ends) if at + 1 == len(task) else ()
         rows.append(
-            Exchange("reduce_scatter", filled, _calls(graph, [sent])[sent].behind, Phase.BACKWARD, (sent,), waiting,
+            Exchange("reduce_scatter", filled, _calls(graph, [sent])[sent].after, Phase.BACKWARD, (sent,), waiting,
                      copied_in=ready)
         )  # fmt: skip
         filled = 0
@@ -312,13 +312,13 @@ def _buckets(
 
 
 def _gather_updated(graph: TaskGraph, size_bytes: int, step: int, ends: _Ends, following: int) -> Exchange:
-    """The all-gather of the updated parameters: behind the update, and before ``following``, the next forward work."""
+    """The all-gather of the updated parameters: after the update, and before ``following``, the next forward work."""
     worker = graph.on_device
     update = np.flatnonzero(worker & (step_of(graph) == step) & (graph.phase == Phase.UPDATE))
     update = update[update > ends.last]
     last = int(update[-1]) if len(update) else ends.last
     waiting = tuple(task for task in (following, int(graph.neighbours[1][last])) if task > last)
-    return Exchange("all_gather", size_bytes, _calls(graph, [last])[last].behind, Phase.UPDATE, (last,), waiting)
+    return Exchange("all_gather", size_bytes, _calls(graph, [last])[last].after, Phase.UPDATE, (last,), waiting)
 
 
 def update_share(graph: TaskGraph, share: float) -> TaskGraph:

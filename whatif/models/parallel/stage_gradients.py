@@ -1,7 +1,7 @@
 """Copies of a pipeline: every stage exchanges its gradients with its like in the other copies, before its update.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021, section 3.3
-(data parallelism around a pipeline: one all-reduce of a stage's gradients a step, behind its last backward pass);
+(data parallelism around a pipeline: one all-reduce of a stage's gradients a step, after its last backward pass);
 Rajbhandari et al., "ZeRO", SC 2020, for parts of the state.
 """
 
@@ -46,7 +46,7 @@ def refuse_stages(graph: TaskGraph, name: str) -> None:
 
 
 class _Ends(NamedTuple):
-    """A row a step of one stage, ids of tasks: last backward work, the sum behind it, update, next forward work."""
+    """A row a step of one stage, ids of tasks: last backward work, the sum after it, update, next forward work."""
 
     backward: Int64
     summed: Int64
@@ -80,7 +80,7 @@ def _check_known(graph: TaskGraph, name: str) -> None:
 def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded: bool = False) -> TaskGraph:
     """Return the pipeline as one of as many copies as ``network`` has workers, which exchange gradients by stage.
 
-    Behind its last backward pass a stage all-reduces its gradients, and updates behind that. ``sharded``: it reduces
+    After its last backward pass a stage all-reduces its gradients, and updates after that. ``sharded``: it reduces
     and scatters them, updates its part, and gathers the parameters, which its next step waits for. Raises WhatifError
     where the recording does not tell the gradients.
     """

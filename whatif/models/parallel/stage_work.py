@@ -4,7 +4,7 @@ A piece of work is described by three numbers. Its CPU time is what the thread w
 stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
 launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
 work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's. What the parts
-of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer behind it: the work waits for it,
+of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer after it: the work waits for it,
 but for what kernels of the piece hide.
 """
 
@@ -69,11 +69,11 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def side_by_side(parts: Sequence[Pieces]) -> Pieces:
-        """The pieces of several lots, one lot behind the other."""
+        """The pieces of several lots, one lot after the other."""
         return Pieces(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
 
     def then(self, other: Pieces) -> Pieces:
-        """Each piece with the one of ``other`` right behind it, as one."""
+        """Each piece with the one of ``other`` right after it, as one."""
         # On an idle GPU: either its kernels follow those before it, or they wait for their own launches.
         after_ns = np.where(other.gpu_ns > 0, self.cpu_ns + other._idle_ns, 0.0)
         idle_ns = np.maximum(self._idle_ns + other.gpu_ns, after_ns)

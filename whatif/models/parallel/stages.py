@@ -184,7 +184,7 @@ def balanced(time_ns: Sequence[Float64], parts: Int64, stages: int, message_ns: 
 
 
 def _best(cost: Float64, stages: int, join: np.ufunc) -> tuple[float, list[int]]:
-    """The least joined cost of so many stages one behind the other, and the part with which each begins."""
+    """The least joined cost of so many stages one after the other, and the part with which each begins."""
     n = len(cost) - 1
     reached = cost[0].copy()
     came_from = []

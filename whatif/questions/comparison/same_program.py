@@ -74,7 +74,7 @@ def _calls(graph: TaskGraph, clock: str) -> dict[_Call, float]:
     """
     counted, _ = steady_tasks(graph, clock)
     tasks = np.flatnonzero(counted & among(graph.kind, _COUNTED))
-    # An operator that launches kernels has a task behind each launch: it counts once.
+    # An operator that launches kernels has a task after each launch: it counts once.
     pieces = np.stack([graph.operator[tasks], graph.name[tasks]])
     once = np.zeros(len(tasks), dtype=np.bool_)
     once[np.unique(pieces, axis=1, return_index=True)[1]] = True

@@ -54,7 +54,7 @@ class Exchanges:
         self._buckets: dict[float | None, tuple[Float64, Float64]] = {}
 
     def whole(self, network: Network, backward_ns: float) -> Exchanged:
-        """DDP's buckets behind one backward pass (``data_parallel.all_reduce_buckets``)."""
+        """DDP's buckets after one backward pass (``data_parallel.all_reduce_buckets``)."""
         graph, count = self._graph, len(self._gradients.size_bytes)
         sizes, ready = self._in_buckets(None)
         copied = 2 * float(moving(graph, 2 * self._gradients.size_bytes).duration_ns.sum())
@@ -91,7 +91,7 @@ class Exchanges:
     ) -> Exchanged:  # fmt: skip
         """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``).
 
-        ``across``: the network of the nodes that have the same parts each, which they sum behind each scatter.
+        ``across``: the network of the nodes that have the same parts each, which they sum after each scatter.
         """
         graph = self._graph
         sizes = np.array(units, dtype=np.float64)

@@ -324,7 +324,7 @@ def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
 
 
 def simulated(baseline: Baseline, row: Row) -> Row:
-    """Return the row with the step and the peak of its what-ifs, applied one behind the other.
+    """Return the row with the step and the peak of its what-ifs, applied one after the other.
 
     A step of many passes follows from those of fewer, as each pass more adds the same time. Raises WhatifError where a
     what-if does not apply.

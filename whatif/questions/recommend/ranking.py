@@ -111,7 +111,7 @@ def recommend(
 ) -> Ranking:
     """Rank ``devices`` (else those with a price, else all that are known) by ``by``: "time" or "cost".
 
-    What-ifs are applied behind the change of device, so that they see its units. Unless they name another network, they
+    What-ifs are applied after the change of device, so that they see its units. Unless they name another network, they
     communicate over the device's usual one, also on the recorded device. Without ``by`` the cost decides where
     there are prices. Devices on which the step does not fit, or on which a what-if does not apply, are left out with
     the reason. Of boards of two dies, of which a rank has one, a die is tried unless the board is named. Raises

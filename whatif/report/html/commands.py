@@ -20,7 +20,7 @@ TRACE = object()
 
 
 def command(baseline: Baseline, *words: str | object) -> Html:
-    """Say how a terminal shows the same: ``words`` behind ``whatif``, and what ``baseline`` needs to be found again."""
+    """Say how a terminal shows the same: ``words`` after ``whatif``, and what ``baseline`` needs to be found again."""
     shown, remark = _traced(baseline)
     typed = [shown if word is TRACE else shlex.quote(str(word)) for word in (*words, *_options(baseline))]
     code = tag("code", " ".join(["whatif", *typed]))

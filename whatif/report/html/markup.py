@@ -14,7 +14,7 @@ LONGEST = 600
 LONGEST_SENTENCE = 4 * LONGEST
 
 _VOID = frozenset(("meta", "input", "wbr"))
-# Where a name may be broken into lines: behind what separates its parts. Only words that are too long for a column.
+# Where a name may be broken into lines: after what separates its parts. Only words that are too long for a column.
 _LONG_WORD = re.compile(r"\S{16,}")
 _JOINT = re.compile(r"(?<=[:=,;._<>(){}\[\]/+&*-])(?=[^:=,;._<>(){}\[\]/+&*-])")
 _CODE = re.compile(r"`([^`]+)`")

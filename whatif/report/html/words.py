@@ -91,7 +91,7 @@ class Words(Struct):
 
     def explain(self, part: Html, *, what_ifs: bool = True) -> Html:
         """Return markup in which the page's terms, and with ``what_ifs`` the names of what-ifs, have hover text."""
-        # markup.name may have broken a name behind its joints.
+        # markup.name may have broken a name after its joints.
         known = "|".join(re.escape(each).replace("_", "_(?:<wbr>)?") for each in sorted(self.summaries, key=len)[::-1])
         named = re.compile(rf"(?<![\w./:=&-])({known})({_OPTIONS})?(?![\w(=]|\.\w)")
 
