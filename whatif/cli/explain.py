@@ -9,12 +9,12 @@ from whatif.cli.options import add_analysis, add_top, check_plots
 from whatif.cli.rank_files import add_ranks, add_traces, read_traces
 from whatif.cli.reading import patience, show
 from whatif.cli.status import UsageError
+from whatif.cli.trusted import baseline_of
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
     from whatif.prediction.baseline import Baseline
     from whatif.questions.explain import Explanation
-from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -162,7 +162,6 @@ def _show_merged(
 
 def _method(args: argparse.Namespace) -> Method | None:
     from whatif.opdb.provenance import Method
-    from whatif.opdb.schema import METHODS
     from whatif.runtime.errors import WhatifError
 
     if not (args.method or args.cache or args.launch):
@@ -171,10 +170,17 @@ def _method(args: argparse.Namespace) -> Method | None:
         raise WhatifError(
             "opdb: expected --method, --cache and --launch only with csv: the other formats define their own."
         )
-    if args.method not in (None, *METHODS):
-        raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
+    _check_method(args.method)
     launch = None if args.launch is None else args.launch == "included"
     return Method(name=args.method or "unknown", includes_launch=launch, cache=args.cache or "unknown")
+
+
+def _check_method(method: str | None) -> None:
+    from whatif.opdb.schema import METHODS
+    from whatif.runtime.errors import WhatifError
+
+    if method not in (None, *METHODS):
+        raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {method!r}.")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -189,12 +195,10 @@ def _query(args: argparse.Namespace) -> int:
     from whatif.opdb.default import opened
     from whatif.opdb.devices import facts
     from whatif.opdb.learned import shipped_models
-    from whatif.opdb.schema import METHODS
     from whatif.report.text_opdb import print_reply
     from whatif.runtime.errors import WhatifError
 
-    if args.method not in (None, *METHODS):
-        raise WhatifError(f"opdb: expected a method ({', '.join(METHODS)}), got {args.method!r}.")
+    _check_method(args.method)
     ops = parse_operator(args.operator)
     with progress_bar("indexing") as progress:
         index, models = opened(args.db, progress=progress)

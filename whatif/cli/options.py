@@ -192,7 +192,7 @@ def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str
     return names, last
 
 
-def trace_then_names(words: list[str], command: str = "export") -> tuple[str, list[str]]:
+def trace_then_names(words: list[str], command: str) -> tuple[str, list[str]]:
     """Split ``TRACE [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
     first, *names = words
     late = [word for word in names if _is_trace(word)]

@@ -74,17 +74,12 @@ FAMILY_OF_NAME = {
     ),
 }  # fmt: skip
 # What most operators are, where a person does not say it: a number, or the attribute that stands in for it (squares are
-# asked for by one side).
-_DEFAULTS: dict[str, int | str] = {
+# asked for by one side). Attributes that are not here are required.
+DEFAULTS: dict[str, int | str] = {
     "batch": 1, "stride_h": 1, "padding_h": 0, "dilation_h": 1, "groups": 1, "causal": 0, "nodes": 1,
     "kernel_w": "kernel_h", "stride_w": "stride_h", "padding_w": "padding_h", "dilation_w": "dilation_h",
     "in_w": "in_h", "kv_heads": "heads", "key_length": "query_length",
 }  # fmt: skip
-
-
-def default_of(attribute: str) -> int | str | None:
-    """Return an attribute's default: a number, the name of another attribute, or None where it is required."""
-    return _DEFAULTS.get(attribute)
 
 
 # Elementwise operators that read two tensors.

@@ -9,13 +9,13 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.described import (
+    DEFAULTS,
     DTYPES,
     FAMILIES,
     FAMILY_OF_NAME,
     LARGEST_ATTRIBUTE,
     PHASES,
     TWO_TENSORS,
-    default_of,
 )
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.index import Index
@@ -69,7 +69,7 @@ def parse_operator(text: str) -> Operators:
 
 def _integer(name: str, attribute: str, given: dict[str, str]) -> int:
     if attribute not in given:
-        default = default_of(attribute)
+        default = DEFAULTS.get(attribute)
         if isinstance(default, int):
             return default
         if default is None:

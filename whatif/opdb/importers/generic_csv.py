@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from whatif.graph.described import DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES, default_of
+from whatif.graph.described import DEFAULTS, DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.provenance import Method, Origin, Source
@@ -91,7 +91,7 @@ def _texts(table: pd.DataFrame, column: str, default: str) -> list[str]:
 
 def _integers(table: pd.DataFrame, attribute: str, path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if attribute not in table:
-        default = default_of(attribute)
+        default = DEFAULTS.get(attribute)
         if isinstance(default, int):
             return np.full(len(table), default, dtype=np.int64)
         if default is None or default not in table:
