@@ -29,6 +29,7 @@ from .trace_module.losses import loss_of
 
 # A backward pass takes two products for each of the forward pass: training takes three times its FLOPs.
 PASSES = 3
+WARM_UP_STEPS = 2
 FEWEST_STEPS = 3
 
 
@@ -160,7 +161,7 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
     return NetworkFacts(tuple(found), _bytes(inputs) / samples)
 
 
-def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps: int = 10, warmup: int = 2) -> Power:
+def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps: int = 10) -> Power:
     """Train for some steps of `samples` samples and give the GFLOP/s that the operating system let the training have.
 
     `flops` are those of a sample's forward pass; the fluctuation covers nine tenths of the steps. On a GPU let `step`
@@ -171,7 +172,7 @@ def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps:
             f"dts: expected {FEWEST_STEPS} steps or more, FLOPs above 0 and a sample or more, got {steps}, {flops:g}, "
             f"{samples}."
         )
-    for _ in range(warmup):
+    for _ in range(WARM_UP_STEPS):
         step()
     taken_s = []
     for _ in range(steps):
