@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 import whatif
 from tests.helpers import extra_data, need
+from tests.instrumentation import warm
 
 torch = need("torch")
 
@@ -25,14 +26,21 @@ pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parent / "everyday"
 QUICK = ["--steps", "3", "--untraced-steps", "2"]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-COLLECT = [sys.executable, "-m", "whatif", "collect", *QUICK]
+COLLECT = ["-m", "whatif", "collect", *QUICK]
+Ended = subprocess.CompletedProcess[str]
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a fresh folder that holds the scripts."""
+def run(
+    folder: Path, *words: str, python: Callable[[Sequence[str], Path, dict[str, str]], Ended] = warm.python
+) -> Ended:
+    """Run `python WORDS` in a fresh folder that holds the scripts."""
     shutil.copytree(SCRIPTS, folder)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return python(words, folder, {**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def new_python(words: Sequence[str], cwd: Path, env: dict[str, str]) -> Ended:
+    """Where warm processes would not do: as a user starts one."""
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def checkpoints(folder: Path) -> dict[str, bytes]:
@@ -54,8 +62,8 @@ def checkpoints(folder: Path) -> dict[str, bytes]:
     ids=" ".join,
 )
 def test_a_script_ends_as_it_does_alone(tmp_path: Path, words: list[str], options: list[str]) -> None:
-    alone = run(tmp_path / "alone", sys.executable, *words)
-    recorded = run(tmp_path / "recorded", *COLLECT, *options, "-o", "run.json.gz", *words)
+    alone = run(tmp_path / "alone", *words, python=new_python)
+    recorded = run(tmp_path / "recorded", *COLLECT, *options, "-o", "run.json.gz", *words, python=new_python)
     place = str(tmp_path / "alone"), str(tmp_path / "recorded")
     assert recorded.stdout == alone.stdout.replace(*place), recorded.stderr
     assert recorded.returncode == alone.returncode
@@ -116,15 +124,12 @@ def test_the_scripts_of_others_end_as_they_do_alone(words: str, tmp_path: Path) 
     (tmp_path / "seed" / "sitecustomize.py").write_text("import torch\n\ntorch.manual_seed(0)\n", encoding="utf-8")
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
-        "PYTHONPATH": str(tmp_path / "seed"),
+        "PYTHONPATH": str(tmp_path / "seed"), "N": "60",  # steps of fin.py: of 500, all but 16 are after the recording
     }  # fmt: skip
     options = ["--inference"] if words == "infer.py" else []
     ends = [
-        subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        for folder, command in (
-            (alone, [sys.executable, *words.split()]),
-            (recorded, [*COLLECT, *options, "-o", "run.json.gz", *words.split()]),
-        )
+        warm.python(words.split(), alone, environment),
+        warm.python([*COLLECT, *options, "-o", "run.json.gz", *words.split()], recorded, environment),
     ]
     assert TIMES.sub("", ends[1].stdout) == TIMES.sub("", ends[0].stdout), ends[1].stderr
     before, after = saved(alone), saved(recorded)
@@ -152,7 +157,7 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("options", "words"), [([], []), (["--inference"], ["uncalled"])], ids=["train", "infer"])
 def test_a_model_that_is_copied_and_saved_at_each_step(tmp_path: Path, options: list[str], words: list[str]) -> None:
-    alone = run(tmp_path / "alone", sys.executable, "copies.py", *words)
+    alone = run(tmp_path / "alone", "copies.py", *words)
     recorded = run(tmp_path / "recorded", *COLLECT, *options, "copies.py", *words)
     assert (recorded.returncode, recorded.stdout) == (0, alone.stdout), recorded.stderr
     assert whatif.read(tmp_path / "recorded" / "copies.json.gz").info.path
@@ -164,7 +169,7 @@ def test_a_model_that_is_copied_and_saved_at_each_step(tmp_path: Path, options: 
     ids=["ends early", "stop", "ranks", "error"],
 )
 def test_quiet_prints_errors_only(tmp_path: Path, words: list[str]) -> None:
-    command = [sys.executable, "-m", "whatif", "--quiet", "collect", "--untraced-steps", "2"]
+    command = ["-m", "whatif", "--quiet", "collect", "--untraced-steps", "2"]
     found = run(tmp_path / "run", *command, *words)
     written = bool(list((tmp_path / "run").glob("*.json.gz")))
     assert (found.returncode, written) == ((1, False) if words == ["infer.py"] else (0, True))
@@ -177,7 +182,11 @@ def test_quiet_prints_errors_only(tmp_path: Path, words: list[str]) -> None:
 def test_signals_are_the_scripts_own(tmp_path: Path, number: int, status: int) -> None:
     shutil.copytree(SCRIPTS, tmp_path / "run")
     process = subprocess.Popen(
-        [*COLLECT, "signals.py"], cwd=tmp_path / "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *COLLECT, "signals.py"],
+        cwd=tmp_path / "run",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     for _ in range(6000):
         if (tmp_path / "run" / "ready").exists() or process.poll() is not None:
@@ -246,7 +255,7 @@ def test_a_signal_to_a_thread_that_trains_leaves_a_file_or_says_why_not(tmp_path
 @pytest.mark.parametrize("wait", [9, 10, 12, 14, 16])
 def test_a_script_with_a_profiler_of_its_own_goes_first(tmp_path: Path, wait: int) -> None:
     words = ["profiled.py", "--wait", str(wait)]
-    alone = run(tmp_path / "alone", sys.executable, *words)
+    alone = run(tmp_path / "alone", *words)
     recorded = run(tmp_path / "recorded", *COLLECT, *words)
     assert (recorded.returncode, recorded.stdout) == (0, alone.stdout), recorded.stderr
     assert recorded.stderr.count("the script starts a profiler of its own") == (wait < 16)
