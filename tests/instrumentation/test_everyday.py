@@ -125,6 +125,7 @@ def test_the_scripts_of_others_end_as_they_do_alone(words: str, tmp_path: Path) 
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "PYTHONPATH": str(tmp_path / "seed"), "N": "60",  # steps of fin.py: of 500, all but 16 are after the recording
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # each worker would import torch
     }  # fmt: skip
     options = ["--inference"] if words == "infer.py" else []
     ends = [
