@@ -6,6 +6,10 @@ DEMO_VENV ?= .venv-demo
 # Compiled as the package is installed: a change to one of them installs it again.
 LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/_*.py))
 
+# Bytecode is kept, whatever the caller's environment says: without it each worker rewrites each test's assertions anew,
+# and each process compiles all modules of whatif.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow lint docs bench clean
 
 # A predicted step of a GPU with its report; needs neither torch nor a GPU.
