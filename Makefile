@@ -45,10 +45,11 @@ $(DEMO_VENV)/.ready: pyproject.toml $(LOOPS)
 $(VENV)/.ready: pyproject.toml tests/constraints.txt $(LOOPS)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --upgrade pip
-	$(VENV)/bin/python -m pip install -q -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,docs,test]"
+	$(VENV)/bin/python -m pip install -q --no-compile -c tests/constraints.txt -e ".[record,plot,fast,opdb,cluster,docs,test]"
 	if [ "$$(uname -s)" = Linux ]; then \
 		$(VENV)/bin/python -m pip install -q --no-deps -c tests/constraints.txt cupti-python cuda-bindings; \
 	fi
+	-$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib  # on all cores; pip takes one
 	touch $@
 
 clean:
