@@ -10,7 +10,7 @@ LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/
 # and each process compiles all modules of whatif.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow test-all lint docs bench clean
 
 # A predicted step of a GPU with its report; needs neither torch nor a GPU.
 demo: $(DEMO_VENV)/.ready
@@ -23,6 +23,10 @@ test: $(VENV)/.ready
 # The others: the lab, campaigns, refits, every page of the docs, a browser.
 test-slow: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m slow
+
+# Both in one run: tests are collected once, and the last of them are waited for once.
+test-all: $(VENV)/.ready
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal --durations=30
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
