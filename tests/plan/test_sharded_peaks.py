@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import need
+from tests.instrumentation import warm
 from whatif.cli.main import main
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
@@ -44,8 +44,10 @@ def test_fsdp_as_the_tracker_sees_it(
 ) -> None:
     need("torch")
     asked = {"path": path, "name": model, "kwargs": kwargs, "batch": batch, "workers": WORKERS}
-    command = [sys.executable, str(HERE / "fsdp_tracker.py"), json.dumps(asked)]
-    tracked = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    words = [str(HERE / "fsdp_tracker.py"), json.dumps(asked)]
+    ended = warm.python(words, Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    tracked = json.loads(ended.stdout.splitlines()[-1])
     saved = str(tmp_path / "step.json.gz")
     words = [
         "predict",
