@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,15 +48,23 @@ def test_a_real_gpu_step_is_split_as_its_network_is(shared_traces: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def scored(own_traces: Path) -> list[tuple[str, str, float]]:
+def campaign() -> list[Any]:
+    """Each peak that the campaign measured."""
+    with chdir(ROOT):
+        return list(benchmark("memory_accuracy").score_campaign())
+
+
+@pytest.fixture(scope="module")
+def own() -> list[Any]:
+    """Each recording of the campaign, from its own shapes."""
+    with chdir(ROOT):
+        return list(benchmark("memory_accuracy").score_own())
+
+
+@pytest.fixture(scope="module")
+def scored(campaign: list[Any]) -> list[tuple[str, str, float]]:
     """Source, what-if and error of each peak that the campaign measured."""
-    module = benchmark("memory_accuracy")
-    before = Path.cwd()
-    os.chdir(own_traces.parent)
-    try:
-        return [(row.source, row.what_if, row.error_pct) for row in module.score_campaign()]
-    finally:
-        os.chdir(before)
+    return [(row.source, row.what_if, row.error_pct) for row in campaign]
 
 
 @pytest.mark.parametrize(("source", "mean_pct", "largest_pct"), [("allocations", 0.6, 7.0), ("shapes", 1.5, 11.5)])
@@ -69,18 +78,11 @@ def test_peaks_are_within_the_target(
     assert max(errors) <= largest_pct
 
 
-def test_every_recording_of_the_campaign_from_its_own_shapes(own_traces: Path) -> None:
+def test_every_recording_of_the_campaign_from_its_own_shapes(own: list[Any]) -> None:
     """Accumulated, under autocast, recomputed: what was recorded is seen."""
-    module = benchmark("memory_accuracy")
-    before = Path.cwd()
-    os.chdir(own_traces.parent)
-    try:
-        found = module.score_own()
-    finally:
-        os.chdir(before)
-    assert len(found) >= 81
-    assert np.mean([abs(row.error_pct) for row in found]) <= 1.7
-    assert max(abs(row.error_pct) for row in found) <= 12.5
+    assert len(own) >= 81
+    assert np.mean([abs(row.error_pct) for row in own]) <= 1.7
+    assert max(abs(row.error_pct) for row in own) <= 12.5
 
 
 @pytest.mark.parametrize("what_if", ["(as recorded)", "activation_checkpoint", "gradient_accumulation:passes=4"])
@@ -88,10 +90,19 @@ def test_peaks_from_allocations_are_within_one_percent(scored: list[tuple[str, s
     assert max(abs(error) for which, name, error in scored if (which, name) == ("allocations", what_if)) < 1
 
 
-def test_the_page_is_what_the_program_writes(shared_traces: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "memory_accuracy.py"), "--check"]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=os.sep)
-    assert run.returncode == 0, run.stdout + run.stderr
+def test_the_page_is_what_the_program_writes(
+    campaign: list[Any],
+    own: list[Any],
+    shared_traces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = benchmark("memory_accuracy")
+    monkeypatch.setattr(module, "score_campaign", lambda: campaign)
+    monkeypatch.setattr(module, "score_own", lambda: own)
+    monkeypatch.setattr(sys, "argv", ["memory_accuracy.py", "--check"])
+    monkeypatch.chdir(os.sep)
+    assert module.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
