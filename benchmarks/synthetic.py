@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.columns import filled
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.info import GraphInfo
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Dependencies,
     DependencyKind,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whatif.graph import edit
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, Column
 from whatif.graph.edit import as_ids, as_index, as_ns
-from whatif.graph.info import GraphInfo as GraphInfo
+from whatif.graph.info import GraphInfo
 from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.order import derived_dependencies, grouped, loops, outgoing, thread_dependencies
 from whatif.graph.remove import remove

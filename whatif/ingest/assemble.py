@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from whatif.graph.columns import compact, filled
+from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import (
     DTYPES,
     KernelFamily,
@@ -15,7 +16,7 @@ from whatif.graph.kernels import (
     collective_of,
 )
 from whatif.graph.order import each_once, order_by, places
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     BEFORE_NAME,
     HANDOFF_NAME,

@@ -95,7 +95,7 @@ def _cut(parts: Parts, graph: TaskGraph) -> Iterator[What]:
         return
     told, severity = f"{ends_early(size_bytes)}: these numbers include nothing after it", Severity.DOUBT
     # A file need not be in the order of time: steps before the last can lack the work that was written last.
-    works = (graph.on_gpu if graph.on_gpu.any() else graph.on_cpu) & (graph.step >= 0)
+    works = graph.on_device & (graph.step >= 0)
     counts = np.bincount(graph.step[works], minlength=graph.info.n_steps)
     emptied = int((counts < LEFT_SHARE * counts.max(initial=0)).sum())
     if emptied:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.memory import (
     Memory,
     Moment,
@@ -16,7 +17,7 @@ from whatif.graph.memory import (
     moments,
     peak,
 )
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.ingest.ranks.merge import rank_numbers
 from whatif.prediction.baseline import Baseline

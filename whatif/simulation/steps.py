@@ -87,7 +87,7 @@ def span_tasks(graph: TaskGraph) -> Bool:
     told = graph.attached.get(COUNTED)
     if told is not None:
         return np.asarray(told, dtype=np.bool_)
-    return (graph.on_gpu & graph.of_clock if graph.on_gpu.any() else graph.of_clock).mask
+    return (graph.on_gpu & graph.of_clock if graph.has_gpu else graph.of_clock).mask
 
 
 def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
@@ -153,10 +153,9 @@ def default_clock(graph: TaskGraph) -> str:
     GPU's clock and much less by the marks' (a GPU that waits for others ends its steps when they let it).
     """
     times_ns = graph.info.measured_step_ns
-    has_gpu = bool(graph.on_gpu.any())
-    if graph.info.n_steps < (MIN_STEPS if has_gpu else MIN_MARKED) or not {"gpu", "mark"} & times_ns.keys():
+    if graph.info.n_steps < (MIN_STEPS if graph.has_gpu else MIN_MARKED) or not {"gpu", "mark"} & times_ns.keys():
         return "span"
-    if not has_gpu or "gpu" not in times_ns:
+    if not graph.has_gpu or "gpu" not in times_ns:
         return "mark" if "mark" in times_ns else "span"
     if "mark" not in times_ns:
         return "gpu"

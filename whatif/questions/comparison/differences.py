@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import Optimizer, Precision, Recorded
-from whatif.graph.task_graph import GraphInfo, TaskGraph
+from whatif.graph.task_graph import TaskGraph
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.questions.comparison.told_changes import what_ifs_of
 
