@@ -39,7 +39,7 @@ def transform(
     gpu_ids = graph.on_gpu.ids
     if default_clock(graph) == "span" and len(gpu_ids) and loading.ids.max() < gpu_ids.min():
         raise WhatifError(
-            "data_loading: expected loading behind the first GPU task, where the span begins; record several steps."
+            "data_loading: expected loading after the first GPU task, at which the span begins; record several steps."
         )
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:
