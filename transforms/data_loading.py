@@ -1,7 +1,6 @@
 """Data loading: change the time to load a batch, or the number of workers that load.
 
-Source: Daydream (USENIX ATC 2020) §4.2.1, data loading tasks; PyTorch marks them on the main thread
-        (`enumerate(DataLoader)#...`).
+Source: Daydream (USENIX ATC 2020) §4.2.1; PyTorch marks these tasks on the main thread (`enumerate(DataLoader)#...`).
 Model:  the loading tasks of every step last `time_ms` together, as the median step; each keeps its share. Worker
         processes take CPU time and memory bandwidth from the training process: its CPU work grows, by an amount that
         no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the backward thread where four
@@ -9,15 +8,15 @@ Model:  the loading tasks of every step last `time_ms` together, as the median s
         loading goes away, never more than the loading saved, and the prediction is its middle. Where it takes longer
         than recorded, workers may have come or gone: the range is as wide to both sides. With `workers` the recorded
         loading moves to so many processes, which share the cores that training leaves: a batch takes its share, the
-        step waits for what does not fit behind a step without loading, and fetching takes 1.5 ms (1.4 and 1.7 in the
-        recordings of docs/accuracy.md).
+        step waits for what does not fit behind a step without loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
 Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=True).
 """
 
 import numpy as np
 
 from whatif import Selection, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models import default_clock, step_ns
+from whatif.models import step_ns
+from whatif.simulation.steps import default_clock
 
 PLACE = "loading"
 FETCH_MS = 1.5
@@ -36,17 +35,13 @@ def transform(
             f"data_loading: {graph.info.path or 'this recording'} has no data-loading tasks; record with a DataLoader, "
             "or mark the loading with record_function('enumerate(DataLoader)#NAME')."
         )
-    gpu_ids = graph.on_gpu.ids
-    if default_clock(graph) == "span" and len(gpu_ids) and loading.ids.max() < gpu_ids.min():
-        raise WhatifError(
-            "data_loading: expected loading after the first GPU task, at which the span begins; record several steps."
-        )
+    if graph.has_gpu and default_clock(graph) == "span" and loading.ids.max() < graph.on_gpu.ids[0]:
+        raise WhatifError("data_loading: expected loading inside the span, got it before; record several steps.")
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:
         if not 0 < workers <= MOST_WORKERS or time_ms:
             raise WhatifError(
-                f"data_loading: expected either from 1 to {MOST_WORKERS:,} workers or time_ms, got workers={workers}, "
-                f"time_ms={time_ms}."
+                f"data_loading: expected either 1 to {MOST_WORKERS:,} workers or time_ms, got {workers=}, {time_ms=}."
             )
         time_ms = waiting_ms(graph, loading, usual_ns / 1e6, workers)
     removed_ns = max(usual_ns - time_ms * 1e6, 0.0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from whatif.models.layers.segments import are_classes, recompute, segments
     from whatif.models.layers.update_tasks import implementation, step_kernels
     from whatif.models.layers.weight_gradients import weight_gradients
-    from whatif.simulation.steps import default_clock, step_ns
+    from whatif.simulation.steps import step_ns
     from whatif.units import Bandwidth, Size
 
 _NAMES = {
@@ -57,7 +57,7 @@ _NAMES = {
     "whatif.models.layers.segments": ("are_classes", "recompute", "segments"),
     "whatif.models.layers.update_tasks": ("implementation", "step_kernels"),
     "whatif.models.layers.weight_gradients": ("weight_gradients",),
-    "whatif.simulation.steps": ("default_clock", "step_ns"),
+    "whatif.simulation.steps": ("step_ns",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -79,7 +79,7 @@ __all__ = [
     # Optimizer: the weight update.
     "step_kernels", "implementation", "needs_all_gradients", "update_in_pieces",
     # Steps.
-    "step_ns", "default_clock",
+    "step_ns",
 ]  # fmt: skip
 
 
