@@ -75,7 +75,7 @@ def test_passes_without_steps_are_not_said_to_be_in_graphs(shared_traces: Path) 
 def test_loading_ahead_of_the_span_is_refused(shared_traces: Path) -> None:
     """The span begins with the first GPU task; 100 ms of loading ahead of it were said to change nothing."""
     graph = graph_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
-    with pytest.raises(whatif.WhatifError, match="expected loading inside the span"):
+    with pytest.raises(whatif.WhatifError, match="expected loading after the first kernel"):
         whatif.apply(graph, "data_loading:time_ms=100")
 
 

@@ -15,8 +15,6 @@ Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=Tru
 import numpy as np
 
 from whatif import Selection, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models import step_ns
-from whatif.simulation.steps import default_clock
 
 PLACE = "loading"
 FETCH_MS = 1.5
@@ -35,8 +33,8 @@ def transform(
             f"data_loading: {graph.info.path or 'this recording'} has no data-loading tasks; record with a DataLoader, "
             "or mark the loading with record_function('enumerate(DataLoader)#NAME')."
         )
-    if graph.has_gpu and default_clock(graph) == "span" and loading.ids.max() < graph.on_gpu.ids[0]:
-        raise WhatifError("data_loading: expected loading inside the span, got it before; record several steps.")
+    if graph.has_gpu and loading.ids.max() < graph.on_gpu.ids[0]:
+        raise WhatifError("data_loading: expected loading after the first kernel, got none; record several steps.")
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:
         if not 0 < workers <= MOST_WORKERS or time_ms:
@@ -66,8 +64,7 @@ def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers:
     free_cores = workers if cores is None else max(cores - 1, 1)
     batch_ms = loading_ms / min(workers, free_cores)
     without = graph.scale(loading, 0.0)
-    clock = default_clock(graph)
-    rest_ms = step_ns(simulate(without).step_times_ns(clock), without, clock) / 1e6
+    rest_ms = simulate(without).step_ns / 1e6
     return max(batch_ms - rest_ms, FETCH_MS)
 
 

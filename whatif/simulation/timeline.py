@@ -16,7 +16,7 @@ from whatif.graph.types import (
     Int64,
 )
 from whatif.runtime.notebook_view import notebook_view, plot
-from whatif.simulation.steps import step_times_ns
+from whatif.simulation.steps import default_clock, step_ns, step_times_ns
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class Timeline:
         if clock not in known:
             known[clock] = step_times_ns(self.graph, self.start_ns, self.end_ns, clock)
         return known[clock]
+
+    @property
+    def step_ns(self) -> float:
+        """The step time by the clock that a report uses, ns: the median of the steady steps; 0 where there is none."""
+        clock = default_clock(self.graph)
+        return step_ns(self.step_times_ns(clock), self.graph, clock)
 
     @cached_property
     def _step_times_ns(self) -> dict[str, tuple[int, ...]]:
