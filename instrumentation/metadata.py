@@ -78,9 +78,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
 
 def zero_share(optimizer: torch.optim.Optimizer | None) -> float:
     """Return how many of Adam's second moments on a CPU are 0, as of an embedding's rows that no step has read."""
-    moments = [
-        slots["exp_avg_sq"] for slots in (optimizer.state.values() if optimizer else ()) if "exp_avg_sq" in slots
-    ]
+    states = optimizer.state.values() if optimizer is not None else ()
+    moments = [slots["exp_avg_sq"] for slots in states if torch.is_tensor(slots.get("exp_avg_sq"))]
+    # Of a sharded one this rank's part: counting all of it would wait for ranks that may not be asked.
+    moments = [moment.to_local() if hasattr(moment, "to_local") else moment for moment in moments]
     moments = [moment for moment in moments if moment.device.type == "cpu"]
     elements = sum(moment.numel() for moment in moments)
     other = sum(int(torch.count_nonzero(moment)) for moment in moments)
