@@ -167,7 +167,7 @@ faster kernels would change little, fewer or cheaper launches would; the span al
 data for 3.00 of 13.00 ms (23 %).
 slack: the GPU is idle for 9.00 of 13.00 ms, so without faster GPU work the span can become at most
 69 % shorter; the main CPU thread is idle for 4.00 ms
-hand.json: the whole span takes 13.00 ms (first to last task)
+hand.json: the whole span takes 13.00 ms (first to last task of the device)
 
 Where the time goes
                             ms

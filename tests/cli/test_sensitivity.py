@@ -44,7 +44,7 @@ gain if one part takes half its time: best kernel family: gemm, 33.3 % of the wh
 layer: A, 11.1 % of the whole span.
 GPU-bound: the GPU is busy 0.0090 of 0.0090 ms (100 %), 77 % of its work in gemm kernels; a faster
 CPU would change little.
-hand.json: the whole span takes 0.0090 ms (first to last task)
+hand.json: the whole span takes 0.0090 ms (first to last task of the device)
 
   10 %, 50 %, 100 %: gain, in percent of the whole span, if the part takes that much less time
   work %: of the whole span; it adds up over threads, so it can be above 100

@@ -260,7 +260,7 @@ BREAKDOWN_LABELS = (
 CLOCK_LABELS = {
     "gpu": "step end to step end on the GPU",
     "mark": "mark to mark",
-    "span": "first to last task",
+    "span": "first to last task of the device",
 }
 # The step without the profiler, by the clock that measured it.
 UNTRACED_LABELS = {
