@@ -82,7 +82,8 @@ def zero_share(optimizer: torch.optim.Optimizer | None) -> float:
     moments = [slots["exp_avg_sq"] for slots in states if torch.is_tensor(slots.get("exp_avg_sq"))]
     # Of a sharded one this rank's part: counting all of it would wait for ranks that may not be asked.
     moments = [moment.to_local() if hasattr(moment, "to_local") else moment for moment in moments]
-    moments = [moment for moment in moments if moment.device.type == "cpu"]
+    moments = [moment for moment in moments if moment.device.type == "cpu" and type(moment) is torch.Tensor]
+    moments = [moment for moment in moments if moment.layout == torch.strided and not moment.is_quantized]
     elements = sum(moment.numel() for moment in moments)
     other = sum(int(torch.count_nonzero(moment)) for moment in moments)
     return round(1 - other / elements, 4) if elements else 0.0

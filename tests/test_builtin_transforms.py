@@ -72,11 +72,11 @@ def test_passes_without_steps_are_not_said_to_be_in_graphs(shared_traces: Path) 
         whatif.apply(graph, "gradient_accumulation")
 
 
-def test_loading_ahead_of_the_span_is_refused(shared_traces: Path) -> None:
+def test_loading_ahead_of_the_span_is_told(shared_traces: Path) -> None:
     """The span begins with the first GPU task; 100 ms of loading ahead of it were said to change nothing."""
     graph = graph_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
-    with pytest.raises(whatif.WhatifError, match="expected loading after the first kernel"):
-        whatif.apply(graph, "data_loading:time_ms=100")
+    notes = whatif.apply(graph, "data_loading:time_ms=100").notes
+    assert any("all loading ends before the first kernel" in note for note in notes)
 
 
 def test_loading_can_come_back(own: Callable[[str], TaskGraph]) -> None:

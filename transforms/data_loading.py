@@ -34,7 +34,7 @@ def transform(
             "or mark the loading with record_function('enumerate(DataLoader)#NAME')."
         )
     if graph.has_gpu and loading.ids.max() < graph.on_gpu.ids[0]:
-        raise WhatifError("data_loading: expected loading after the first kernel, got none; record several steps.")
+        graph = graph.note("data_loading: all loading ends before the first kernel, where the span begins to count")
     usual_ns, cpu_ns = (per_step_ns(graph, tasks) for tasks in (loading, graph.on_cpu & ~loading))
     if workers is not None:
         if not 0 < workers <= MOST_WORKERS or time_ms:

@@ -98,9 +98,12 @@ class Chain:
 
     def __init__(self, replay: Sequence[Callable[[], Any]], clock: Clock | None, estimate_ns: float) -> None:
         self._calls = itertools.cycle(replay)
-        # In a step results live on: each call here writes where another one than the last has written. Once round, so
-        # that what is timed does not touch memory for the first time: that took half of a call that makes 16 MiB.
-        self._results: collections.deque[Any] = collections.deque((call() for call in replay), maxlen=len(replay))
+        # In a step results live on: each call here writes where another one than the last has written. Once round and
+        # one more, so that no memory is touched for the first time by what is timed: that took half of a call that
+        # makes 16 MiB.
+        self._results: collections.deque[Any] = collections.deque(maxlen=len(replay))
+        for call in itertools.islice(self._calls, len(replay) + 1):
+            self._results.append(call())
         self._clock = clock
         self._estimate_ns = estimate_ns
 

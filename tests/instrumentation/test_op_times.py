@@ -18,6 +18,7 @@ nn = torch.nn
 instrumentation = need("whatif.instrumentation")
 op_times = need("whatif.instrumentation.operators.times")
 op_recording = need("whatif.instrumentation.operators.recording")
+metadata = need("whatif.instrumentation.metadata")
 update_times = need("whatif.instrumentation.operators.update_times")
 
 BATCH = 6  # No other length of the models below.
@@ -173,6 +174,17 @@ def test_rows_of_an_embedding_that_no_step_has_read_have_no_gradient(tmp_path: P
     measured = update_times._optimizer(described, [(400, 8)], torch.device("cpu"), {})
     gradient = measured.param_groups[0]["params"][0].grad
     assert int(torch.count_nonzero(gradient)) == 3200 - round(described["zero_share"] * 3200)
+
+
+def test_second_moments_of_another_kind_are_not_counted() -> None:
+    """A factored optimizer keeps none, or no tensor, under that name: nothing of the recording is lost."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([parameter])
+    for moment in (None, 1.0, [torch.zeros(4)], torch.zeros(4).to_sparse()):
+        optimizer.state[parameter] = {"exp_avg_sq": moment}
+        assert metadata.zero_share(optimizer) == 0
+    optimizer.state[parameter] = {"exp_avg_sq": torch.tensor([0.0, 1.0, 1.0, 1.0])}
+    assert metadata.zero_share(optimizer) == 0.25
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_the_difference_of_two_chains_cancels_what_is_paid_once() -> None:
 
 
 def test_no_call_is_timed_that_touches_the_memory_of_its_result_for_the_first_time() -> None:
-    """Results of three sets of inputs live on at a time: the first three calls are not timed."""
+    """Results of three sets of inputs live on while a fourth is made: the first four calls are not timed."""
     called: list[int] = []
     timed: list[int] = []
 
@@ -60,8 +60,8 @@ def test_no_call_is_timed_that_touches_the_memory_of_its_result_for_the_first_ti
 
     chain = timing.Chain([partial(called.append, number) for number in range(3)], clock, estimate_ns=5e6)
     chain.by_difference()
-    assert called == [0, 1, 2, 0]
-    assert timed == [0]
+    assert called == [0, 1, 2, 0, 1]
+    assert timed == [1]
 
 
 def test_the_interval_is_students() -> None:

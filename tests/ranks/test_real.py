@@ -142,7 +142,9 @@ def test_ranks_with_batches_of_their_own_train_the_samples_of_all(own_traces: Pa
 def test_one_worker_of_ranks_with_batches_of_their_own_trains_the_first_ones(own_traces: Path) -> None:
     """Rank 0's step of 16 samples counted as one of 24, and two workers as 1.03 times as fast as it."""
     graph = read_ranks([own_traces / "ranks_cpu" / "twice_the_batch"]).graph
-    assert whatif.apply(graph, "distributed:workers=1").graph.info.samples == 16
+    alone = whatif.apply(graph, "distributed:workers=1").graph.info
+    assert alone.samples == 16
+    assert alone.memory == graph.info.ranks[0].memory != graph.info.memory
     found = scaling(Baseline.of(graph), [load_transform("distributed")], [1, 2, 4])
     one, *more = found.rows
     assert found.throughput(one) == pytest.approx(1)

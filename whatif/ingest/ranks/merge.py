@@ -380,16 +380,18 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         declined = min((part.declined for part in after), key=len)  # nothing changes where every rank says so
         return graph.replace(notes=notes, declined=(*graph.declined, *declined))
     first = after[0].info
+    workers = graph.info.workers if first.workers == before[0].info.workers else first.workers
     info = replace(
         graph.info,
         ranks=tuple(part.info for part in after),
         batch_size=first.batch_size,
         batch_factor=first.batch_factor,
         passes=first.passes,
-        workers=graph.info.workers if first.workers == before[0].info.workers else first.workers,
+        workers=workers,
         gpu=first.gpu,
         gpu_memory_bytes=first.gpu_memory_bytes,
-        memory=fullest([part.info.memory for part in after])[1],
+        # One worker's step and samples are the first rank's.
+        memory=first.memory if workers == 1 else fullest([part.info.memory for part in after])[1],
         queue_depth=first.queue_depth,
         execution=first.execution,
         changes=first.changes,
