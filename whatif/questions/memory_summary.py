@@ -107,10 +107,7 @@ class MemorySummary(Struct, frozen=True):
             )
         # Only a GPU's allocator shows what it holds beside what the step takes.
         counted = 'they and gradients that stay are in "the rest"' if self.memory.inputs else "they are not counted"
-        return (
-            *told,
-            f"The recording lacks its parameters and optimizer state: {counted}.",
-        )
+        return (*told, f"The recording lacks its parameters and optimizer state: {counted}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is reported as one JSON object; sizes in bytes, times in ms."""
@@ -157,8 +154,8 @@ def memory_summary(
     Without names the what-ifs are those that are about memory, with None there are none. With several names each is
     reported alone, and all of them in their order.
     ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU, and under what-ifs that of
-    the one on which they put the step. The largest batch is that
-    under all of ``names`` that apply, where these go together. With ``solve`` all have to: "batch" asks for the largest
+    the one on which they put the step. The largest batch is that under all of ``names`` that apply, where these go
+    together. With ``solve`` all have to: "batch" asks for the largest
     batch, "workers" for the fewest workers. Raises WhatifError where the recording does not show what a step keeps, or
     what ``solve`` needs.
     """

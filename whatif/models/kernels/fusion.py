@@ -42,7 +42,8 @@ from whatif.models.layers.columns import named, with_values
 
 FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wrapper)"
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
-_REDUCTIONS = (KernelFamily.REDUCTION, KernelFamily.SOFTMAX, KernelFamily.LAYER_NORM, KernelFamily.NORMALIZATION)
+_NORMALIZATIONS = (KernelFamily.LAYER_NORM, KernelFamily.NORMALIZATION)
+_REDUCTIONS = (KernelFamily.REDUCTION, KernelFamily.SOFTMAX, *_NORMALIZATIONS)
 _FUSED_FAMILIES = (KernelFamily.ELEMENTWISE, KernelFamily.CAST, *_REDUCTIONS)
 # The first reduction of a softmax that is written out: Inductor finds maximum and sum in one loop over a row
 # (torch/_inductor/config.py, online_softmax).
@@ -262,7 +263,7 @@ def _with_loops_of_norms(graph: TaskGraph, operators: Int64) -> TaskGraph:
     """Return the graph with the bounds of Inductor's loops for the normalizations among ``operators`` (of a CPU)."""
     if not (graph.family == KernelFamily.CONVOLUTION).any():
         return graph
-    norms = operators[among(graph.family[operators], [KernelFamily.NORMALIZATION, KernelFamily.LAYER_NORM])]
+    norms = operators[among(graph.family[operators], _NORMALIZATIONS)]
     low_ns, high_ns = (column[norms] * by for column, by in zip((graph.low_ns, graph.high_ns), NORM_LOOPS, strict=True))
     return graph.with_duration(norms, graph.duration_ns[norms], low_ns=low_ns, high_ns=high_ns)
 
