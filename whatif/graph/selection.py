@@ -94,7 +94,7 @@ class Selection:
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if dtype is not None and np.issubdtype(dtype, np.integer):
             raise WhatifError("expected ids, got a selection, which numpy reads as a mask; use its .ids.")
-        return np.array(self.mask, dtype=dtype, copy=copy) if copy or dtype is not None else self.mask
+        return self.mask.astype(self.mask.dtype if dtype is None else dtype, copy=bool(copy))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
         if method == "__call__" and ufunc in _COMPOSE and not how:
