@@ -61,6 +61,16 @@ def test_a_gpu_is_as_busy_in_the_table_of_ranks_as_in_the_verdict(
     assert first["cpu_busy_ms"] >= first["breakdown"]["cpu_only_ms"] + first["breakdown"]["cpu_gpu_ms"]
 
 
+def test_the_verdict_names_the_rank_of_the_table(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks come late there, a tenth of a millisecond apart: the table once counted only that tenth."""
+    found = report(capsys, "explain", str(shared_traces / "param-dlrm-8xv100"))
+    rows = found["ranks"]["ranks"]
+    worst = max(rows, key=lambda row: row["late_ms"])
+    assert f"the other ranks wait for rank {worst['rank']} for {worst['late_ms']:.2f} of" in found["verdict"]
+    assert found["ranks"]["sentences"][0].startswith(f"rank {worst['rank']} holds the others up by")
+    assert worst["late_ms"] < max(row["waiting_ms"] for row in rows)
+
+
 def test_the_profilers_cost_is_said_to_be_of_all_ranks(
     files: list[str], capsys: pytest.CaptureFixture[str], shared_traces: Path
 ) -> None:

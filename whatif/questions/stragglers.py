@@ -57,7 +57,7 @@ class RankRow(Struct, frozen=True):
     waiting_ms: float
     transfer_ms: float
     last_pct: float  # of the collectives that it takes part in
-    late_ms: float  # in which all others were at a collective and this rank was not
+    late_ms: float  # the others' waits, their mean, in the collectives that it comes last to
     breakdown: Breakdown | None  # None where too many ranks are read for one each
     excess: tuple[Excess, ...] = ()  # of stragglers
 
@@ -172,7 +172,7 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     counted = _counted(met, steps)
     waiting_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns)
     transfer_ms = _together_ms(baseline, met, met.all_here_ns, met.all_here_ns + met.transfer_ns)
-    late_ms = _together_ms(baseline, met, met.others_here_ns, met.arrival_ns)
+    late_ms = _late_ms(baseline, met)
     taken = np.bincount(met.rank[counted], minlength=count)
     last = np.bincount(met.rank[counted & met.last], minlength=count)
     step_ms = baseline.step_ms
@@ -205,18 +205,20 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
 def held_up_by(baseline: Baseline) -> tuple[int, float] | None:
     """Return the rank for which the others wait longest, and how long on average, ms a step or span.
 
-    None in a graph of one rank. A rank is waited for in the collectives to which it comes last.
+    None in a graph of one rank. It is the largest ``late_ms`` of the table of ranks.
     """
-    if COLLECTIVE not in baseline.graph.attached:
+    if COLLECTIVE not in baseline.graph.attached or len(rank_numbers(baseline.graph)) < 2:
         return None
-    met, numbers = meetings(baseline.timeline), rank_numbers(baseline.graph)
-    waits_ns = met.all_here_ns - met.arrival_ns
-    if len(numbers) < 2 or not waits_ns.any():
-        return None
-    worst = int(np.bincount(met.last_rank, weights=waits_ns).argmax())
-    until_ns = np.where(met.last_rank == worst, met.all_here_ns, met.arrival_ns)
-    waits_ms = _together_ms(baseline, met, met.arrival_ns, until_ns)
-    return int(numbers[worst]), float(waits_ms.sum() / (len(numbers) - 1))
+    late_ms = _late_ms(baseline, meetings(baseline.timeline))
+    worst = int(late_ms.argmax())
+    return (int(rank_numbers(baseline.graph)[worst]), float(late_ms[worst])) if late_ms[worst] else None
+
+
+def _late_ms(baseline: Baseline, met: Meetings) -> Float64:
+    """How long the others wait for each rank on average: in the collectives that it comes last to."""
+    count = len(rank_numbers(baseline.graph))
+    waits_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns, met.last_rank)
+    return np.asarray(waits_ms / max(count - 1, 1))
 
 
 def _counted(met: Meetings, steps: Array) -> Bool:
@@ -224,17 +226,20 @@ def _counted(met: Meetings, steps: Array) -> Bool:
     return np.isin(met.step, steps) if len(steps) else np.ones(len(met.step), dtype=np.bool_)
 
 
-def _together_ms(baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array) -> Float64:
-    """The time of each rank between these, ms a step or span, shape (n_ranks,)."""
-    steps = _timed_steps(baseline)
+def _together_ms(
+    baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array, owner: Array | None = None
+) -> Float64:
+    """The time of each rank between these, ms a step or span, shape (n_ranks,); with ``owner`` the sum of that rank."""
+    steps, count = _timed_steps(baseline), len(rank_numbers(baseline.graph))
     counted = _counted(met, steps)
-    # Collectives of one rank overlap: each moment counts once. A rank's times lie in a stretch of their own.
+    # Collectives of one rank overlap: each moment counts once. A rank's times, by owner, lie in a stretch of their own.
     stretch_ns = baseline.timeline.makespan_ns + 1
-    order = np.argsort(start_ns[counted] + met.rank[counted] * stretch_ns, kind="stable")
-    shift_ns = met.rank[counted][order] * stretch_ns
+    stretch = met.rank[counted] + (0 if owner is None else count * owner[counted])
+    order = np.argsort(start_ns[counted] + stretch * stretch_ns, kind="stable")
+    shift_ns = stretch[order] * stretch_ns
     starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
-    count = len(rank_numbers(baseline.graph))
-    total = np.bincount(starts // stretch_ns, (ends - starts).astype(np.float64), minlength=count)
+    of = starts // stretch_ns if owner is None else starts // (stretch_ns * count)
+    total = np.bincount(of, (ends - starts).astype(np.float64), minlength=count)
     return np.asarray(total / 1e6 / max(len(steps), 1), dtype=np.float64)
 
 
