@@ -107,6 +107,24 @@ def test_another_number_of_workers_is_other_work(own_traces: Path, capsys: pytes
     assert "not comparable: workers: 2 → 4" in capsys.readouterr().out
 
 
+def test_one_worker_and_one_of_two_are_no_pair(
+    own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace of one worker does not say so: two in its place passed for a regression, as after any what-if."""
+    alone, header = slower(tmp_path, "one.json", 0), {"distributedInfo": {"rank": 0, "world_size": 2}}
+    events = json.loads(Path(slower(tmp_path, "slow.json", 5)).read_bytes())["traceEvents"]
+    one_of_two, scaled = str(write_trace(tmp_path / "two.json", events, **header)), str(tmp_path / "scaled.json.gz")
+    assert main(["export", alone, "scale:kind=gpu,factor=0.9", "-o", scaled, "--quiet"]) == 0
+    for baseline in (alone, scaled):
+        assert main(["check", "--baseline", baseline, one_of_two]) == 1
+        assert "not comparable: workers: 1 → 2; record" in capsys.readouterr().out
+    recording, spread = str(own_traces / "resnet18_cifar_cpu.json.gz"), str(tmp_path / "spread.json.gz")
+    assert main(["export", recording, "distributed:workers=2", "-o", spread, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["check", "--baseline", recording, spread, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == "regressed"
+
+
 def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank's recording cannot tell waiting from transfer; it once passed in one order, and was another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")

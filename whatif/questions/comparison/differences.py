@@ -9,8 +9,9 @@ from msgspec import Struct
 from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import Optimizer, Precision, Recorded
 from whatif.graph.task_graph import TaskGraph
+from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
-from whatif.questions.comparison.told_changes import what_ifs_of
+from whatif.questions.comparison.told_changes import adds_workers, what_ifs_of
 
 # What a DistributedDataParallel or a compiled module puts before the names of the layers that it wraps.
 WRAPPERS = ("module", "_orig_mod")
@@ -69,7 +70,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     else:
         compare("device", a.gpu, b.gpu, blocks=True)
     found += _models(before, after)
-    compare("workers", a.workers, b.workers, blocks=not any(map(what_ifs_of, (a, b))))
+    compare("workers", _workers(before), _workers(after), blocks=not any(map(adds_workers, (a, b))))
     compare(BATCH, _batch(a), _batch(b), blocks=True)
     if a.batch_size == b.batch_size:
         one, other = (list(told.input_shape) if told.input_shape else None for told in made)
@@ -120,6 +121,11 @@ def _layers(graph: TaskGraph) -> set[str]:
 
 def _device(graph: TaskGraph) -> str:
     return "a GPU" if graph.has_gpu else "CPU"
+
+
+def _workers(graph: TaskGraph) -> int | None:
+    """How many train together: one where nothing tells of others; None where collectives tell of some number."""
+    return graph.info.workers or (None if communicates(graph) else 1)
 
 
 def _batch(info: GraphInfo) -> Any:

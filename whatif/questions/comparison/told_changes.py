@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import Optimizer, Precision
+from whatif.prediction.transform import AXES, built_in_names, load_transform
 
 
 class ToldChanges(Struct, frozen=True):
@@ -35,8 +36,7 @@ def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
     predicted = [what_ifs_of(info) for info in (before, after)]
     if any(predicted):
         # The facts of a prediction are those of its recording, before the what-ifs.
-        names = (part.partition(":")[0].strip() for text in predicted for part in text.split(" + "))
-        return ToldChanges(frozenset(), (), frozenset(filter(None, names)))
+        return ToldChanges(frozenset(), (), frozenset().union(*map(_names, predicted)))
     ruled_out: set[str] = set()
     asked_for: list[frozenset[str]] = []
 
@@ -63,6 +63,20 @@ def what_ifs_of(info: GraphInfo) -> str:
     """Return the what-ifs of a graph that is a prediction; "" of any other."""
     simulated = info.recorded.simulated
     return "" if simulated is None else simulated.what_ifs
+
+
+def adds_workers(info: GraphInfo) -> bool:
+    """Whether a what-if of a graph that is a prediction may have changed the number of workers.
+
+    A script that is not built in may have; it is not loaded to find out.
+    """
+    first = AXES.index("pipeline")  # which may run in copies; what lies before it keeps the number of copies
+    names, built_in = _names(what_ifs_of(info)), built_in_names()
+    return any(name not in built_in or load_transform(name).axis >= first for name in names)
+
+
+def _names(what_ifs: str) -> frozenset[str]:
+    return frozenset(filter(None, (part.partition(":")[0].strip() for part in what_ifs.split(" + "))))
 
 
 def _both(tables: Sequence[Precision | Optimizer | None], keys: tuple[str, ...]) -> tuple[Any, Any]:
