@@ -250,6 +250,19 @@ def test_on_another_gpu_the_memory_of_that_one_limits(capsys: pytest.CaptureFixt
     assert "with device:to=A100-SXM-40 in 40.00 GiB has" in " ".join(capsys.readouterr().out.split())
 
 
+def test_each_what_if_says_whether_it_fits_its_own_device(capsys: pytest.CaptureFixture[str]) -> None:
+    """The text said that the step fits into the recorded 80 GiB, beside a what-if that is far beyond its 40 GiB."""
+    words = ["device:to=A100-SXM-40", "batch_size:factor=8.5"]
+    found = report(capsys, str(GPT2), *words)
+    assert [row["capacity_bytes"] / 2**30 for row in found["what_ifs"]] == [40, 80, 40]
+    assert [row["fits"] for row in found["what_ifs"]] == [True, True, False]
+    assert (found["capacity_bytes"], found["fits"]) == (80 * 2**30, True)
+    assert main(["memory", str(GPT2), *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "The predicted step fits into 80.00 GiB; with device:to=A100-SXM-40 + " in text
+    assert "batch_size:factor=8.5 it does not fit into 40.00 GiB." in text
+
+
 def test_alternatives_are_reported_alone_and_the_largest_batch_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, str(GPT2), "zero:stage=1", "fsdp", "--capacity", "80GB")
     assert found["largest_batch"]["transforms"] == []

@@ -68,6 +68,7 @@ class MemorySummary(Struct, frozen=True):
     layers: tuple[LayerPart, ...]  # largest activations first
     what_ifs: tuple[Trial | Refused, ...]
     memories: tuple[Memory | None, ...]  # under the what-ifs; None of those that were refused
+    capacities: tuple[int | None, ...]  # of the devices on which they put the step, bytes; None where unknown
     capacity_bytes: int | None
     largest: LargestBatch | None
     fewest: FewestWorkers | None = None
@@ -81,9 +82,16 @@ class MemorySummary(Struct, frozen=True):
     @property
     def fits(self) -> bool | None:
         """Whether the peak, up to the end of its range, fits the device; None where that is unknown or depends."""
-        if self.capacity_bytes is None or self.peak.total <= self.capacity_bytes < self.high_bytes:
-            return None
-        return self.peak.total <= self.capacity_bytes
+        return _fits(self.peak.total, self.high_bytes, self.capacity_bytes)
+
+    @property
+    def fits_each(self) -> tuple[bool | None, ...]:
+        """The same of the peak under each what-if, by its own range and device."""
+        return tuple(
+            None if memory is None or memory.not_modelled else
+            _fits(*peak_range_bytes(peak(memory).total, found.transforms), held)
+            for found, memory, held in zip(self.what_ifs, self.memories, self.capacities, strict=True)
+        )  # fmt: skip
 
     @property
     def measured_bytes(self) -> int | None:
@@ -133,7 +141,12 @@ class MemorySummary(Struct, frozen=True):
             "timeline": [_moment(moment) for moment in self.moments],
             "baseline_ms": self.baseline.step_ms,
             "step_clock": self.baseline.clock,
-            "what_ifs": [_what_if(*row) for row in zip(self.what_ifs, self.memories, strict=True)],
+            "what_ifs": [
+                {**_what_if(found, memory), "capacity_bytes": held, "fits": fits}
+                for found, memory, held, fits in zip(
+                    self.what_ifs, self.memories, self.capacities, self.fits_each, strict=True
+                )
+            ],
             "batch_size": _of_most(self.baseline.graph)[1].batch_size,
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
@@ -190,6 +203,10 @@ def memory_summary(
         layers=_layers(memory),
         what_ifs=tuple(tried),
         memories=tuple(found.memory if isinstance(found, Trial) else None for found in tried),
+        capacities=tuple(
+            capacity_bytes or trier.capacity_bytes_of(found.transforms) if isinstance(found, Trial) else None
+            for found in tried
+        ),
         capacity_bytes=capacity_bytes or graph.info.gpu_memory_bytes,
         largest=largest,
         fewest=fewest,
@@ -201,6 +218,12 @@ def peak_range_bytes(predicted_bytes: int, transforms: Sequence[Transform] = ())
     shared = any(transform.axis >= 0 and AXES[transform.axis] != "passes" for transform in transforms)
     low, high = SHARED_MISS if shared else (1.0, SHAPES_MISS)
     return round(low * predicted_bytes), round(high * predicted_bytes)
+
+
+def _fits(low_bytes: int, high_bytes: int, capacity_bytes: int | None) -> bool | None:
+    if capacity_bytes is None or low_bytes <= capacity_bytes < high_bytes:
+        return None
+    return low_bytes <= capacity_bytes
 
 
 def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:

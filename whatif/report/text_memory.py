@@ -127,8 +127,15 @@ def capacity_sentences(summary: MemorySummary) -> list[str]:
     capacity, largest = summary.capacity_bytes, summary.largest
     if capacity is None or largest is None:
         return []
-    fits = {True: "fits", False: "does not fit", None: "may not fit"}[summary.fits]
-    return [f"The step {fits} into {size(capacity)}.", *_largest_sentences(summary, largest)]
+    own, elsewhere = "step", ""
+    for found, held, fits in zip(summary.what_ifs, summary.capacities, summary.fits_each, strict=True):
+        if held not in (None, capacity):  # of several the last one has them all
+            own, elsewhere = f"{summary.baseline.graph.info.made} step", f"; with {found.label} it {_fits(fits, held)}"
+    return [f"The {own} {_fits(summary.fits, capacity)}{elsewhere}.", *_largest_sentences(summary, largest)]
+
+
+def _fits(fits: bool | None, capacity_bytes: int) -> str:
+    return {True: "fits", False: "does not fit", None: "may not fit"}[fits] + f" into {size(capacity_bytes)}"
 
 
 def print_solved(summary: MemorySummary) -> None:
