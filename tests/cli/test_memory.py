@@ -79,6 +79,7 @@ def test_the_text_says_what_the_peak_is_made_of(trace: str, capsys: pytest.Captu
     assert any(line.startswith("vdnn") and "CPU" in line for line in lines[lines.index("Does not apply") :])
     assert "The step fits into 2.93 KiB." in lines
     assert any(line.startswith("The largest batch that fits has 8 samples: 2.78 KiB") for line in lines)
+    assert any(line.startswith("The predicted peak fits; a run may need up to 2.95 KiB for tensors.") for line in lines)
 
 
 def test_an_unknown_batch_is_the_unit_and_no_number_of_samples(
@@ -188,6 +189,7 @@ def test_the_largest_batch_under_what_ifs_fits_and_one_more_does_not(
     found = report(capsys, str(GPT2), *names, "--solve", "batch", "--capacity", capacity)
     largest = found["largest_batch"]
     assert largest["transforms"] == names
+    assert largest["high_bytes"] == round(largest["peak_bytes"] * (1.08 if names else 1.06))
     peaks = {}
     for samples in (largest["batch_size"], largest["batch_size"] + 1):
         rows = report(capsys, str(GPT2), f"batch_size:size={samples}", *names)["what_ifs"]

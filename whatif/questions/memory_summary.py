@@ -21,9 +21,16 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.ingest.ranks.merge import rank_numbers
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.transform import AXES, Transform, load_transform
+from whatif.prediction.transform import load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
-from whatif.questions.what_fits import Asked, FewestWorkers, LargestBatch, fewest_workers, largest_batch
+from whatif.questions.what_fits import (
+    Asked,
+    FewestWorkers,
+    LargestBatch,
+    fewest_workers,
+    largest_batch,
+    peak_range_bytes,
+)
 from whatif.runtime.errors import WhatifError
 
 # The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
@@ -39,12 +46,6 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
     ("optimizer_in_backward",),
     ("fused_adam",),
 )
-# Shapes miss what libraries copy into layouts of their own. In 79 of the 81 runs in docs/memory.md the measured peak is
-# at most this many times that from shapes, and in none clearly less. Chosen on these; two recordings of GPUs agree.
-SHAPES_MISS = 1.06
-# The same of steps that several devices share: twelve published peaks of two sources (docs/published.md) lie within
-# these times the predicted one. Chosen on them.
-SHARED_MISS = (0.95, 1.08)
 # Of a timeline: about so many of its moments are shown in each pass.
 SHOWN_MOMENTS = 8
 
@@ -211,13 +212,6 @@ def memory_summary(
         largest=largest,
         fewest=fewest,
     )
-
-
-def peak_range_bytes(predicted_bytes: int, transforms: Sequence[Transform] = ()) -> tuple[int, int]:
-    """Return the ends of the range of a peak that was predicted under ``transforms``, bytes."""
-    shared = any(transform.axis >= 0 and AXES[transform.axis] != "passes" for transform in transforms)
-    low, high = SHARED_MISS if shared else (1.0, SHAPES_MISS)
-    return round(low * predicted_bytes), round(high * predicted_bytes)
 
 
 def _fits(low_bytes: int, high_bytes: int, capacity_bytes: int | None) -> bool | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from whatif.graph.memory import Moment, peak
 from whatif.graph.types import Phase
 from whatif.questions.advice.trial import Refused, Trial
-from whatif.questions.memory_summary import MemorySummary, peak_range_bytes, shown_moments
-from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
+from whatif.questions.memory_summary import MemorySummary, shown_moments
+from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch, peak_range_bytes
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report, some_of
 from whatif.report.text_advise import print_refused
 from whatif.units import counted, size
@@ -150,8 +150,12 @@ def print_solved(summary: MemorySummary) -> None:
             out.say(sentence, style)
 
 
-# Of every answer to what fits.
-_BESIDE_TENSORS = "This counts tensors; a GPU's context and fragmentation of its allocator need additional memory."
+def _beside(found: LargestBatch | FewestWorkers) -> str:
+    """By what every answer to what fits is judged, and what it leaves out."""
+    return (
+        f"The predicted peak fits; a run may need up to {size(found.high_bytes)} for tensors. A GPU's context and "
+        "fragmentation of its allocator need additional memory."
+    )
 
 
 def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:
@@ -171,7 +175,7 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
     if largest.samples:
         batch = f"has {least}{counted(largest.samples, 'sample')}"
     told = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
-    return [f"{told}{_takes(summary, largest.step)}.", _BESIDE_TENSORS]
+    return [f"{told}{_takes(summary, largest.step)}.", _beside(largest)]
 
 
 def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str]:
@@ -181,7 +185,7 @@ def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str
         return [f"{most}: {beside} it takes {size(fewest.peak_bytes)}."]
     count = "1 worker is" if fewest.workers == 1 else f"{fewest.workers:,} workers are"
     told = f"{count} enough, {beside}: {size(fewest.peak_bytes)} each"
-    return [f"{told}{_takes(summary, fewest.step)}.", _BESIDE_TENSORS]
+    return [f"{told}{_takes(summary, fewest.step)}.", _beside(fewest)]
 
 
 def _takes(summary: MemorySummary, step: Trial | Refused | None) -> str:
