@@ -119,6 +119,14 @@ def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
     assert "of all ranks together: " in entries["compile"]["reason"]
 
 
+def test_a_peak_is_not_said_to_be_of_all_ranks_together(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It stood behind the work of all ranks, in their sentence; it is that of the fullest."""
+    found = report(capsys, "advise", str(Path(files[0]).parent))
+    told = [entry["reason"] for entry in found["no_gain"] if "peak memory" in entry["reason"]]
+    assert any("of all ranks together: " in reason for reason in told)
+    assert all("peak memory of the rank that needs most " in reason for reason in told)
+
+
 def test_no_output_takes_the_place_of_a_ranks_recording(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,7 +94,8 @@ def _memory(trial: Trial, trier: Trier) -> list[str]:
     """The peak of the memory where it changes, and whether it still fits."""
     if trial.peak_bytes is None or trier.peak_bytes is None or trial.peak_bytes == trier.peak_bytes:
         return []
-    sentence = f"peak memory {memory_change(trier.peak_bytes, trial.peak_bytes)}"
+    whose = " of the rank that needs most" if trier.baseline.graph.info.ranks else ""
+    sentence = f"peak memory{whose} {memory_change(trier.peak_bytes, trial.peak_bytes)}"
     capacity = trier.baseline.graph.info.gpu_memory_bytes
     if capacity is not None and not trier.fits(trial):
         sentence += f", more than the device's {capacity / _GIB:.1f} GiB"
