@@ -79,6 +79,15 @@ def test_loading_ahead_of_the_span_is_told(shared_traces: Path) -> None:
     assert any("all loading ends before the first kernel" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    "name", ["kineto-resnet50-v100/num_workers_4.2020-12.pt.trace.json.gz", "param-2080ti/resnet_kineto.json.gz"]
+)
+def test_no_step_loads_for_less_than_is_asked_for(shared_traces: Path, name: str) -> None:
+    """Scaled with those of the median step, bursts gave a step of 336 ms, and one of 165, with a loading of 500."""
+    found = whatif.apply(graph_of(shared_traces / name), "data_loading:time_ms=500")
+    assert 500 < found.predicted_ms < found.baseline_ms + 500
+
+
 def test_loading_can_come_back(own: Callable[[str], TaskGraph]) -> None:
     free = whatif.apply(own(RESNET), "scale:kind=data,factor=0").predicted_ms
     back = whatif.apply(own(RESNET), "scale:kind=data,factor=0", "data_loading:time_ms=5").predicted_ms

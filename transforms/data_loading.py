@@ -1,14 +1,15 @@
 """Data loading: change the time to load a batch, or the number of workers that load.
 
 Source: Daydream (USENIX ATC 2020) §4.2.1; PyTorch marks these tasks on the main thread (`enumerate(DataLoader)#...`).
-Model:  the loading tasks of every step last `time_ms` together, as the median step; each keeps its share. Worker
-        processes take CPU time and memory bandwidth from the training process: its CPU work grows, by an amount that
-        no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the backward thread where four
-        workers took over the loading of ResNet-50 on a V100). The range runs from no growth to `cpu_growth` where all
-        loading goes away, never more than the loading saved, and the prediction is its middle. Where it takes longer
-        than recorded, workers may have come or gone: the range is as wide to both sides. With `workers` the recorded
-        loading moves to so many processes, which share the cores that training leaves: a batch takes its share, the
-        step waits for what does not fit behind a step without loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
+Model:  the loading tasks of the median step last `time_ms` together. Less than recorded shortens the loading of every
+        step in proportion; more is the least that any step loads for. Worker processes take CPU time and memory
+        bandwidth from the training process: its CPU work grows, by an amount that no single recording shows (4 to 12 %
+        on the main thread and 11 to 33 % on the backward thread where four workers took over the loading of ResNet-50
+        on a V100). The range runs from no growth to `cpu_growth` where all loading goes away, never more than the
+        loading saved, and the prediction is its middle. Where it takes longer than recorded, workers may have come or
+        gone: the range is as wide to both sides. With `workers` the recorded loading moves to so many processes, which
+        share the cores that training leaves: a batch takes its share, the step waits for what does not fit behind a
+        step without loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
 Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=True).
 """
 
@@ -44,12 +45,15 @@ def transform(
         time_ms = waiting_ms(graph, loading, usual_ns / 1e6, workers)
     removed_ns = max(usual_ns - time_ms * 1e6, 0.0)
     growth = min(cpu_growth * removed_ns / max(usual_ns, 1.0), removed_ns / max(cpu_ns, 1.0))
-    if usual_ns > 0:
-        graph = graph.scale(loading, time_ms * 1e6 / usual_ns)
-    elif time_ms > 0:
-        # Nothing is left of the loading (another transform took it away): the first task of each step takes the time.
-        ids = np.flatnonzero(loading)
-        graph = graph.with_duration(ids[np.unique(graph.step[ids], return_index=True)[1]], time_ms * 1e6)
+    if time_ms * 1e6 <= usual_ns:
+        graph = graph.scale(loading, time_ms * 1e6 / max(usual_ns, 1.0))
+    else:
+        _, of_step, tasks = np.unique(graph.step[loading], return_inverse=True, return_counts=True)
+        totals_ns = np.bincount(of_step, weights=graph.duration_ns[loading])
+        more_ns = (np.maximum(time_ms * 1e6 - totals_ns, 0.0) / tasks)[of_step]
+        columns = (graph.duration_ns, graph.low_ns, graph.high_ns)
+        times_ns, low_ns, high_ns = (column[loading] + more_ns for column in columns)
+        graph = graph.with_duration(loading, times_ns, low_ns=low_ns, high_ns=high_ns)
     if growth > 0:
         graph = graph.scale(graph.on_cpu & ~loading, 1 + growth / 2, low=1.0, high=1 + growth)
     elif time_ms * 1e6 > usual_ns:
