@@ -323,6 +323,23 @@ def test_a_table_that_was_exported_comes_back(tmp_path: Path) -> None:
         export_csv(store, path, family="conv")
 
 
+def test_a_table_keeps_how_its_rows_were_measured_and_equal_rows_apart(tmp_path: Path) -> None:
+    """Times with and without a launch came back as one kind, and two contributions of one time as one row."""
+    kinds = [origin(), origin(author="b"), origin(method="kernel", launch=False)]
+    store = database(
+        tmp_path / "db", *((timed([1, other], [5.0, 6.0 + other]), kind) for other, kind in enumerate(kinds, 2))
+    )
+    path = tmp_path / "out.csv"
+    assert export_csv(store, path) == 6
+    found = read_foreign("csv", path)
+    assert sorted(where.basis for _, where in found.contributions) == sorted(kind.basis for kind in kinds)
+    assert add_found(found, Store.open(tmp_path / "again", create=True)).rows == 6
+    [one] = {where.basis for _, where in read_foreign("csv", path, method=Method(name="wall")).contributions}
+    assert (one.method, one.launch) == ("wall", "unknown")
+    path.write_text("name,dtype,m,n,k,t_us,device,method\nmm,fp32,1,1,1,9,T4,guess\nmm,fp32,1,1,1,9,T4,wall\n")
+    assert sum(read_foreign("csv", path).dropped.values()) == 1
+
+
 # -- all of them ----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from whatif.graph.described import FAMILIES
 from whatif.opdb.merging import is_chosen
 from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows
-from whatif.opdb.schema import TEXTS, TIMES
+from whatif.opdb.schema import LAUNCHES, TEXTS, TIMES
 from whatif.opdb.store import Store
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import replaceable_file, replacing
@@ -19,7 +19,8 @@ from whatif.runtime.files import replaceable_file, replacing
 def export_csv(store: Store, target: Path, *, device: str | None = None, family: str | None = None) -> int:
     """Write the measurements of one family into ``target``; gives how many they are.
 
-    The provenance is left behind, all but the contribution's id. Raises WhatifError where none or several families fit.
+    Of the provenance the device, the method, the framework's name and the contribution's id are kept. Raises
+    WhatifError where none or several families fit.
     """
     replaceable_file(target, "table of this command", lambda start: start.startswith(b"device,family,"))
     contributions, _ = store.contributions()
@@ -41,5 +42,8 @@ def _table(rows: Rows, said: Provenance) -> pd.DataFrame:
     columns |= {name: rows.ops.texts[name].decoded() for name in TEXTS}
     columns |= {name: rows.ops.integers[name] for name in FAMILIES[rows.family].attributes}
     columns |= {name: getattr(rows, name) for name in TIMES}
-    columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded(), "contribution": said.contribution}
+    columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded()}
+    method = said.origin.method
+    columns |= {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
+    columns |= {"framework": said.origin.environment.framework or "", "contribution": said.contribution}
     return pd.DataFrame(columns)

@@ -8,6 +8,8 @@ SCHEMA_VERSION = 1
 # How a time was taken. Times taken in different ways are never mixed: launches and caches make them other quantities.
 METHODS = ("event_pair", "graph_replay", "kernel", "chain_difference", "trace", "wall", "unknown")
 CACHE_STATES = ("hot", "cold", "unknown")
+# Whether a launch is in a time, in words.
+LAUNCHES = {True: "included", False: "excluded", None: "unknown"}
 
 # What is stored of an operator beside its family's integers.
 TEXTS = ("name", "phase", "dtype", "layout")

@@ -1,9 +1,10 @@
 """Reader of any table of comma-separated values that names its columns as the database does.
 
 Needed: ``name``, ``dtype``, the integers of the operator's family, and a time whose unit stands in its name: ``t_s``,
-``t_ms``, ``t_us`` or ``t_ns``. Beside them: ``family``, ``phase``, ``layout``, ``device``, ``repeats``, ``kernels`` and
-the range, ``t_low_ms`` and ``t_high_ms`` (10 and 90 % of the repeats, in the unit of the time). `whatif opdb export
-FILE.csv` writes the same.
+``t_ms``, ``t_us`` or ``t_ns``. Beside them: ``family``, ``phase``, ``layout``, ``device``, ``repeats``, ``kernels``,
+the range, ``t_low_ms`` and ``t_high_ms`` (10 and 90 % of the repeats, in the unit of the time), how it was taken,
+``method``, ``launch`` and ``cache``, with what ``framework``, and the ``contribution``: rows of several stay apart.
+`whatif opdb export FILE.csv` writes the same.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import pandas as pd
 from whatif.graph.described import DEFAULTS, DTYPES, FAMILIES, FAMILY_OF_NAME, PHASES
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
-from whatif.opdb.provenance import Method, Origin, Source
+from whatif.opdb.provenance import Environment, Method, Origin, Source
 from whatif.opdb.rows import measurements, operators
+from whatif.opdb.schema import CACHE_STATES, LAUNCHES, METHODS
 from whatif.runtime.errors import WhatifError
 
+# What the rows of one contribution have in common.
+_APART = ["device", "family", "method", "launch", "cache", "framework", "contribution"]
+_LAUNCHES = {word: included for included, word in LAUNCHES.items()}
 _UNITS = {"t_s": 1.0, "t_ms": 1e-3, "t_us": 1e-6, "t_ns": 1e-9}
 
 
@@ -31,7 +36,10 @@ def read_csv(
     author: str | None = None,
     licence: str | None = None,
 ) -> Found:
-    """Read a table. Raises WhatifError where a needed column is missing, or nothing names the device."""
+    """Read a table; a ``method`` is that of all rows, whatever they say.
+
+    Raises WhatifError where a needed column is missing, or nothing names the device.
+    """
     table = read_table(path, str(path), ("name", "dtype"))
     units = [column for column in _UNITS if column in table]
     if len(units) != 1:
@@ -42,14 +50,26 @@ def read_csv(
     table = table.assign(
         device=device if device is not None else _texts(table, "device", ""), dtype=_texts(table, "dtype", ""),
         name=_texts(table, "name", ""), family=_families(table), phase=_texts(table, "phase", "fwd"),
-        layout=_texts(table, "layout", ""),
+        layout=_texts(table, "layout", ""), method=_texts(table, "method", "unknown"),
+        launch=_texts(table, "launch", "unknown"), cache=_texts(table, "cache", "unknown"),
+        framework=_texts(table, "framework", ""), contribution=_texts(table, "contribution", ""),
     )  # fmt: skip
+    if method is not None:
+        told = {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
+        table = table.assign(**told)
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
     known &= (table["name"] != "") & (table["device"].str.strip() != "")
     found.drop((~known).sum(), "an operator, number format, phase or device that is not known")
+    ways = table["method"].isin(METHODS) & table["launch"].isin(_LAUNCHES) & table["cache"].isin(CACHE_STATES)
+    found.drop((known & ~ways).sum(), "a method, launch or state of the cache that is not known")
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
-    for (told, family), part in table[known].groupby(["device", "family"], sort=True):
-        origin = Origin(device=device_called(str(told)), method=method or Method(), source=source)
+    for (named, family, how, launch, cache, framework, _), part in table[known & ways].groupby(_APART, sort=True):
+        origin = Origin(
+            device=device_called(str(named)),
+            environment=Environment(framework=str(framework) or None),
+            method=Method(name=str(how), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
+            source=source,
+        )
         attributes = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}
         ops = operators(
             str(family), attributes, name=part["name"].tolist(), dtype=part["dtype"].tolist(),
