@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +32,17 @@ def test_short_options_are_equal_links() -> None:
     default = network_of(GPU, "mine")
     assert default.levels == (Level(8, Link(25e9 / 8, LATENCY_US * 1e3)),)
     assert default.algorithm == "auto"
+
+
+def test_after_another_device_the_network_is_its_own_and_says_how_to_give_another() -> None:
+    """It went from 25 to 2,960 Gbit/s, and no word said what gives the other one."""
+    there = GPU.replace(info=replace(GPU.info, node="H100-SXM-80"))
+    assert network_of(there, "mine", workers=4).described == (
+        "4 at 2,960 Gbit/s and 3.4 us (usual for H100-SXM-80), as neither bandwidth= nor cluster= is given"
+    )
+    given: list[dict[str, Any]] = [{"bandwidth": Bandwidth("25Gbps")}, {"latency_us": LATENCY_US}]
+    for options in given:
+        assert network_of(there, "mine", workers=4, **options).described == "4 at 25 Gbit/s and 14 us"
 
 
 def test_bandwidth_moves_a_curve_and_a_latency_replaces_it(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ class Network(Struct, frozen=True):
         if self.table is not None:
             return f"{counted(self.workers, 'worker')}, times from {self.table.path}"
         links = " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
-        return f"{links} (usual for {self.usual_for})" if self.usual_for else links
+        if not self.usual_for:
+            return links
+        return f"{links} (usual for {self.usual_for}), as neither bandwidth= nor cluster= is given"
 
     @property
     def ring_byte_s(self) -> float:
