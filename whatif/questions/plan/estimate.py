@@ -65,7 +65,6 @@ class Estimate(Struct, frozen=True):
     plan: Plan
     parts: Parts
     peak_bytes: int | None
-    pass_ms: float  # what one pass more adds, without stages
 
 
 class _Sides(NamedTuple):
@@ -156,9 +155,7 @@ class Composer:
         for parts, plan in sorted(found, key=lambda one: one[0].step_ms):
             most = self.peak_bytes(plan)
             if most is None or memory_bytes is None or most <= memory_bytes:
-                alone = plan.pipeline == 1 and plan.passes > 1
-                fewer = self.parts(structs.replace(plan, passes=plan.passes - 1)).step_ms if alone else 0.0
-                yield Estimate(plan, parts, most, parts.step_ms - fewer)
+                yield Estimate(plan, parts, most)
 
     def parts(self, plan: Plan) -> Parts:
         """Return what the step of a plan is made of. Raises WhatifError where the cluster has no such groups."""
@@ -369,4 +366,4 @@ class Composer:
 
 def steady_passes(plan: Plan) -> tuple[int, int]:
     """Return two numbers of passes between which, and beyond, each one more adds the same time."""
-    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (2, 2)
+    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (2, 4)

@@ -63,7 +63,6 @@ class Row(Struct, frozen=True):
     samples_per_s: float
     energy_j: float | None
     what_ifs: tuple[str, ...]
-    pass_ms: float  # what one pass more adds
     simulated: bool = False
     fits: bool = True
 
@@ -319,7 +318,7 @@ def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
     fits = estimate.peak_bytes is None or asked.memory_bytes is None or estimate.peak_bytes <= asked.memory_bytes
     return Row(
         asked, plan, estimate.parts, estimate.peak_bytes, step_ms, None, None, plan.samples / step_ms * 1e3, energy,
-        plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1), estimate.pass_ms, fits=fits,
+        plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1), fits=fits,
     )  # fmt: skip
 
 
@@ -337,14 +336,15 @@ def simulated(baseline: Baseline, row: Row) -> Row:
 
     few, more = steady_passes(plan)
     long = plan.passes > more
-    steps = steps_in(baseline)
     first = predicted(few if long else plan.passes)
-    step_ms, low_ms, high_ms = (value / steps for value in (first.predicted_ms, first.low_ms, first.high_ms))
+    ends = [first]
     if long:
-        # A pass without exchange is what its pieces are.
-        each = (predicted(more).predicted_ms / steps - step_ms) / (more - few) if plan.pipeline > 1 else row.pass_ms
-        factor = (step_ms + (plan.passes - few) * each) / step_ms
-        step_ms, low_ms, high_ms = (factor * value for value in (step_ms, low_ms, high_ms))
+        ends.append(predicted(more))
+    # The step and both ends of its range: of many passes all that ``apply`` adds up grows with their number.
+    step_ms, low_ms, high_ms = (
+        float(value[0] + (plan.passes - few) * (value[-1] - value[0]) / (more - few)) / steps_in(baseline)
+        for value in ([getattr(end, name) for end in ends] for name in ("predicted_ms", "low_ms", "high_ms"))
+    )
     total = totals(first.graph, step_ms, baseline.clock)
     most = first.graph.info.peak_bytes
     most = row.peak_bytes if most is None or long else most
