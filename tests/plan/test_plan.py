@@ -12,12 +12,13 @@ from tests.helpers import need, replace
 from tests.plan.conftest import BATCH
 from whatif.cli.main import main
 from whatif.ingest.read import read
+from whatif.models import add_gradients
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose
 from whatif.prediction.predict import apply
 from whatif.prediction.transform import load_transform
-from whatif.questions.plan.estimate import Composer
+from whatif.questions.plan.estimate import Composer, middle_step
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, plans_of
@@ -136,6 +137,19 @@ def test_many_passes_have_the_range_of_their_what_ifs(predicted: Baseline, way: 
     assert found.low_ms is not None
     assert found.high_ms is not None
     assert found.high_ms - found.low_ms == pytest.approx(told.high_ms - told.low_ms, rel=0.01)
+
+
+def test_pieces_agree_where_steps_are_captured(predicted: Baseline) -> None:
+    """In a CUDA graph each gradient was added by a launch as long as the graph's, or, simulated, by none at all."""
+    way, captured = Plan(1, 2, 2, DDP, 1, 8, recompute=False), load_transform("cuda_graph")
+    asked = asked_of(predicted, 4, CLUSTER, global_batch=way.samples, what_ifs=[captured])
+    composer = Composer(compose(middle_step(predicted.graph), [captured]), CLUSTER)
+    assert composer.added.gpu > composer.added.cpu == 0
+    (one,) = composer.estimates(iter([way]), None)
+    row = _row(predicted, asked, one)
+    assert row.step_ms == pytest.approx(simulated(predicted, row).step_ms, rel=0.02)
+    added = add_gradients(compose(predicted.graph, [captured]), 1)
+    assert len(added) == len(compose(predicted.graph, [captured])) + predicted.graph.info.n_steps
 
 
 def test_pieces_agree_where_a_cpu_exchanges(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def additions(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of what ``add_gradients`` put in, the launches included."""
     named = np.array([name == ADD_NAME for name in graph.names], dtype=np.bool_)
     added = named.take(graph.name) & (graph.start_ns < 0)
-    return np.asarray(added | launches_of(graph, added & graph.on_gpu), dtype=np.bool_)
+    calls = launches_of(graph, added & graph.on_gpu) & ~launches_of(graph, graph.on_gpu & ~added)
+    return np.asarray(added | calls, dtype=np.bool_)
 
 
 def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = None) -> tuple[float, float]:
@@ -99,25 +100,38 @@ def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = N
     if not graph.has_gpu:
         return found.size_bytes * CPU_ACCESSES / rate + found.tensors * shortest_kernel_ns(costs_of), 0.0
     each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
-    return found.tensors * each_ns, found.tensors * operator_cost_ns(costs_of)
+    launch_ns = 0.0 if len(_captured_ends(graph)) else operator_cost_ns(costs_of)
+    return found.tensors * each_ns, found.tensors * launch_ns
+
+
+def _captured_ends(graph: TaskGraph) -> Int64:
+    """Return the last kernel of each step's backward pass where that lies in a CUDA graph, shape (n,)."""
+    tasks = np.flatnonzero((graph.kind == graph.kernel_kind) & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    _, last = np.unique(graph.step[tasks][::-1], return_index=True)
+    ends = tasks[::-1][last]
+    launches = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))
+    call = graph.launch_of[ends]
+    return ends[(call >= 0) & (launches[call] > 1)]
 
 
 def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = None) -> TaskGraph:
     """Return the graph in which each step adds its gradients to the existing ones, ``times`` times more.
 
     The additions run at the end of the backward pass, at the memory rate of the device: two reads and a write of each
-    gradient. A call and the start of a kernel take what they do in ``costs_of``, by default this graph. Adds
-    only a note where the recording does not list its gradients.
+    gradient; where that pass is in a CUDA graph, in it. A call and the start of a kernel take what they do in
+    ``costs_of``, by default this graph. Adds only a note where the recording does not list its gradients.
     """
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
     gpu, on_gpu = device(graph), graph.has_gpu
     work_ns, launch_ns = (times * one_ns for one_ns in adding_ns(graph, found, costs_of))
+    captured = _captured_ends(graph)
+    after = captured if len(captured) else last_gpu_before(graph, ends) if on_gpu else ends
     tasks = NewTasks(
-        last_gpu_before(graph, ends) if on_gpu else ends, ADD_NAME, graph.kernel_kind,
+        after, ADD_NAME, graph.kernel_kind,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
-        family=FAMILY, launched_after=ends if on_gpu else None,
-        launch_ns=launch_ns,
+        family=FAMILY, launched_after=ends if on_gpu and not len(captured) else None,
+        launched_by=graph.launch_of[captured] if len(captured) else None, launch_ns=launch_ns,
     )  # fmt: skip
     return put_in(graph, [(tasks, Source.ROOFLINE if gpu or not on_gpu else Source.ASSUMED)])
