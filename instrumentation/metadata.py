@@ -4,6 +4,7 @@ import functools
 import os
 import platform
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,10 @@ class FirstInput(Hooks):
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
-        self.samples = 0  # of all calls of the model, but for those that an optimizer repeats on one batch
+        self.samples = 0  # of all calls of the model, but for those that repeat one batch for one update
         self._model, self._trained = model, trained
         self._repeats = False  # whether a closure runs that its optimizer has called before in this step
+        self._last: tuple[weakref.ref[torch.Tensor], int] | None = None  # since the last update: input and weights
         # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
         self._handles = [
             module.register_forward_pre_hook(HookHere(self._look), with_kwargs=True)
@@ -113,6 +115,7 @@ class FirstInput(Hooks):
 
     def _watch_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments of an optimizer's step with a closure (LBFGS) that notes when it is called again."""
+        self._last = None
         closure = args[1] if args[1:] else kwargs.get("closure")
         if torch.compiler.is_compiling() or not callable(closure):
             return None
@@ -137,13 +140,19 @@ class FirstInput(Hooks):
         tensor = next((t for t in tensors_in([*args, *kwargs.values()]) if t.dim() > 0), None)
         if tensor is None:
             return
-        if module is self._model and not self._repeats:
+        if module is self._model and not self._repeats and not self._moved(tensor):
             self.samples += int(tensor.shape[0])
         if self.shape is None:
             self.shape = list(tensor.shape)
             self.dtype = dtype_name(tensor.dtype)
         if torch.is_autocast_enabled(tensor.device.type):
             self.autocast = dtype_name(torch.get_autocast_dtype(tensor.device.type))
+
+    def _moved(self, tensor: torch.Tensor) -> bool:
+        """Whether this is the last call's input once more, with weights that no update has moved since (SAM)."""
+        before, weights = self._last, sum(one._version for one in self._model.parameters() if one.requires_grad)
+        self._last = (weakref.ref(tensor), weights)
+        return self._trained and before is not None and before[0]() is tensor and before[1] != weights
 
 
 def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]:

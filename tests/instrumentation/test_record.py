@@ -122,6 +122,26 @@ def test_samples_are_those_of_training_steps(tmp_path: Path) -> None:
     assert (metadata["batch_size"], metadata["samples_per_step"]) == (4, 8)
 
 
+@pytest.mark.parametrize("sam", [False, True])
+def test_a_second_pass_with_moved_weights_counts_its_batch_once(sam: bool, tmp_path: Path) -> None:
+    """As SAM does; the same batch twice with the same weights is accumulation."""
+    model, batch = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"steps": 3, "warmup_steps": 2, "untraced_steps": 2}
+    with instrumentation.record(model, optimizer, tmp_path / "run.json", **options) as recording:
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            if sam:
+                with torch.no_grad():
+                    model.weight.add_(0.1)
+            model(batch).sum().backward()
+            optimizer.step()
+            recording.step()
+    metadata = json.loads((tmp_path / "run.json").read_text())["whatif"]
+    assert (metadata["batch_size"], metadata["samples_per_step"]) == (4, 4 if sam else 8)
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_closure_that_an_optimizer_repeats_counts_its_samples_once(tmp_path: Path, by_name: bool) -> None:
     model = nn.Linear(3, 2)
