@@ -92,9 +92,13 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
     except Exception as error:
         said = " ".join(str(error).split())[:300].rstrip(".")
         where = f" in layer {watch.layer!r}" if watch.layer else ""
+        # torch tells the shapes of grouped products, of mixtures of experts, in this format alone.
+        hint = (
+            "say --dtype bf16." if "of BF16 type" in said else "do the inputs fit the model (--input, --input-dtype)?"
+        )
         raise WhatifError(
-            f"{wanted.target}: running a step on shapes failed{where} with {type(error).__name__}: {said}; do the "
-            "inputs fit the model (--input, --input-dtype)? --debug shows where."
+            f"{wanted.target}: running a step on shapes failed{where} with {type(error).__name__}: {said}; {hint} "
+            "--debug shows where."
         ) from error
     finally:
         watch.remove()
