@@ -57,13 +57,14 @@ class Threads:
     missing: cython.int[::1]  # how much each task waits for
     device: cython.const[cython.int][::1]  # what each task shares, 0 for nothing
     link: cython.const[cython.int][::1]
-    at_once: cython.bint  # whether a task that shares nothing runs as soon as what it waits for has run
+    shares: cython.bint
+    at_once: cython.bint  # whether a task of an ordered thread that shares nothing runs once what it waits for has run
     alone: cython.int[::1]  # those of them that are ready
     n_alone: cython.Py_ssize_t
 
     def __init__(
         self, thread: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, device: Any, link: Any,
-        at_once: bool,
+        shares: bool, at_once: bool,
     ) -> None:  # fmt: skip
         n: cython.Py_ssize_t = len(thread)
         n_threads: cython.Py_ssize_t = len(free_order)
@@ -76,7 +77,7 @@ class Threads:
         self.ready_ns, self.free_ns = _whole(n), _whole(n_threads)
         self.task_on, self.event_ns = _small(n_threads, -1), _whole(n_threads)
         self.thread, self.missing, self.device, self.link = thread, missing, device, link
-        self.at_once, self.n_alone = at_once, 0
+        self.shares, self.at_once, self.n_alone = shares, at_once, 0
         self.alone = _small(n if at_once else 1)
         self.leaves = 1
         while self.leaves < n_threads:
@@ -312,12 +313,12 @@ class Threads:
     @cython.exceptval(check=False)
     def let(self, task: cython.int, t: cython.int) -> cython.void:
         """Let a task run that waits for nothing but its thread; the thread ``t`` will climb by itself."""
-        other: cython.int
-        if self.at_once and self.device[task] == 0 and self.link[task] == 0:
+        other: cython.int = self.thread[task]
+        used: cython.bint = self.shares and (self.device[task] != 0 or self.link[task] != 0)
+        if self.at_once and not used and not self.free_order[other]:
             self.alone[self.n_alone] = task
             self.n_alone += 1
             return
-        other = self.thread[task]
         self.put(other, task)
         if other != t:
             self.climb(other)
@@ -537,9 +538,10 @@ def simulate(
     """Run the graph and fill ``times`` with start (first half) and end (second half); return the tasks that ran.
 
     ``following`` is the next task on an ordered thread, -1 elsewhere; ``missing`` counts what each task waits for, and
-    is used up. Where all threads are ordered and no lag is negative, only tasks that share something are events: the
-    others run as soon as what they wait for has run, whatever the time. Without ``by_urgency`` the column ``behind``,
-    and without ``shares`` what tasks use, may be empty.
+    is used up. Where nothing is ready before what it waits for starts, tasks of ordered threads that share nothing are
+    no events: they run as soon as what they wait for has run, whatever the time. Not so where a tie with one of them
+    may decide: beside threads that choose without urgencies, or that choose among what shares. Without ``by_urgency``
+    the column ``behind``, and without ``shares`` what tasks use, may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -554,12 +556,13 @@ def simulate(
     runs_on: cython.bint
     joins: cython.bint
     alone: cython.bint
-    at_once: cython.bint = shares
+    at_once: cython.bint = shares or by_urgency
     for t in range(len(thread_lag_ns)):
-        at_once = at_once and thread_lag_ns[t] >= 0 and not free_order[t]
-    for row in range(len(lags_ns)):
-        at_once = at_once and lags_ns[row] >= 0
-    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, device, link, at_once)
+        at_once = at_once and thread_lag_ns[t] >= 0 and not (shares and free_order[t])
+    for task in range(n):
+        for row in range(offsets[task], offsets[task + 1]):
+            at_once = at_once and lags_ns[row] + (0 if shares or anchors[row] == 1 else duration_ns[task]) >= 0
+    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, device, link, shares, at_once)
     sharing: Sharing = Sharing(threads, role, compute, memory, slowed, link_share, least)
     with cython.nogil:
         for task in range(n):
