@@ -55,16 +55,17 @@ class Threads:
     leaves: cython.Py_ssize_t
     thread: cython.const[cython.int][::1]  # of each task
     missing: cython.int[::1]  # how much each task waits for
-    device: cython.const[cython.int][::1]  # what each task shares, 0 for nothing
-    link: cython.const[cython.int][::1]
     shares: cython.bint
+    row: cython.const[cython.int][::1]  # of each task in what says what tasks use; empty where nothing is shared
+    device: cython.const[cython.int][::1]  # by that row what is shared, 0 for nothing
+    link: cython.const[cython.int][::1]
     at_once: cython.bint  # whether a task of an ordered thread that shares nothing runs once what it waits for has run
     alone: cython.int[::1]  # those of them that are ready
     n_alone: cython.Py_ssize_t
 
     def __init__(
-        self, thread: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, device: Any, link: Any,
-        shares: bool, at_once: bool,
+        self, thread: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, shares: bool, row: Any,
+        device: Any, link: Any, at_once: bool,
     ) -> None:  # fmt: skip
         n: cython.Py_ssize_t = len(thread)
         n_threads: cython.Py_ssize_t = len(free_order)
@@ -76,8 +77,9 @@ class Threads:
         self.behind, self.by_urgency, self.free_order = behind, by_urgency, free_order
         self.ready_ns, self.free_ns = _whole(n), _whole(n_threads)
         self.task_on, self.event_ns = _small(n_threads, -1), _whole(n_threads)
-        self.thread, self.missing, self.device, self.link = thread, missing, device, link
-        self.shares, self.at_once, self.n_alone = shares, at_once, 0
+        self.thread, self.missing = thread, missing
+        self.shares, self.row, self.device, self.link = shares, row, device, link
+        self.at_once, self.n_alone = at_once, 0
         self.alone = _small(n if at_once else 1)
         self.leaves = 1
         while self.leaves < n_threads:
@@ -311,11 +313,17 @@ class Threads:
     @cython.nogil
     @cython.inline
     @cython.exceptval(check=False)
+    def uses_any(self, task: cython.int) -> cython.bint:
+        return self.shares and (self.device[self.row[task]] > 0 or self.link[self.row[task]] > 0)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.inline
+    @cython.exceptval(check=False)
     def let(self, task: cython.int, t: cython.int) -> cython.void:
         """Let a task run that waits for nothing but its thread; the thread ``t`` will climb by itself."""
         other: cython.int = self.thread[task]
-        used: cython.bint = self.shares and (self.device[task] != 0 or self.link[task] != 0)
-        if self.at_once and not used and not self.free_order[other]:
+        if self.at_once and not self.free_order[other] and not self.uses_any(task):
             self.alone[self.n_alone] = task
             self.n_alone += 1
             return
@@ -366,8 +374,16 @@ class Sharing:
     @cython.nogil
     @cython.inline
     @cython.exceptval(check=False)
-    def share(self, task: cython.int, is_link: cython.bint) -> cython.double:
-        return self.link_share[task] if is_link else self.compute[task]
+    def row_on(self, t: cython.int) -> cython.int:
+        """The row of what the task of a thread uses."""
+        return self.threads.row[self.threads.task_on[t]]
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.inline
+    @cython.exceptval(check=False)
+    def share(self, t: cython.int, is_link: cython.bint) -> cython.double:
+        return self.link_share[self.row_on(t)] if is_link else self.compute[self.row_on(t)]
 
     @cython.cfunc
     @cython.nogil
@@ -375,14 +391,14 @@ class Sharing:
     def enter(self, thing: cython.Py_ssize_t, t: cython.int, is_link: cython.bint) -> cython.void:
         """Put the task of a thread among the users of a thing."""
         task: cython.int = self.threads.task_on[t]
-        share: cython.double = self.share(task, is_link)
+        share: cython.double = self.share(t, is_link)
+        other: cython.double
         first: cython.Py_ssize_t = self.n_threads if is_link else 0
         before: cython.int = -1
         at: cython.int = self.head[thing]
-        other: cython.int
         while at >= 0:
-            other = self.threads.task_on[at]
-            if self.share(other, is_link) > share or (self.share(other, is_link) == share and other >= task):
+            other = self.share(at, is_link)
+            if other > share or (other == share and self.threads.task_on[at] >= task):
                 break
             before, at = at, self.behind[first + at]
         self.behind[first + t] = at
@@ -434,7 +450,7 @@ class Sharing:
         sharers: cython.int = 0
         others: cython.bint = False
         first: cython.Py_ssize_t = self.n_threads if is_link else 0
-        task: cython.int
+        row: cython.int
         t: cython.int = self.head[thing]
         most: cython.double
         rest: cython.double
@@ -444,16 +460,16 @@ class Sharing:
         share: cython.double
         part: cython.double
         while t >= 0:
-            task = self.threads.task_on[t]
+            row = self.row_on(t)
             if is_link:
                 others = True
                 sharers += 1
-            elif self.role[task] == 1:
-                held += self.compute[task]
-                held_memory += self.memory[task]
+            elif self.role[row] == 1:
+                held += self.compute[row]
+                held_memory += self.memory[row]
             else:
                 others = True
-                sharers += 1 if self.role[task] == 3 else 0
+                sharers += 1 if self.role[row] == 3 else 0
             t = self.behind[first + t]
         most = held if held > held_memory else held_memory
         rest = 1.0 - held if 1.0 - held > self.least else self.least
@@ -461,16 +477,16 @@ class Sharing:
         left = rest
         t = self.head[thing]
         while t >= 0:
-            task = self.threads.task_on[t]
+            row = self.row_on(t)
             rate = 1.0
-            share = self.share(task, is_link)
-            if not is_link and self.role[task] == 1:
+            share = self.share(t, is_link)
+            if not is_link and self.role[row] == 1:
                 if most > 1.0:
                     rate = 1.0 / most
-                if others and self.slowed[task] > 1.0:
-                    rate /= self.slowed[task]
+                if others and self.slowed[row] > 1.0:
+                    rate /= self.slowed[row]
             else:
-                if is_link or self.role[task] == 3:
+                if is_link or self.role[row] == 3:
                     part = left / sharers
                     if share < part:
                         part = share
@@ -480,8 +496,8 @@ class Sharing:
                         rate = part / share
                 elif held > 0.0 and share > rest:
                     rate = rest / share
-                if not is_link and self.memory[task] > memory_rest and memory_rest / self.memory[task] < rate:
-                    rate = memory_rest / self.memory[task]
+                if not is_link and self.memory[row] > memory_rest and memory_rest / self.memory[row] < rate:
+                    rate = memory_rest / self.memory[row]
             if is_link:
                 self.at_link[t] = rate
             else:
@@ -524,6 +540,7 @@ def simulate(
     by_urgency: cython.bint,
     behind: cython.const[cython.longlong][::1],
     shares: cython.bint,
+    uses: cython.const[cython.int][::1],
     device: cython.const[cython.int][::1],
     role: cython.const[cython.schar][::1],
     compute: cython.const[cython.double][::1],
@@ -540,8 +557,9 @@ def simulate(
     ``following`` is the next task on an ordered thread, -1 elsewhere; ``missing`` counts what each task waits for, and
     is used up. Where nothing is ready before what it waits for starts, tasks of ordered threads that share nothing are
     no events: they run as soon as what they wait for has run, whatever the time. Not so where a tie with one of them
-    may decide: beside threads that choose without urgencies, or that choose among what shares. Without ``by_urgency``
-    the column ``behind``, and without ``shares`` what tasks use, may be empty.
+    may decide: beside threads that choose without urgencies, or that choose among what shares. ``uses`` is each
+    task's row in ``device`` to ``lead_ns``. Without ``by_urgency`` the column ``behind``, and without ``shares`` these,
+    may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -555,14 +573,21 @@ def simulate(
     clock_ns: cython.longlong = 0
     runs_on: cython.bint
     joins: cython.bint
-    alone: cython.bint
+    early: cython.bint = False
     at_once: cython.bint = shares or by_urgency
     for t in range(len(thread_lag_ns)):
         at_once = at_once and thread_lag_ns[t] >= 0 and not (shares and free_order[t])
-    for task in range(n):
-        for row in range(offsets[task], offsets[task + 1]):
-            at_once = at_once and lags_ns[row] + (0 if shares or anchors[row] == 1 else duration_ns[task]) >= 0
-    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, device, link, shares, at_once)
+    for row in range(len(lags_ns)):
+        early = early or lags_ns[row] < 0
+    if early:
+        at_once = at_once and not shares
+        for task in range(n):
+            for row in range(offsets[task], offsets[task + 1]):
+                at_once = at_once and lags_ns[row] + (0 if anchors[row] == 1 else duration_ns[task]) >= 0
+    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, shares, uses, device, link, at_once)
+    alone: cython.int[::1] = threads.alone
+    ready_ns: cython.longlong[::1] = threads.ready_ns
+    free_ns: cython.longlong[::1] = threads.free_ns
     sharing: Sharing = Sharing(threads, role, compute, memory, slowed, link_share, least)
     with cython.nogil:
         for task in range(n):
@@ -571,37 +596,43 @@ def simulate(
         for t in range(threads.leaves - 1, 0, -1):
             threads.winner[t] = threads.sooner(threads.winner[2 * t], threads.winner[2 * t + 1])
         while True:
-            runs_on = False
-            alone = threads.n_alone > 0
-            if alone:
+            while threads.n_alone > 0:
                 threads.n_alone -= 1
-                task = threads.alone[threads.n_alone]
+                task = alone[threads.n_alone]
                 t = thread[task]
-                start_ns = threads.start_of(t, task)
-                times[task] = start_ns
+                start_ns = ready_ns[task] if ready_ns[task] > free_ns[t] else free_ns[t]
+                end_ns = start_ns + duration_ns[task]
+                times[task], times[n + task] = start_ns, end_ns
+                free_ns[t] = end_ns + thread_lag_ns[t]
+                done += 1
+                if following[task] >= 0:
+                    threads.meet(following[task], 0, t)
+                for row in range(offsets[task], offsets[task + 1]):
+                    threads.meet(targets[row], (start_ns if anchors[row] == 1 else end_ns) + lags_ns[row], t)
+                if threads.has_event(t):  # a thread that had none, and has none, plays no part
+                    threads.climb(t)
+            t = threads.winner[1]
+            if t < 0:
+                break
+            task = threads.task_on[t]
+            runs_on = task >= 0
+            if runs_on:
+                start_ns = times[task]
             else:
-                t = threads.winner[1]
-                if t < 0:
+                if threads.next_task(t) < 0:
                     break
-                task = threads.task_on[t]
-                runs_on = task >= 0
-                if runs_on:
-                    start_ns = times[task]
-                elif threads.next_task(t) < 0:
-                    break
-            if task < 0:
                 task = threads.take(t)
                 start_ns = threads.start_of(t, task)
                 times[task] = start_ns
-                if shares and (device[task] > 0 or link[task] > 0) and lead_ns[task] < duration_ns[task]:
+                if threads.uses_any(task) and lead_ns[uses[task]] < duration_ns[task]:
                     for row in range(offsets[task], offsets[task + 1]):
                         if anchors[row] == 1:
                             threads.meet(targets[row], start_ns + lags_ns[row], t)
                     threads.task_on[t] = task
-                    threads.event_ns[t] = start_ns + lead_ns[task]
+                    threads.event_ns[t] = start_ns + lead_ns[uses[task]]
                     sharing.leading[t] = 1
                     runs_on = True
-                    if lead_ns[task] > 0:
+                    if lead_ns[uses[task]] > 0:
                         threads.climb(t)
                         continue
             end_ns = start_ns + duration_ns[task]
@@ -609,7 +640,7 @@ def simulate(
                 now_ns = threads.event_ns[t]
                 joins = False
                 if sharing.leading[t]:
-                    to_do_ns = duration_ns[task] - lead_ns[task]
+                    to_do_ns = duration_ns[task] - lead_ns[uses[task]]
                     if clock_ns > now_ns:
                         to_do_ns -= clock_ns - now_ns
                         now_ns = clock_ns
@@ -625,10 +656,10 @@ def simulate(
                 elif not sharing.leading[t] and now_ns > clock_ns:
                     clock_ns = now_ns
                 if joins or not sharing.leading[t]:
-                    if device[task] > 0:
-                        sharing.change(device[task], t, False, joins, now_ns)
-                    if link[task] > 0:
-                        sharing.change(link[task], t, True, joins, now_ns)
+                    if device[uses[task]] > 0:
+                        sharing.change(device[uses[task]], t, False, joins, now_ns)
+                    if link[uses[task]] > 0:
+                        sharing.change(link[uses[task]], t, True, joins, now_ns)
                 if joins:
                     threads.climb(t)
                     continue
@@ -643,6 +674,5 @@ def simulate(
                     threads.meet(targets[row], end_ns + lags_ns[row], t)
                 elif not runs_on:  # else its start has been seen
                     threads.meet(targets[row], start_ns + lags_ns[row], t)
-            if not alone or threads.has_event(t):  # a thread that had none, and has none, plays no part
-                threads.climb(t)
+            threads.climb(t)
     return done

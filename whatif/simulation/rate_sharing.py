@@ -107,7 +107,8 @@ class _Shared:
     """The tasks that run and share something, and who uses which device and link."""
 
     def __init__(self, graph: TaskGraph, free_ns: list[int]) -> None:
-        uses = checked(graph)
+        rows, fields = checked(graph)
+        uses = {name: column[rows] for name, column in fields.items()}
         self._free_ns, self._thread = free_ns, graph.thread.tolist()
         self._lag_ns = [max(thread.lag_ns, 0) for thread in graph.threads]
         device, link, role = uses["device"], uses["link"], uses["role"]

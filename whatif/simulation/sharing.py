@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from whatif.graph.structure_cache import found
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, ThreadKind
+from whatif.graph.types import Array, Int32, ThreadKind
 from whatif.runtime.errors import WhatifError
 
 # The attached column; rows of zeros, as inserted tasks have them, use nothing.
@@ -69,8 +69,8 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     That is of collectives which a what-if put in; beside recorded ones the recording gives.
     """
     streams = np.array([False] + [thread.kind == ThreadKind.STREAM for thread in graph.threads])
-    uses = graph.attached[USES]
-    new = np.flatnonzero((graph.start_ns < 0) & (uses["role"] == Role.HOLDS))
+    uses, new = graph.attached[USES], np.flatnonzero(graph.start_ns < 0)
+    new = new[uses["role"][new] == Role.HOLDS]
     new = new[streams[uses["device"][new]]]
     if not len(new):
         return graph, graph
@@ -82,36 +82,40 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     return graph.attach(**{USES: low}), graph.attach(**{USES: high})
 
 
-def checked(graph: TaskGraph) -> dict[str, Array]:
-    """Return the column's fields by name, of a graph that has it. Raises WhatifError where a row cannot be.
+def checked(graph: TaskGraph) -> tuple[Int32, dict[str, Array]]:
+    """Return each task's row, shape (n_tasks,), and the rows' fields by name: the first row, of zeros, uses nothing.
 
-    Without a role a task uses no device. Those of the last column are kept: a prediction simulates three times what
-    differs in durations alone.
+    Of a graph that has the column. Raises WhatifError where a row cannot be. Without a role a task uses no device.
+    Those of the last column are kept: a prediction simulates three times what differs in durations alone.
     """
     uses = graph.attached[USES]
     kept = found(graph, "fields of uses", _nothing_kept)
     if not kept or kept[0][0] is not uses or kept[0][1] != len(graph.threads):
         kept[:] = [(uses, len(graph.threads), _fields(graph, uses))]
-    return dict(kept[0][2])
+    return kept[0][2]
 
 
-def _nothing_kept(_: object) -> list[tuple[Uses, int, dict[str, Array]]]:
+def _nothing_kept(_: object) -> list[tuple[Uses, int, tuple[Int32, dict[str, Array]]]]:
     return []
 
 
-def _fields(graph: TaskGraph, uses: Uses) -> dict[str, Array]:
+def _fields(graph: TaskGraph, uses: Uses) -> tuple[Int32, dict[str, Array]]:
     if uses.dtype != COLUMN:
         raise WhatifError(
             f"simulate: the attached column {USES!r} is not one of whatif.simulation.sharing; give it another name."
         )
-    fields = {name: np.ascontiguousarray(uses[name]) for name in COLUMN.names or ()}
+    used = np.flatnonzero((uses["device"] != 0) | (uses["link"] != 0))
+    row = np.zeros(len(uses), dtype=np.int32)
+    row[used] = np.arange(1, len(used) + 1)
+    rows = uses.take(used)  # numpy takes whole rows eight times faster than it indexes them
+    fields = {name: np.append(COLUMN[name].type(0), rows[name]) for name in COLUMN.names or ()}
     for name in ("device", "link"):
         codes = fields[name]
-        if len(codes) and not (int(codes.min()) >= 0 and int(codes.max()) <= len(graph.threads)):
+        if not (int(codes.min()) >= 0 and int(codes.max()) <= len(graph.threads)):
             raise WhatifError(f"simulate: a task uses the {name} of a thread outside 0..{len(graph.threads) - 1}.")
     for name in ("compute", "memory", "slowed", "link_share", "lead_ns"):
         values = fields[name]
-        if len(values) and not (float(values.min()) >= 0 and float(values.max()) < 2**50):
+        if not (float(values.min()) >= 0 and float(values.max()) < 2**50):
             raise WhatifError(f"simulate: expected {name} of 0 or more for what a task uses, got another value.")
     fields["device"] = fields["device"] * (fields["role"] > 0)
-    return fields
+    return row, fields

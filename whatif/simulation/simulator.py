@@ -215,15 +215,16 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     offsets, dependencies = graph.outgoing
     following, missing = graph.waits_for
     shares = USES in graph.attached
-    uses = checked(graph) if shares else {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
+    nothing = np.zeros(0, dtype=np.int32), {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
+    row, uses = checked(graph) if shares else nothing
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
-    times = np.zeros(2 * n, dtype=np.int64)
+    times = np.empty(2 * n, dtype=np.int64)
     done = _frontier.simulate(
         graph.thread, graph.duration_ns, following, missing.copy(), offsets, dependencies.target, dependencies.lag_ns,
         dependencies.anchor, graph.thread_lag_ns,
         np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), behind is not None,
         np.zeros(0, np.int64) if behind is None else behind,
-        shares, *(uses[name] for name in fields), LEAST, times,
+        shares, row, *(uses[name] for name in fields), LEAST, times,
     )  # fmt: skip
     if done < n:
         raise cycle(n - done)

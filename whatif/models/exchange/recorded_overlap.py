@@ -34,10 +34,10 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
 
 def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
     """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
-    share, role = np.ones(len(graph)), uses["role"].copy()
-    recorded = np.flatnonzero((graph.start_ns >= 0) & (graph.duration_ns > 0) & (role > 0))
+    share, recorded = np.ones(len(graph)), np.flatnonzero(uses["role"])
+    recorded = recorded[(graph.start_ns[recorded] >= 0) & (graph.duration_ns[recorded] > 0)]
     device = uses["device"][recorded]
-    can_slow = among(role[recorded], (Role.HOLDS, Role.SHARES))
+    can_slow = among(uses["role"][recorded], (Role.HOLDS, Role.SHARES))
     for thing in each_once(device[can_slow]).tolist():
         _of_device(graph, uses, recorded[device == thing], share)
     return share
