@@ -24,7 +24,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns
 from whatif.ingest.operator_calls import as_attention
 from whatif.models.durations.changed_operators import Changed, side_of
-from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, Ratios, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
 from whatif.opdb import data_sheet
@@ -95,8 +95,6 @@ def in_form(
         return nothing
     asked = ids[places]
     sides = side, side if there is None else estimator_of(there[0].name)
-    if sheet:
-        sides = sides[0].restricted((AnswerSource.ANALYTIC,)), sides[1].restricted((AnswerSource.ANALYTIC,))
     of_layout = graph.family[asked] == KernelFamily.LAYOUT
     # Transposes move bytes of whatever is multiplied in the format of their operator.
     now_in, then_in = (
@@ -116,7 +114,9 @@ def in_form(
         new = dtype or (old if there is None else DTYPES[then_in[place]] or what.dtype)
         changed = converted(what, new, now if layout is None else layout)
         after.append(_in_pass(changed, backward=bool(backward[place])))
-    whole, product, changes = _priced(sides, before, after, told=graph.info.recorded.predicted is not None)
+    whole, product, changes = _priced(
+        sides, tuple(before), tuple(after), told=graph.info.recorded.predicted is not None, sheet=sheet
+    )
     # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
     transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
     own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)
@@ -185,8 +185,8 @@ def _usual_prices(
     now = NHWC if code % 2 else ""
     prices = []
     for series in _USUAL[code // (2 * len(DTYPES))]:
-        before = [converted(what, old, now) for what in series]
-        after = [converted(what, dtype or old, now if layout is None else layout) for what in series]
+        before = tuple(converted(what, old, now) for what in series)
+        after = tuple(converted(what, dtype or old, now if layout is None else layout) for what in series)
         whole, product, _ = _priced((side, side), before, after, told=_knows(side, before) and _knows(side, after))
         # A size's own time grows with it.
         prices.append((np.maximum.accumulate(side_times(side, before)), whole, product))
@@ -195,9 +195,7 @@ def _usual_prices(
 
 def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
     """Whether measurements of the device's own chip tell all of the operators."""
-    return all(
-        bool((side.estimate(ops).answered_by <= AnswerSource.SAME_CHIP).all()) for _, ops in operators_of(list(whats))
-    )
+    return all(bool((side.estimate(ops).answered_by <= AnswerSource.SAME_CHIP).all()) for _, ops in operators_of(whats))
 
 
 def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
@@ -247,15 +245,23 @@ def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
     source = np.full(len(tasks), Source.PAPER, dtype=np.int8)
     known = np.flatnonzero(graph.size_bytes[tasks] > 0)
     if side is not None and side.gpu is not None and len(known):
-        sizes = graph.size_bytes[tasks[known]].astype(np.float64)
-        distinct, which = np.unique(_rounded(np.stack([sizes, sizes * left[0][known]])), axis=1, return_inverse=True)
-        old, new = (elementwise_of(row) for row in distinct)
-        told = same_source_ratio(old, new, side, side, worst=AnswerSource.ANALYTIC)
-        at = which.reshape(-1)
+        shares, share = np.unique(left[0][known], return_inverse=True)
+        pairs, of = np.unique(graph.size_bytes[tasks[known]] * len(shares) + share, return_inverse=True)
+        sizes, share = np.divmod(pairs, len(shares))
+        distinct, which = np.unique(_rounded(np.stack([sizes, sizes * shares[share]])), axis=1, return_inverse=True)
+        told = _moved(side, *map(tuple, distinct.tolist()))
+        at = which.reshape(-1)[of]
         good = np.isfinite(told.ratio)[at]
         ratio[known[good]] = told.ratio[at[good]]
         source[known[good]] = SOURCE_OF_ANSWER[told.answered_by[at[good]]]
     return Changed(ratio, ratio * np.minimum(low, 1.0), ratio * np.maximum(high, 1.0), source)
+
+
+@lru_cache(maxsize=64)
+def _moved(side: Estimator, old: tuple[float, ...], new: tuple[float, ...]) -> Ratios:
+    """The times of moving ``new`` bytes over those of ``old``. The answers are kept: the device alone decides."""
+    before, after = (elementwise_of(np.array(sizes)) for sizes in (old, new))
+    return same_source_ratio(before, after, side, side, worst=AnswerSource.ANALYTIC)
 
 
 def moving_there(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
@@ -314,13 +320,18 @@ def _rounded(sizes: Float64) -> Float64:
     return np.asarray((np.rint(distinct / step) * step)[which].reshape(sizes.shape))
 
 
+@lru_cache(maxsize=256)
 def _priced(
-    sides: tuple[Estimator, Estimator], before: list[Described], after: list[Described], *, told: bool
-) -> tuple[Changed, Changed, Changed]:
+    sides: tuple[Estimator, Estimator], before: tuple[Described, ...], after: tuple[Described, ...], *, told: bool,
+    sheet: bool = False,
+) -> tuple[Changed, Changed, Changed]:  # fmt: skip
     """New over old time of n operators, of their products alone, and of the layout's changes (NaN without any before).
 
-    ``told``: the old time is what the chain itself said, so that the new one is too, whoever answers.
+    ``told``: the old time is what the chain itself said, so that the new one is too, whoever answers. By the data sheet
+    alone (``sheet``). The devices and their databases alone decide, so the answers are kept.
     """
+    if sheet:
+        sides = sides[0].restricted((AnswerSource.ANALYTIC,)), sides[1].restricted((AnswerSource.ANALYTIC,))
     n, (side, there) = len(before), sides
     ratio, low, high, t = (np.full(n, np.nan) for _ in range(4))
     source = np.full(n, Source.ROOFLINE, dtype=np.int8)
@@ -347,13 +358,13 @@ def _priced(
     return whole, product, Changed(by, by, by, source)
 
 
-def side_times(side: Estimator, whats: list[Described]) -> Float64:
+def side_times(side: Estimator, whats: Sequence[Described]) -> Float64:
     """Return what the chain says of operators of one family, seconds, shape (n,)."""
     ((_, ops),) = operators_of(whats)
     return side.estimate(ops).t_s
 
 
-def _changes_s(side: Estimator, whats: list[Described]) -> Float64:
+def _changes_s(side: Estimator, whats: Sequence[Described]) -> Float64:
     """What changing the layout around each convolution takes, seconds, shape (n,)."""
     total = np.zeros(len(whats))
     if side.gpu is None:
