@@ -95,6 +95,80 @@ def group_rows(
             offsets[code + 1] = at
 
 
+def queues(
+    on_gpu: cython.const[cython.uchar][::1],
+    is_stream: cython.const[cython.uchar][::1],
+    thread: cython.const[cython.int][::1],
+    launch: cython.const[cython.int][::1],
+    newest: cython.longlong[::1],
+    offsets: cython.longlong[::1],
+    tasks: cython.int[::1],
+    launched: cython.longlong[::1],
+) -> None:
+    """Fill ``tasks`` with those of each stream in order, and ``launched`` with the latest launch up to each of them.
+
+    ``offsets`` are where the streams begin, by thread, as ``group_rows`` fills them. ``newest``, shape (n_threads,), is
+    scratch of -1.
+    """
+    task: cython.Py_ssize_t
+    t: cython.Py_ssize_t
+    at: cython.longlong = 0
+    n: cython.Py_ssize_t = len(thread)
+    with cython.nogil:
+        for task in range(n):
+            if on_gpu[task] and is_stream[thread[task]]:
+                offsets[thread[task] + 2] += 1
+        for t in range(2, len(offsets) - 1):
+            at += offsets[t]
+            offsets[t] = at
+        for task in range(n):
+            t = thread[task]
+            if on_gpu[task] and is_stream[t]:
+                at = offsets[t + 1]
+                offsets[t + 1] = at + 1
+                if launch[task] > newest[t]:
+                    newest[t] = launch[task]
+                tasks[at] = task
+                launched[at] = newest[t]
+
+
+def held_back(
+    tasks: cython.const[cython.int][::1],
+    launch: cython.const[cython.int][::1],
+    depth: cython.Py_ssize_t,
+    stream: cython.int,
+    seen: cython.int[::1],
+    first: cython.int[::1],
+    source: cython.int[::1],
+    target: cython.int[::1],
+) -> int:
+    """Fill ``target`` with the calls that a full queue of a stream holds back, ``source`` with what each waits for.
+
+    Return how many there are. ``first`` is scratch for the tasks that count: of one call the first. ``seen``, shape
+    (n_tasks,), says of which stream a call has launched last.
+    """
+    task: cython.int
+    call: cython.int
+    i: cython.Py_ssize_t
+    found: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t = 0
+    with cython.nogil:
+        for i in range(len(tasks)):
+            task = tasks[i]
+            call = launch[task]
+            if call >= 0:
+                if seen[call] == stream:
+                    continue
+                seen[call] = stream
+                if n >= depth:
+                    source[found] = first[n - depth]
+                    target[found] = call
+                    found += 1
+            first[n] = task
+            n += 1
+    return found
+
+
 def kept_neighbours(
     thread: cython.const[cython.int][::1],
     gone: cython.const[cython.uchar][::1],

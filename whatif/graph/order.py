@@ -156,18 +156,15 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the position from which on it counts as launched."""
-    gpu = graph.on_gpu.ids.astype(np.int32)
-    gpu = gpu[grouped(len(graph.threads), graph.thread[gpu])[1]]
-    thread = graph.thread[gpu]
-    bounds = np.flatnonzero(np.diff(thread)) + 1
-    found = []
-    for tasks in np.split(gpu, bounds):
-        if not len(tasks) or graph.threads[graph.thread[tasks[0]]].kind != ThreadKind.STREAM:
-            continue
-        # A task without a known launch was launched with or before the one that precedes it on its stream.
-        launched = np.maximum.accumulate(graph.launch_of[tasks].astype(np.int64))
-        found.append((int(graph.thread[tasks[0]]), tasks, launched))
-    return found
+    n, on_gpu = len(graph.threads), graph.on_gpu.mask
+    is_stream = np.array([thread.kind == ThreadKind.STREAM for thread in graph.threads], dtype=np.uint8)
+    offsets, newest = np.zeros(n + 2, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    count = np.count_nonzero(on_gpu)
+    tasks, launched = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)
+    # A task without a known launch was launched with or before the one that precedes it on its stream.
+    loops.queues(on_gpu.view(np.uint8), is_stream, graph.thread, graph.launch_of, newest, offsets, tasks, launched)
+    bounds = list(enumerate(zip(offsets[:-2].tolist(), offsets[1:-1].tolist(), strict=True)))
+    return [(code, tasks[begin:end], launched[begin:end]) for code, (begin, end) in bounds if end > begin]
 
 
 def _waits(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> Dependencies:
@@ -192,20 +189,12 @@ def _back_pressure(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> 
     depth = graph.info.queue_depth
     if not depth:
         return Dependencies.concatenate([])
-    parts = []
-    earliest = np.empty(len(graph) + 1, dtype=np.int32)  # of the tasks that a call launches; the last is of no call
-    for _, tasks, _ in queues:
+    parts, seen = [], np.full(len(graph), -1, dtype=np.int32)
+    for code, tasks, _ in queues:
         if len(tasks) <= depth:
             continue
-        launch, place = graph.launch_of[tasks], np.arange(len(tasks), dtype=np.int32)
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
-        earliest[launch[::-1]] = place[::-1]  # the last one written is the first
-        first = np.flatnonzero((launch < 0) | (earliest[launch] == place))
-        tasks, launch = tasks[first], launch[first]
-        if len(tasks) <= depth:
-            continue
-        known = launch[depth:] >= 0
-        parts.append(
-            Dependencies.of(tasks[:-depth][known], launch[depth:][known], DependencyKind.QUEUE, anchor=Anchor.START)
-        )
+        first, source, target = (np.empty(len(tasks), dtype=np.int32) for _ in range(3))
+        n = loops.held_back(tasks, graph.launch_of, depth, code, seen, first, source, target)
+        parts.append(Dependencies.of(source[:n], target[:n], DependencyKind.QUEUE, anchor=Anchor.START))
     return Dependencies.concatenate(parts)
