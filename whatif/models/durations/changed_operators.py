@@ -26,11 +26,10 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, operators_told, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
-from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
@@ -131,7 +130,7 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
         work_ratio[places] = np.where(touched & np.isfinite(ratio) & (ratio > 0), ratio, np.nan)
         return after, touched
 
-    for places, ops in operators_of(graph.info.operators):
+    for places, ops in operators_told(graph.info.operators):
         changed(ops, places)  # also where no device is known to ask
     answer = _changed(graph, tasks, changed, worst=AnswerSource.ANALYTIC)
     by_work = work_ratio[graph.called[tasks]]
@@ -189,7 +188,7 @@ def _changed(
     used[called] = True
     by_row = [np.full(len(table) + 1, np.nan) for _ in range(3)]  # -1 is the last entry
     source_by_row = np.zeros(len(table) + 1, dtype=np.int8)
-    for places, ops in operators_of(table):
+    for places, ops in operators_told(table):
         changed, able = change(ops, places)
         rows = np.flatnonzero(able & used[places])
         if ops.family == "other" or not len(rows):

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from whatif.graph.described import Described
 from whatif.graph.kernels import MATRIX_FAMILIES
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int8, Int64, among
@@ -60,6 +61,12 @@ def estimator_of(device: str) -> Estimator:
 @lru_cache(maxsize=64)
 def _opened(device: str, _database: Path) -> Estimator:
     return default_estimator(device)
+
+
+@lru_cache(maxsize=32)
+def operators_told(table: tuple[Described, ...]) -> list[tuple[Int64, Operators]]:
+    """Return ``operators_of`` a recording's table: what-ifs ask for those of one recording again and again."""
+    return operators_of(table)
 
 
 def usual_calls_ns(graph: TaskGraph, tasks: Int64) -> tuple[Float64, Float64]:

@@ -19,9 +19,9 @@ from whatif.graph.types import Float64, Int8, Int64, among
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, on_tensor_cores
 from whatif.ingest.kineto_fields import THREADS_PER_WARP
+from whatif.models.durations.database import operators_told
 from whatif.models.durations.occupancy import filled, rates_tflops
 from whatif.opdb.data_sheet import executed_over_asked
-from whatif.opdb.importers.described import operators_of
 
 # So much of the places for warps has to be filled with blocks of attention for memory to be busy: our estimate.
 _BUSY_MEMORY_FILL = 0.5
@@ -106,7 +106,7 @@ FAR_ABOVE = 3.0
 def _in_tiles(graph: TaskGraph, gpu: Gpu, tasks: Int64) -> Float64:
     """Executed over useful work of products whose sizes are known, in whole tiles and waves of a device; else 1."""
     by_operator = np.ones(len(graph.info.operators) + 1)  # -1 is the last entry
-    for place, ops in operators_of(graph.info.operators):
+    for place, ops in operators_told(graph.info.operators):
         if ops.family == "matmul":
             by_operator[place] = executed_over_asked(gpu, ops)
     return np.where(graph.family[tasks] == KernelFamily.GEMM, by_operator[graph.called[tasks]], 1.0)

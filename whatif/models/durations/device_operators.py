@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whatif.graph.types import Int64
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.database import Ratios, estimator_of, same_source_ratio
+from whatif.models.durations.database import Ratios, estimator_of, operators_told, same_source_ratio
 from whatif.models.durations.device_law import has_units
 from whatif.opdb.chain import AnswerSource, Estimator
-from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, Texts
 
 if TYPE_CHECKING:
@@ -26,14 +25,22 @@ if TYPE_CHECKING:
 _WITH_SHEET = ("elementwise", "matmul")
 
 
-def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tuple[Int64, Operators, Ratios]]:
-    """Give, by family, places in a table of operators, the operators there, and their time on ``new`` over ``old``.
+def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[Int64, Operators, Ratios]]:
+    """Return, by family, places in a table of operators, the operators there, and their time on ``new`` over ``old``.
 
     Only operators in a format for which both devices have units, or neither. Down to what other devices measured, with
     the data sheets beside it for families of ``_WITH_SHEET``. What only data sheets tell is left to the kernel's law.
     """
-    sides = estimator_of(old.name), estimator_of(new.name)
-    for place, ops in operators_of(table):
+    return _by_operator(table, (old, new), (estimator_of(old.name), estimator_of(new.name)))
+
+
+@lru_cache(maxsize=64)
+def _by_operator(
+    table: tuple[Described, ...], gpus: tuple[Gpu, Gpu], sides: tuple[Estimator, Estimator]
+) -> list[tuple[Int64, Operators, Ratios]]:
+    """What ``by_operator`` returns, kept: devices, their databases and the operators alone decide."""
+    (old, new), found = gpus, []
+    for place, ops in operators_told(table):
         known = np.array([has_units(old, d) == has_units(new, d) for d in ops.texts["dtype"].table] or [True])
         rows = np.flatnonzero(known[ops.texts["dtype"].codes])
         if not len(rows):
@@ -45,7 +52,8 @@ def by_operator(table: Sequence[Described], old: Gpu, new: Gpu) -> Iterator[tupl
             worst = AnswerSource.ANALYTIC if ops.family in _WITH_SHEET else AnswerSource.LEARNED_ACROSS
             ratios = same_source_ratio(asked, asked, *sides, worst=worst)
             ratios.ratio[ratios.answered_by == AnswerSource.ANALYTIC] = np.nan
-        yield place[rows], asked, ratios
+        found.append((place[rows], asked, ratios))
+    return found
 
 
 def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Ratios:

@@ -23,7 +23,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores
-from whatif.models.durations.database import SOURCE_OF_ANSWER
+from whatif.models.durations.database import SOURCE_OF_ANSWER, operators_told
 from whatif.models.durations.device_convolutions import convolution_ns
 from whatif.models.durations.device_law import (
     Ratio,
@@ -47,7 +47,6 @@ from whatif.models.durations.measured import has_form, without_form
 from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.work_done import work_times
-from whatif.opdb.importers.described import operators_of
 from whatif.opdb.tensor_convolutions import NHWC
 
 # Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
@@ -245,7 +244,7 @@ def _convolutions(
     Gives the mask of the tasks, shape (n,), whose calls change between units with and without tensor cores.
     """
     other_units, in_nhwc = np.zeros(len(tasks), dtype=np.bool_), has_form(graph, FORM)[tasks]
-    for place, ops in operators_of(graph.info.operators):
+    for place, ops in operators_told(graph.info.operators):
         at, which = _tasks_of(graph, tasks, place) if ops.family == "conv" else (place[:0], place[:0])
         if not len(at):
             continue
