@@ -144,9 +144,12 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
     place = np.arange(len(graph), dtype=np.int32)
     # Which tasks a wait waits for depends on the order: a new one is looked at again.
     for _ in range(MAX_ORDERS):
-        if all(bool(np.all(d.source < d.target)) for d in (graph.dependencies, graph.derived)):
+        told = graph.dependencies, graph.derived
+        if all(bool(np.all(d.source < d.target)) for d in told):
             return graph, place
-        order = topological_order(len(graph), graph.all_dependencies())
+        ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
+        thread = graph.thread if ordered.all() else np.where(ordered.take(graph.thread), graph.thread, np.int32(-1))
+        order = topological_order(len(graph), Dependencies.concatenate([*told]), thread)
         if len(order) < len(graph):
             break
         graph, moved = permuted(graph, order)

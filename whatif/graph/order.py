@@ -105,8 +105,11 @@ def grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
     return offsets[:-1], rows
 
 
-def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
-    """Return the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle."""
+def topological_order(n_tasks: int, dependencies: Dependencies, thread: Int32 | None = None) -> Int32:
+    """Return the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle.
+
+    Those of one ``thread``, shape (n_tasks,), stay in the order of their ids; -1 are of none.
+    """
     source, target = dependencies.source, dependencies.target
     backward = source >= target
     # Only ids between the ends of a backward dependency can move, and none of them leaves its interval.
@@ -117,8 +120,14 @@ def topological_order(n_tasks: int, dependencies: Dependencies) -> Int32:
     order = np.arange(n_tasks, dtype=np.int32)
     ids = order[moving]
     local = np.cumsum(moving, dtype=np.int32) - np.int32(1)
-    inside = moving[source] & moving[target]
-    found = _smallest_first(len(ids), local[source[inside]], local[target[inside]])
+    inside = moving.take(source) & moving.take(target)
+    before, after = local[source[inside]], local[target[inside]]
+    if thread is not None:
+        on_thread = np.argsort(thread[ids], kind="stable").astype(np.int32)
+        code = thread[ids][on_thread]
+        same = (code[1:] == code[:-1]) & (code[1:] >= 0)
+        before, after = np.append(before, on_thread[:-1][same]), np.append(after, on_thread[1:][same])
+    found = _smallest_first(len(ids), before, after)
     if len(found) < len(ids):
         return ids[found]
     order[moving] = ids[found]

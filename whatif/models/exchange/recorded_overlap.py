@@ -34,7 +34,7 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
 
 def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
     """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
-    share, recorded = np.ones(len(graph)), np.flatnonzero(uses["role"])
+    share, recorded = np.ones(len(graph)), np.flatnonzero(uses["role"] > 0)
     recorded = recorded[(graph.start_ns[recorded] >= 0) & (graph.duration_ns[recorded] > 0)]
     device = uses["device"][recorded]
     can_slow = among(uses["role"][recorded], (Role.HOLDS, Role.SHARES))
