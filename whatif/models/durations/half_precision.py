@@ -64,7 +64,7 @@ _SHRINK_BY_FAMILY = np.array([_SHRINK.get(member, _UNCHANGED) for member in Kern
 
 def bytes_left(family: npt.NDArray[np.integer[Any]]) -> Float64:
     """Return the share of its bytes that a kernel of each family keeps under autocast and its range, shape (3, n)."""
-    return np.asarray(_SHRINK_BY_FAMILY[:, family])
+    return _SHRINK_BY_FAMILY.take(family, axis=1)
 
 
 def _code(*dtypes: str) -> list[int]:

@@ -53,9 +53,9 @@ def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates
     if half:
         moves = np.flatnonzero(changes & ~matrix & ~known)
         left = _left(graph, ids[moves])
-        told_less = np.flatnonzero((left != 1).any(axis=0))
+        told_less = np.flatnonzero(np.logical_or.reduce([share != 1 for share in left]))
         moves = moves[told_less]
-        parts.append((moves, forms.in_traffic(graph, ids[moves], left[:, told_less])))
+        parts.append((moves, forms.in_traffic(graph, ids[moves], left.take(told_less, axis=1))))
     return forms.estimates(graph, ids, parts)
 
 

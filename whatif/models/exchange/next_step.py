@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.insert import NewTasks
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, Int64, Phase, TaskKind
 from whatif.models.exchange.buckets import step_of
@@ -20,7 +21,7 @@ def with_next_step(graph: TaskGraph) -> TaskGraph:
     Others are returned as they are. An end is that of the work, without what is still sent then.
     """
     steps = step_of(graph)
-    if len(np.unique(steps[(graph.phase == Phase.BACKWARD) & (steps >= 0)])) != 1:
+    if len(each_once(steps[(graph.phase == Phase.BACKWARD) & (steps >= 0)])) != 1:
         return graph
     nothing: Int64 = np.empty(0, dtype=np.int64)
     everything = np.ones(len(graph), dtype=np.bool_)

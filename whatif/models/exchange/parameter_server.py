@@ -18,6 +18,7 @@ import numpy as np
 
 from whatif.graph.columns import concatenated
 from whatif.graph.insert import NewTasks
+from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -101,8 +102,7 @@ def updated_by_servers(graph: TaskGraph) -> TaskGraph:
     steps = step_of(graph)
     backward = np.flatnonzero((graph.phase == Phase.BACKWARD) & (steps >= 0))
     last = np.full(int(steps.max(initial=0)) + 2, len(graph), dtype=np.int64)
-    last[np.unique(steps[backward]) + 1] = -1
-    np.maximum.at(last, steps[backward] + 1, backward)
+    last[steps[backward] + 1] = backward  # of several tasks of one step the one written last
     update: Bool = (graph.phase == Phase.UPDATE) & (graph.on_gpu | graph.on_cpu)
     update = update & graph.in_optimizer if (update & graph.in_optimizer).any() else update
     update = update & (np.arange(len(graph)) > last[steps + 1])
@@ -157,7 +157,7 @@ def push_and_pull(
         stages.append(_Stage(TO_GPU, np.full(len(row), back), copies, None))
 
     # Used in the step after that of the gradient; the last step has none.
-    place = np.searchsorted(np.unique(gradients.step), gradients.step[slices.gradient]) + (1 if waited_for else 2)
+    place = np.searchsorted(each_once(gradients.step), gradients.step[slices.gradient]) + (1 if waited_for else 2)
     target = np.concatenate([used, np.full((2, used.shape[1]), -1)])[place, row]
     urgency = -rank[row] if prioritised else np.zeros(len(row), dtype=np.int64)
     return _in_stages(graph, stages, slices, finished, target, urgency, workers)
@@ -246,7 +246,7 @@ def _first_use(graph: TaskGraph, gradients: StepGradients) -> tuple[Int64, Int64
     count = int(gradients.row.max()) + 1
     layer = np.full(count, -1, dtype=np.int64)
     layer[gradients.row] = gradients.layer
-    steps = np.unique(gradients.step)
+    steps = each_once(gradients.step)
     used = np.full((len(steps), count), -1, dtype=np.int64)
     for place, step in enumerate(steps.tolist()):
         tasks = np.flatnonzero(forward & (number == step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,31 +80,34 @@ def in_half(memory: Memory) -> Memory:
     Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1; torch.autocast, which keeps the copies.
     """
 
-    def half(layer: LayerMemory) -> LayerMemory:
-        halved = (layer.activations - layer.full_precision) // 2
-        copies = (layer.weights + layer.copied) // 2
-        # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
-        divisor = 2 if 10 * (halved + copies) > layer.activations else 1
-        activations = layer.full_precision + halved + copies
-        # Softmax works in full precision, and the product after it keeps a copy in 16 bits.
-        others = layer.activations - layer.scores
-        full = max(layer.full_precision - layer.scores, 0)
-        scores = activations - full - (others - full) // 2 - layer.weights // 2
-        return layer._replace(
-            activations=activations,
-            full_precision=activations,  # twice is once
-            scores=max(min(scores, layer.scores * 3 // 2), 0),
-            weights=0,
-            copied=0,
-            forward_workspace=layer.forward_workspace // divisor,
-            backward_workspace=layer.backward_workspace // divisor,
-            fixed_forward=layer.fixed_forward // divisor,
-            fixed_workspace=layer.fixed_workspace // divisor,
-            kept_input=layer.kept_input // 2,
-            input=layer.input // 2,
-        )
+    return memory.with_layers([_half(layer) if any(layer[1:]) else layer for layer in memory.layers])
 
-    return memory.with_layers([half(layer) if any(layer[1:]) else layer for layer in memory.layers])
+
+@lru_cache(maxsize=8192)
+def _half(layer: LayerMemory) -> LayerMemory:
+    """One layer under autocast, kept: all what-ifs in half precision ask for the same ones."""
+    halved = (layer.activations - layer.full_precision) // 2
+    copies = (layer.weights + layer.copied) // 2
+    # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
+    divisor = 2 if 10 * (halved + copies) > layer.activations else 1
+    activations = layer.full_precision + halved + copies
+    # Softmax works in full precision, and the product after it keeps a copy in 16 bits.
+    others = layer.activations - layer.scores
+    full = max(layer.full_precision - layer.scores, 0)
+    scores = activations - full - (others - full) // 2 - layer.weights // 2
+    return layer._replace(
+        activations=activations,
+        full_precision=activations,  # twice is once
+        scores=max(min(scores, layer.scores * 3 // 2), 0),
+        weights=0,
+        copied=0,
+        forward_workspace=layer.forward_workspace // divisor,
+        backward_workspace=layer.backward_workspace // divisor,
+        fixed_forward=layer.fixed_forward // divisor,
+        fixed_workspace=layer.fixed_workspace // divisor,
+        kept_input=layer.kept_input // 2,
+        input=layer.input // 2,
+    )
 
 
 def accumulated(memory: Memory) -> Memory:
