@@ -1,4 +1,4 @@
-"""What the recorder's counters say of the machine: whether others ran on it, and whether page faults took the time."""
+"""Doubts from the recorder's counters: other programs on the machine, and time spent in page faults."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from whatif.graph.recorded import MachineLoad, Recorded
 
 BUSY = "other programs and page faults while recording"
 
-# A program that has its cores to itself is taken off one a few times a second of CPU time; one that shares a core about
-# 300 times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
+# A program with cores to itself is preempted a few times per second of CPU time, one that shares a core about 300
+# times (measured with one to four programs on a core: a scheduler's slice is about 3 ms).
 BUSY_SWITCHES_PER_S = 50.0
-# Less CPU time than this says nothing, nor do fewer switches: in so short a time a program with a core to itself (1 to
-# 4 a second) has 3 in one of a thousand recordings, one that shares it about 6.
+# Less CPU time or fewer switches prove nothing: in this time a program with a core to itself (1 to 4 switches a
+# second) has 3 in one of a thousand recordings, one that shares it about 6.
 LEAST_CPU_S, LEAST_SWITCHES = 0.02, 3
-# A recorded step that takes so many times the step without the profiler is no picture of it,
+# A recorded step is not representative if it takes this many times the step without the profiler,
 STORM = 1.5
-# where page faults explain at least this share of the difference, at what one costs at the least (0.5 to 2 us on a
-# virtual machine).
+# and page faults explain at least this share of the difference, at the least cost of one (0.5 to 2 us on a virtual
+# machine).
 STORM_SHARE, FAULT_US = 0.2, 0.5
 
 
 def machine_doubts(recorded: Recorded) -> list[str]:
-    """Return a sentence for each thing that makes the recorded times those of a busy machine."""
+    """Return a sentence for each sign that the machine was busy while recording."""
     loads = (("without the profiler", recorded.untraced_load), ("with it", recorded.traced_load))
     found = []
     busy = [f"{per_s:.0f} times {which}" for which, load in loads if (per_s := _switches_per_s(load)) is not None]
     if busy:
         average = max((load.load for _, load in loads if load and load.load is not None), default=None)
         cores = "" if recorded.cpu_cores is None else f" on {recorded.cpu_cores} cores"
-        told = "" if average is None else f"; load average {average:.1f}{cores}"
+        suffix = "" if average is None else f"; load average {average:.1f}{cores}"
         found.append(
-            f"busy machine, record again: per second of CPU time the program was preempted {' and '.join(busy)}{told}"
+            f"busy machine, record again: per second of CPU time the program was preempted {' and '.join(busy)}{suffix}"
         )
     storm = _page_faults(recorded)
     return [*found, storm] if storm else found
 
 
 def _switches_per_s(load: MachineLoad | None) -> float | None:
-    """How often the program was interrupted, per second of CPU time, where that is often."""
+    """Preemptions of the program per second of CPU time; None unless they are frequent."""
     if load is None or load.involuntary_switches is None or load.cpu_s is None or load.cpu_s < LEAST_CPU_S:
         return None
     per_s = load.involuntary_switches / load.cpu_s

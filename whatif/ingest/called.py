@@ -1,4 +1,4 @@
-"""Which operator each task is of, in the words of the op database: what an estimate of another device asks for."""
+"""The operator of each task, described as in the op database, for estimates of other devices."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from whatif.ingest.grouped import rows_marked, rows_named
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
-# The two halves of a convolution's gradient in PyTorch before 1.11: neither gives all three shapes, what encloses both
-# does (native_functions.yaml of 1.10).
+# The two halves of a convolution's gradient in PyTorch before 1.11: neither has all three shapes, the operator around
+# both has (native_functions.yaml of 1.10).
 _HALVES = {"backward_input": "dgrad", "backward_weight": "wgrad"}
 _HALF = re.compile(r"aten::((?:cudnn|miopen)_convolution_backward)_(input|weight)")
 _WHOLE = re.compile(r"aten::(cudnn|miopen)_convolution_backward")
-# Operators of which the last two names tell the input and the weight, and where a gradient's own shape stands.
+# Places of the output's gradient, the input and the weight among an operator's inputs.
 _BACKWARD_PLACES = {"aten::convolution_backward": (0, 1, 2)}
 _CONVOLUTION = re.compile(r"aten::\w*conv(?!ert)")
 _FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
 
 
 class Calls(Struct, frozen=True):
-    """The tasks that work inside an operator with shapes: ``task`` and the ``operator`` event of each, shape (n,).
+    """The tasks inside an operator with shapes: each ``task`` and the row of its ``operator``, shape (n,).
 
-    ``which``, shape (n,), is each one's place in ``distinct``: pairs of a name and a shape, as codes of the events.
+    ``which``, shape (n,), indexes ``distinct``: pairs of a name and a shape, as codes of the events.
     """
 
     task: Int64
@@ -56,7 +56,7 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
     operator = columns["operator"][task].astype(np.int64)
     known = events.shape[operator] >= 0
     task, operator = task[known], operator[known]
-    # One number a pair: np.unique sorts rows of a table ten times slower.
+    # One number per pair: np.unique sorts rows of a table ten times slower.
     key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
     codes = each_once(key)
     distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
@@ -64,9 +64,9 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
 
 
 def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -> Int8:
-    """Return the families, in which products that a convolution without recorded shapes calls are convolutions.
+    """Return the families, with matrix products inside a convolution without recorded shapes as convolutions.
 
-    Where shapes are recorded the call itself says so (``called_operators``), and its products keep their family.
+    If shapes are recorded, ``called_operators`` finds the convolution, and its products keep their family.
     """
     convolution = np.array([_CONVOLUTION.match(name) is not None for name in events.names], dtype=np.bool_)
     if not convolution.any():
@@ -81,7 +81,7 @@ def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -
 def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32, tuple[Described, ...]]:
     """Return each task's row in a table of distinct operators, shape (n_tasks,), -1 where none is known; and the table.
 
-    Name, shapes, types and numbers say what a call was. Where old recordings have no numbers, those of a
+    Name, shapes, types and scalar inputs identify a call. Old recordings lack the scalar inputs; those of a
     convolution follow from its sizes.
     """
     table: dict[Described, int] = {}
@@ -89,28 +89,28 @@ def called_operators(events: Events, calls: Calls, n_tasks: int) -> tuple[Int32,
     row = np.full(len(calls.distinct), MISSING, dtype=np.int32)
     halves = []
     for at, (name_code, shape) in enumerate(calls.distinct):
-        name, said = events.names[name_code], events.shapes[shape]
+        name, inputs = events.names[name_code], events.shapes[shape]
         if _HALF.fullmatch(name):
             halves.append(at)
             continue
-        what = describe(name, *said)
-        if what is None and _FORWARD.fullmatch(name):
+        operator = describe(name, *inputs)
+        if operator is None and _FORWARD.fullmatch(name):
             geometry = _geometries(events) if geometry is None else geometry
-            what = _forward(said, geometry)
-        what = what or describe_other(name, *said)
-        if what is not None:
-            row[at] = table.setdefault(what, len(table))
+            operator = _forward(inputs, geometry)
+        operator = operator or describe_other(name, *inputs)
+        if operator is not None:
+            row[at] = table.setdefault(operator, len(table))
     of_call = row[calls.which]
     if halves:
-        for members, what in _described_halves(events, calls, halves):
-            of_call[members] = table.setdefault(what, len(table))
+        for members, operator in _described_halves(events, calls, halves):
+            of_call[members] = table.setdefault(operator, len(table))
     called = np.full(n_tasks, MISSING, dtype=np.int32)
     called[calls.task] = of_call
     return called, tuple(table)
 
 
 def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterator[tuple[Array, Described]]:
-    """The calls (places in ``calls``) of each half of a gradient, described by what encloses it."""
+    """Yield the calls (places in ``calls``) of each half of a gradient, and its operator by the shapes around it."""
     wholes = np.array([_WHOLE.fullmatch(name) is not None for name in events.names], dtype=np.bool_)
     outer = rows_named(events, EventCategory.CPU_OP, wholes)
     if not len(outer):
@@ -119,22 +119,22 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
     inner = calls.operator[members]
     enclosing = np.full(len(members), MISSING, dtype=np.int64)
     for track in each_once(events.track[inner]):
-        mine, own = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
-        if not len(mine):
+        enclosing_rows, on_track = outer[events.track[outer] == track], np.flatnonzero(events.track[inner] == track)
+        if not len(enclosing_rows):
             continue
-        end_ns = events.end_ns[mine]
-        at = interval_of(events.start_ns[inner[own]], events.start_ns[mine], end_ns)
-        enclosing[own] = np.where(at >= 0, mine[at], MISSING)
+        end_ns = events.end_ns[enclosing_rows]
+        at = interval_of(events.start_ns[inner[on_track]], events.start_ns[enclosing_rows], end_ns)
+        enclosing[on_track] = np.where(at >= 0, enclosing_rows[at], MISSING)
     members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))
     key = events.name[inner].astype(np.int64) * len(events.shapes) + events.shape[enclosing]
     for code in each_once(key).tolist():
         name, shape = divmod(code, len(events.shapes))
         half = _HALF.fullmatch(events.names[name])
-        what = (
+        operator = (
             _gradient(events.shapes[shape], (1, 0, 2), _HALVES[f"backward_{half[2]}"]) if half and shape >= 0 else None
         )
-        if what is not None:
-            yield members[key == code], what
+        if operator is not None:
+            yield members[key == code], operator
 
 
 def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
@@ -147,9 +147,9 @@ def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
         name, shape = divmod(code, len(events.shapes))
         grad, x, weight = _BACKWARD_PLACES.get(events.names[name], (1, 0, 2))
         dims = events.shapes[shape][0]
-        told = _stride_and_padding(dims, grad, x, weight)
-        if told is not None:
-            found.setdefault(str((dims[x], dims[weight])), told)
+        options = _stride_and_padding(dims, grad, x, weight)
+        if options is not None:
+            found.setdefault(str((dims[x], dims[weight])), options)
     return found
 
 
@@ -163,7 +163,7 @@ def _stride_and_padding(dims: Any, grad: int, x: int, weight: int) -> tuple[list
     strides, paddings = [], []
     for out, size, kernel in zip(*(shape[2:] for shape in shapes), strict=True):
         stride = max(round(size / out), 1)
-        # The least padding with which so many windows fit.
+        # The least padding with which the output has that size.
         padding = max(-(-((out - 1) * stride + kernel - size) // 2), 0)
         if (size + 2 * padding - kernel) // stride + 1 != out:
             return None
@@ -172,20 +172,20 @@ def _stride_and_padding(dims: Any, grad: int, x: int, weight: int) -> tuple[list
     return strides, paddings
 
 
-def _forward(said: tuple[Any, Any, Any], geometry: dict[str, tuple[list[int], list[int]]]) -> Described | None:
-    dims, types, _ = said
-    told = geometry.get(str((dims[0], dims[1]))) if isinstance(dims, list) and len(dims) > 1 else None
-    if told is None:
+def _forward(inputs: tuple[Any, Any, Any], geometry: dict[str, tuple[list[int], list[int]]]) -> Described | None:
+    dims, types, _ = inputs
+    options = geometry.get(str((dims[0], dims[1]))) if isinstance(dims, list) and len(dims) > 1 else None
+    if options is None:
         return None
-    return describe("aten::conv2d", dims, types, ["", "", "", *map(str, told), "[1, 1]"])
+    return describe("aten::conv2d", dims, types, ["", "", "", *map(str, options), "[1, 1]"])
 
 
-def _gradient(said: tuple[Any, Any, Any], places: tuple[int, int, int], phase: str) -> Described | None:
-    dims, types, _ = said
-    told = _stride_and_padding(dims, *places)
-    if told is None:
+def _gradient(inputs: tuple[Any, Any, Any], places: tuple[int, int, int], phase: str) -> Described | None:
+    dims, types, _ = inputs
+    options = _stride_and_padding(dims, *places)
+    if options is None:
         return None
     _, x, weight = places
     kinds = [types[place] if isinstance(types, list) and place < len(types) else "" for place in (x, weight)]
-    what = describe("aten::conv2d", [dims[x], dims[weight]], kinds, ["", "", "", *map(str, told), "[1, 1]"])
-    return replace(what, phase=phase) if what else None
+    operator = describe("aten::conv2d", [dims[x], dims[weight]], kinds, ["", "", "", *map(str, options), "[1, 1]"])
+    return replace(operator, phase=phase) if operator else None

@@ -1,4 +1,4 @@
-"""Process groups of collectives, and sizes that kernels do not tell: from "nccl:all_reduce" around their launches."""
+"""Process groups of collectives, and sizes that kernels lack: from "nccl:all_reduce" around their launches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def process_groups(events: Events, columns: dict[str, Array]) -> tuple[Int32, tu
     row = np.full(len(columns["event"]), MISSING, dtype=np.int32)
     if events.group is None or not len(events.group):
         return row, ()
-    told = np.flatnonzero((columns["kind"] == TaskKind.KERNEL) & (columns["event"] >= 0))
-    told = told[events.group[columns["event"][told]] >= 0]
-    event = columns["event"][told]
-    # One number a pair: np.unique sorts rows of a table ten times slower.
+    tasks = np.flatnonzero((columns["kind"] == TaskKind.KERNEL) & (columns["event"] >= 0))
+    tasks = tasks[events.group[columns["event"][tasks]] >= 0]
+    event = columns["event"][tasks]
+    # One number per pair: np.unique sorts rows of a table ten times slower.
     pairs = (events.group[event].astype(np.int64) << 32) + (events.group_size[event].astype(np.int64) + 2**31)
     distinct = each_once(pairs)
-    row[told] = np.searchsorted(distinct, pairs)
+    row[tasks] = np.searchsorted(distinct, pairs)
     groups = [(pair >> 32, (pair & 0xFFFFFFFF) - 2**31) for pair in distinct.tolist()]
     names = [(*events.details[code].partition(" ")[::2], size) for code, size in groups]
     return row, tuple(ProcessGroup(name, ranks, size) for name, ranks, size in names)
@@ -36,7 +36,7 @@ def process_groups(events: Events, columns: dict[str, Array]) -> tuple[Int32, tu
 def with_collective_sizes(
     events: Events, calls: Calls, columns: dict[str, Array], family: Int8, size_bytes: Int64
 ) -> Int64:
-    """Return the bytes of every task, shape (n_tasks,): those of collectives too where torch wrote their tensors."""
+    """Return the bytes of every task, shape (n_tasks,), with those of collectives whose tensors torch recorded."""
     named = np.fromiter((name.startswith(PREFIX) for name in events.names), dtype=np.bool_, count=len(events.names))
     if not named.any():
         return size_bytes
@@ -48,11 +48,11 @@ def with_collective_sizes(
     found = size_bytes.copy()
     for track in each_once(calls.track[call]).tolist():
         rows = around[track]
-        mine = np.flatnonzero(calls.track[call] == track)
+        on_track = np.flatnonzero(calls.track[call] == track)
         if not len(rows):
             continue
-        at = Nest(events.start_ns[rows], events.end_ns[rows]).innermost(calls.start_ns[call[mine]])
-        for task, row in zip(tasks[mine[at >= 0]].tolist(), rows[at[at >= 0]].tolist(), strict=True):
+        at = Nest(events.start_ns[rows], events.end_ns[rows]).innermost(calls.start_ns[call[on_track]])
+        for task, row in zip(tasks[on_track[at >= 0]].tolist(), rows[at[at >= 0]].tolist(), strict=True):
             tensors = input_tensors(*events.shapes[events.shape[row]][:2]) or []
             known = [tensor for tensor in tensors if tensor is not None]
             if known:

@@ -106,7 +106,7 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
     sources = np.full(len(target), MISSING, dtype=np.int64)
     loops.newest_of_others(ends, launch_ns, gpu.stream, target, done, calls.start_ns[asks], IN_FLIGHT, sources)
     sound = (sources >= 0) & (gpu.start_ns[sources] < gpu.start_ns[target])
-    # One number a pair: np.unique sorts rows of a table ten times slower.
+    # One number per pair: np.unique sorts rows of a table ten times slower.
     pairs = each_once(sources[sound] * len(gpu.event) + target[sound])
     return np.divmod(pairs, max(len(gpu.event), 1))
 

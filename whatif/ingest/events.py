@@ -15,22 +15,22 @@ from whatif.graph.order import order_by
 from whatif.graph.types import Array, Int8, Int32, Int64
 from whatif.runtime.errors import WhatifError
 
-# What stands in an integer column where the trace says nothing.
+# Marks a value that the trace lacks in an integer column.
 MISSING = -1
-# Stands for the name of an event whose recording lost it.
+# The name of an event whose recording lost it.
 NO_NAME = "(no name)"
-# The check of a recording whose finding comes before all others.
+# The check of a recording whose findings come before all others.
 CUT = "end of the file"
 
 
 class SeveralProcessesError(WhatifError):
     """A report of several processes that keep GPUs busy: ranks of a run, to be read one by one.
 
-    ``processes`` are those that the report gives, with the number that the system gave each.
+    ``processes`` maps the report's number of each process to the process id.
     """
 
     def __init__(self, path: Path, processes: dict[int, int]) -> None:
-        """Name the processes in the sentence."""
+        """Name the processes in the message."""
         self.processes = processes
         pids = [str(pid) for pid in processes.values()]
         some = " and ".join(pids[:4]) + (" and more" if len(pids) > 4 else "")
@@ -41,7 +41,7 @@ class SeveralProcessesError(WhatifError):
 
 
 class EventCategory(IntEnum):
-    """What an event is, whichever vocabulary its profiler used."""
+    """The kind of an event, independent of the profiler's vocabulary."""
 
     CPU_OP = 0
     ANNOTATION = 1
@@ -64,12 +64,12 @@ class Flows(Struct, frozen=True):
 
 
 class Allocations(Struct, frozen=True):
-    """What was allocated and given back, a row each in the order of time; columns of shape (n_allocations,)."""
+    """Allocations and frees of memory, one row each in order of time; columns of shape (n_allocations,)."""
 
     time_ns: Int64
-    size_bytes: Int64  # negative: given back
+    size_bytes: Int64  # negative: freed
     address: Int64
-    total_bytes: Int64  # what the allocator holds after it; of a CPU's only what was allocated under the profiler
+    total_bytes: Int64  # held by the allocator afterwards; on a CPU only what was allocated under the profiler
     device_type: Int32  # c10's: 0 is the CPU, 1 is CUDA (and HIP)
     device: Int32
 
@@ -78,7 +78,7 @@ class Allocations(Struct, frozen=True):
 
 
 class Stamps(Struct, frozen=True):
-    """Events of which only their place is kept, sorted by time; columns of shape (n_stamps,)."""
+    """Times and tracks of events of which nothing else is kept, sorted by time; columns of shape (n_stamps,)."""
 
     time_ns: Int64
     track: Int32
@@ -87,7 +87,7 @@ class Stamps(Struct, frozen=True):
         return len(self.time_ns)
 
     def in_order(self) -> Stamps:
-        """Return the same, sorted: most traces have them so."""
+        """Return the stamps sorted by time; those of most traces are already."""
         if (self.time_ns[1:] >= self.time_ns[:-1]).all():
             return self
         order = np.argsort(self.time_ns, kind="stable")
@@ -101,7 +101,7 @@ class Stamps(Struct, frozen=True):
 class Events(Struct, frozen=True, dict=True):
     """Duration events of one trace, sorted by (start_ns, -duration_ns); all columns have shape (n_events,).
 
-    Codes index the tables below; ``MISSING`` (-1) marks what the trace does not say.
+    Codes index the tables below; ``MISSING`` (-1) marks values that the trace lacks.
     """
 
     category: Int8
@@ -126,7 +126,7 @@ class Events(Struct, frozen=True, dict=True):
     frames: Int32  # operators: frames of the call stack that was written with them
 
     names: list[str]
-    tracks: list[tuple[str, str]]  # (pid, tid) as the trace spells them; a GPU stream is a track as well
+    tracks: list[tuple[str, str]]  # (pid, tid) as text; a GPU stream is a track as well
     shapes: list[tuple[Any, Any, Any]]  # ("Input Dims", "Input type", "Concrete Inputs"), decoded, layouts in the last
     details: list[str]
     flows: Flows
@@ -143,7 +143,7 @@ class Events(Struct, frozen=True, dict=True):
 
     @cached_property
     def end_ns(self) -> Int64:
-        """When each event ends, ns, shape (n_events,)."""
+        """The end of each event, ns, shape (n_events,)."""
         return self.start_ns + self.duration_ns
 
     @cached_property
@@ -162,12 +162,12 @@ class Events(Struct, frozen=True, dict=True):
 
     @property
     def base_ns(self) -> int:
-        """What the times of a trace count from: some are small, beside one large number in the header."""
-        told = self.header.get("baseTimeNanoseconds")
-        return told if type(told) is int and 0 <= told < 2**62 else 0
+        """The header's base of the trace's times, ns; 0 if times are absolute."""
+        base = self.header.get("baseTimeNanoseconds")
+        return base if type(base) is int and 0 <= base < 2**62 else 0
 
 
-# The columns of ``Events`` and their types, as its annotations tell them.
+# The columns of ``Events`` and their types, from its annotations.
 COLUMN_DTYPES = {
     name: np.dtype(kind.split()[0].lower()) for name, kind in Events.__annotations__.items() if kind.startswith("Int")
 }
@@ -177,17 +177,17 @@ FAR_NS = 2**50
 
 
 def put_in_order(columns: dict[str, Array], dropped: Counter[str]) -> None:
-    """Sort the rows by (start_ns, -duration_ns), stable; those that are days away from the rest are left out."""
+    """Sort the rows by (start_ns, -duration_ns), stable, and drop those that are days away from the rest."""
     start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
     if not len(start_ns):
         return
     order = order_by(start_ns, -duration_ns)
     # A damaged clock: sums of such times do not fit in an int64. Within one span no time is far from the median.
     if int(start_ns[order[-1]]) - int(start_ns[order[0]]) > FAR_NS or int(duration_ns.max()) > FAR_NS:
-        seen_ns = start_ns.astype(np.float64)
-        far = (np.abs(seen_ns - np.median(seen_ns)) > FAR_NS) | (duration_ns > FAR_NS)
+        time_ns = start_ns.astype(np.float64)
+        far = (np.abs(time_ns - np.median(time_ns)) > FAR_NS) | (duration_ns > FAR_NS)
         if far.any():
             dropped[DROPPED_FAR] += int(far.sum())
         order = order[~far[order]]
-    for name in columns:  # one after the other: the columns of a long trace are large
+    for name in columns:  # one at a time: the columns of a long trace are large
         columns[name] = columns[name].take(order)

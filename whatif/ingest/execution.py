@@ -25,20 +25,20 @@ WHOLE_GRAPH = re.compile(r"CUDA graph \d+")
 def find_execution(parts: Parts, recorded: Recorded) -> tuple[tuple[str, ...], list[str]]:
     """Return the ways of execution ("eager" alone, else "compiled", "cuda_graph") and a sentence on each special one.
 
-    ``recorded`` knows of compiled modules that a recording without operators does not show.
+    ``recorded`` reports compiled modules that do not show in a recording without operators.
     """
-    told = recorded.execution or Execution()
+    reported = recorded.execution or Execution()
     compiled, launched = _compiled(parts), _graph_launches(parts)
     ways = []
-    if told.compiled or compiled:
+    if reported.compiled or compiled:
         ways.append("compiled")
-    if told.cuda_graph or launched:
+    if reported.cuda_graph or launched:
         ways.append("cuda_graph")
     return tuple(ways) or ("eager",), [*compiled, *launched]
 
 
 def _compiled(parts: Parts) -> list[str]:
-    """Say what share of the time torch.compile's code takes; nothing where it runs none."""
+    """A sentence on the share of time in code of torch.compile; none without such code."""
     events, marks = parts.events, parts.marks
     named_region = np.array([bool(region) for region in marks.region], dtype=np.bool_)
     codes = each_once(events.name[named(events, parts.operators.rows, named_region)])
@@ -49,20 +49,20 @@ def _compiled(parts: Parts) -> list[str]:
         generated = np.array([_INDUCTOR_KERNEL.match(name) is not None for name in events.names], dtype=np.bool_)
         inside = generated.take(events.name[gpu.event]) | _launched_inside(parts, by_compiler)
         duration_ns = gpu.end_ns - gpu.start_ns
-        time_ns, all_ns, what = int(duration_ns[inside].sum()), int(duration_ns.sum()), "GPU"
+        time_ns, all_ns, whose = int(duration_ns[inside].sum()), int(duration_ns.sum()), "GPU"
     else:
-        time_ns, all_ns, what = _union_ns(events, by_compiler), _union_ns(events, parts.operators.rows), "operators'"
+        time_ns, all_ns, whose = _union_ns(events, by_compiler), _union_ns(events, parts.operators.rows), "operators'"
     if not time_ns and not regions:
         return []
     among = f"{counted(len(regions), 'region')}, " if regions else ""
     share_pct = 100 * time_ns / max(all_ns, 1)
     return [
-        f"compiled by torch.compile: {among}{share_pct:.0f} % of the {what} time; inside a region no module is known"
+        f"compiled by torch.compile: {among}{share_pct:.0f} % of the {whose} time; inside a region no module is known"
     ]
 
 
 def _graph_launches(parts: Parts) -> list[str]:
-    """Say what CUDA graphs launched: one call for many tasks, so that what each was for is not recorded."""
+    """Sentences on the tasks that CUDA graphs launched: one call launches many, so their operators are unknown."""
     gpu = parts.gpu
     launched = _of_calls(parts, parts.calls.kind == CallKind.GRAPH_LAUNCH)
     if not launched.any():
@@ -76,30 +76,30 @@ def _graph_launches(parts: Parts) -> list[str]:
         "have its phase and layer"
     ]
     whole_graph = np.array([WHOLE_GRAPH.fullmatch(name) is not None for name in parts.events.names], dtype=np.bool_)
-    whole = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())
-    if whole:
+    single = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())
+    if single:
         sentences.append(
-            f"{counted(whole, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
+            f"{counted(single, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
             "record with `nsys profile --cuda-graph-trace=node` to see those"
         )
     return sentences
 
 
 def _launched_inside(parts: Parts, by_compiler: Int64) -> Bool:
-    """Which GPU tasks were launched while compiled code ran on the launching thread."""
+    """Mask of the GPU tasks launched while compiled code ran on the launching thread."""
     events, calls = parts.events, parts.calls
     inside = np.zeros(len(calls.event), dtype=np.bool_)
     if not len(by_compiler):
         return np.zeros(len(parts.gpu.event), dtype=np.bool_)
     for track, rows in by_track(events, by_compiler).items():
-        mine = calls.of_track[track]
+        on_track = calls.of_track[track]
         start_ns, end_ns = _union(events, rows)
-        inside[mine] = interval_of(calls.start_ns[mine], start_ns, end_ns) >= 0
+        inside[on_track] = interval_of(calls.start_ns[on_track], start_ns, end_ns) >= 0
     return _of_calls(parts, inside)
 
 
 def _of_calls(parts: Parts, chosen: Bool) -> Bool:
-    """Which GPU tasks the chosen calls launched."""
+    """Mask of the GPU tasks that the chosen calls launched."""
     call = parts.gpu.call
     launched: Bool = (call >= 0) & np.append(chosen, False)[call]
     return launched

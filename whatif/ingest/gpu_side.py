@@ -140,7 +140,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     # Where neither device nor stream is known, the row that the profiler drew the task on stands for the stream.
     unknown = events.stream[rows] == MISSING
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)
-    # One number a pair: np.unique sorts rows of a table ten times slower.
+    # One number per pair: np.unique sorts rows of a table ten times slower.
     key = (device << 32) + (events.stream[rows].astype(np.int64) + 2**31)
     codes = each_once(key)
     stream: Int32 = np.searchsorted(codes, key).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Decoded events become a checked task graph."""
+"""Make a checked task graph of decoded events."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ WORKER_LOADER = "_MultiProcessingDataLoaderIter"
 
 
 def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGraph:
-    """Return the checked task graph of decoded events. Raises WhatifError where there is nothing to make it of.
+    """Return the checked task graph of decoded events. Raises WhatifError if they contain no work.
 
-    ``rule`` is what the user says of the steps; else they are found.
+    ``rule`` is the user's rule for the steps; by default they are detected.
     """
     try:
         return _graph_of_events(events, path, rule)
@@ -48,11 +48,11 @@ def graph_of_events(events: Events, path: str, rule: StepRule = FOUND) -> TaskGr
 
 
 def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
-    events = msgspec.structs.replace(events)  # keeps what is found of it no longer than the graph is made
+    events = msgspec.structs.replace(events)  # its cached properties live no longer than this call
     refuse_what_has_no_work(events, path)
     info = _recording_info(events, path)
     parts = find_parts(events, is_amd=_is_amd(info, events), rule=rule)
-    execution, told = find_execution(parts, info.recorded)
+    execution, execution_notes = find_execution(parts, info.recorded)
     edges_ns = parts.steps.edges_ns
     n_steps = max(len(edges_ns) - 1, 0)
     info = replace(
@@ -70,7 +70,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
         profiler=parts.profiler.estimate if parts.profiler else None,
         quirks=(
             *info.quirks,
-            *told,
+            *execution_notes,
             *_short_loop(parts.steps.loop),
             *filter(None, [parts.steps.doubt]),
         ),
@@ -88,7 +88,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
     graph = graph.replace(info=replace(graph.info, findings=(*findings, *busy), checks=(*checks, BUSY)))
     if any(WORKER_LOADER in name for name in graph.names):
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
-    # A step that was not run carries ranges: `whatif predict --save`.
+    # A predicted step carries ranges: `whatif predict --save`.
     return with_ranges(graph) if info.recorded.predicted is not None else graph
 
 
@@ -101,7 +101,7 @@ def _short_loop(loop: tuple[int, int]) -> list[str]:
 
 
 def _passes(info: GraphInfo, rows: StepRows | None) -> int:
-    """The passes of a step: by the samples that the recorder counted, else by the operators of a step."""
+    """The passes of a step: by the recorder's count of samples, else by the operators of a step."""
     samples = info.recorded.samples_per_step
     if samples and info.batch_size:
         return max(round(samples / info.batch_size), 1)
@@ -109,7 +109,7 @@ def _passes(info: GraphInfo, rows: StepRows | None) -> int:
 
 
 def refuse_what_has_no_work(events: Events, path: str) -> None:
-    """Raise WhatifError, one sentence, for a file that says nothing about training or inference work."""
+    """Raise WhatifError, one sentence, for a file without training or inference work."""
     count = [len(rows) for rows in events.of_category]
     kernels = sum(count[category] for category in (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET))
     foreign = events.header.get("_whatif_foreign_categories") or {}
@@ -129,9 +129,9 @@ def refuse_what_has_no_work(events: Events, path: str) -> None:
             "so the recording lost its GPU half; record again with ProfilerActivity.CUDA (and permission for CUPTI)."
         )
     if not count[EventCategory.CPU_OP]:
-        what = "no event at all" if not len(events) and not foreign else "only events of another tool"
+        got = "no event at all" if not len(events) and not foreign else "only events of another tool"
         raise WhatifError(
-            f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {what}; "
+            f"{path}: expected operators (cpu_op) or GPU kernels of a PyTorch profiler trace, got {got}; "
             "record with torch.profiler or with `whatif collect`."
         )
 
@@ -183,7 +183,7 @@ def _optimizer(is_step: Bool, events: Events) -> str | None:
 
 
 def recorded_device(header: dict[str, Any], metadata: dict[str, Any]) -> tuple[str | None, int | None]:
-    """Return what a recording calls its first GPU, and that one's memory in bytes; None where it does not tell."""
+    """Return the name of a recording's first GPU and its memory in bytes; None if unknown."""
     devices = header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str):
@@ -199,7 +199,7 @@ def _is_amd(info: GraphInfo, events: Events) -> bool:
 
 
 def _with_measured_steps(graph: TaskGraph) -> TaskGraph:
-    """Write down the measured time of every step by each clock, from the recorded starts and ends."""
+    """Add the measured time of every step by each clock, from the recorded starts and ends."""
     end_ns = graph.start_ns + graph.duration_ns
     clocks = ("gpu", "mark", "span") if graph.has_gpu else ("mark", "span")
     measured = {}

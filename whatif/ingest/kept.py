@@ -1,9 +1,9 @@
-"""Graphs of recordings that were read before, in the user's cache folder: a second question need not read again.
+"""Cache of task graphs in the user's cache folder, so that a recording is read only once.
 
-An entry is a folder with one memory-mapped ``.npy`` file for each column and a JSON text with the rest; nothing is
-pickled. It is named after everything that the graph follows from: the file's path, size, time and a sample of its
-bytes, what the user said of its steps, and the code that read it. Entries are written beside their place and renamed
-into it, so that other processes see all of one or nothing. The least recently used ones go first.
+An entry is a folder with one memory-mapped ``.npy`` file per column and a JSON file with everything else; nothing is
+pickled. Its name is a hash of all inputs of the graph: the file's path, size, time and a sample of its bytes, the
+user's step rule, and the code that read it. An entry is written under a temporary name and renamed, so other processes
+see a complete entry or none. The least recently used entries are removed first.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from whatif.ingest.find_steps import StepRule
 from whatif.ingest.saved_graph import Plain, arrays_of, graph_of, info_of, plain_of
 from whatif.runtime.files import cache_home
 
-# Names another folder than the user's own; empty: nothing is kept.
+# Environment variable that names another folder; if it is empty, nothing is cached.
 CACHE_VARIABLE = "WHATIF_CACHE"
-# Smaller files are read about as fast as an entry.
+# Smaller recordings are read about as fast as a cache entry.
 LEAST_FILE_BYTES = 100_000
 MOST_BYTES = 2 << 30
 _SAMPLE_BYTES = 64 << 10
-# What the process that wrote it left behind when it was killed is removed after this time.
+# Unfinished entries, left behind by a killed process, are removed after this time.
 _ABANDONED_S = 3600.0
 _PART = ".part"
-_REST = "graph.json"
-# Of these folders' files a graph is made.
+_METADATA = "graph.json"
+# The graph depends on the code in these folders.
 _MAKERS = ("graph", "hardware", "ingest", "simulation")
 
 
-class _Rest(msgspec.Struct, frozen=True):
-    """What is no column, and of each column by its file's name a sum over its bytes: a disk may have lost some."""
+class _Metadata(msgspec.Struct, frozen=True):
+    """All of a graph but its columns, and the checksum of each column by file name: a disk may lose bytes."""
 
     plain: Plain
     sums: dict[str, int]
 
 
 class Entry(Struct, frozen=True):
-    """A recording's place in the cache, and the file's state when it was looked at."""
+    """A recording's folder in the cache, and its size and modification time before it was read."""
 
     folder: Path
     recording: Path
@@ -60,7 +60,7 @@ class Entry(Struct, frozen=True):
 
 
 def entry_of(path: Path, rule: StepRule) -> Entry | None:
-    """Return the place of a recording's graph; None where nothing is kept: no regular file, a small one, no folder."""
+    """Return the cache entry of a recording; None for a small or irregular file, or without a cache folder."""
     root = cache_folder()
     if root is None:
         return None
@@ -70,31 +70,31 @@ def entry_of(path: Path, rule: StepRule) -> Entry | None:
         state = _state(path)
         if state[0] < LEAST_FILE_BYTES:
             return None
-        told = f"{path.resolve()}\n{state}\n{rule}\n{_makers()}\n".encode("utf-8", "surrogateescape")
-        named = hashlib.sha256(told)
+        key = f"{path.resolve()}\n{state}\n{rule}\n{_makers()}\n".encode("utf-8", "surrogateescape")
+        digest = hashlib.sha256(key)
         with path.open("rb") as file:
             for start in (0, (state[0] - _SAMPLE_BYTES) // 2, state[0] - _SAMPLE_BYTES):
                 file.seek(max(start, 0))
-                named.update(file.read(_SAMPLE_BYTES))
-    except (OSError, ValueError):  # the reader says what is wrong
+                digest.update(file.read(_SAMPLE_BYTES))
+    except (OSError, ValueError):  # the reader reports the error
         return None
-    return Entry(root / named.hexdigest()[:40], path, state)
+    return Entry(root / digest.hexdigest()[:40], path, state)
 
 
 def recall(entry: Entry) -> TaskGraph | None:
-    """Return the kept graph; None where there is none, or a damaged one, which is removed."""
+    """Return the cached graph; None if there is none, or a damaged one, which is removed."""
     try:
-        with (entry.folder / _REST).open("rb") as file:
-            rest = msgspec.json.decode(file.read(), type=_Rest)
+        with (entry.folder / _METADATA).open("rb") as file:
+            metadata = msgspec.json.decode(file.read(), type=_Metadata)
         groups: dict[str, dict[str, Array]] = {"columns": {}, "attached": {}, "dependencies": {}, "waits": {}}
-        for file_name, told in rest.sums.items():
+        for file_name, expected_sum in metadata.sums.items():
             group, _, name = file_name.partition(".")
             column = groups[group][name] = _mapped(entry.folder / f"{file_name}.npy")
-            if _sum(column) != told:
+            if _sum(column) != expected_sum:
                 raise ValueError(f"{file_name}: other bytes than were written")
-        graph = graph_of(rest.plain, replace(info_of(rest.plain), path=str(entry.recording)), groups)
+        graph = graph_of(metadata.plain, replace(info_of(metadata.plain), path=str(entry.recording)), groups)
         os.utime(entry.folder)
-    except FileNotFoundError:  # never kept, or removed by another process just now
+    except FileNotFoundError:  # never cached, or just removed by another process
         return None
     except (OSError, EOFError, ValueError, TypeError, KeyError, msgspec.MsgspecError):
         _remove(entry.folder)
@@ -103,7 +103,7 @@ def recall(entry: Entry) -> TaskGraph | None:
 
 
 def keep(entry: Entry, graph: TaskGraph) -> None:
-    """Keep a recording's graph, where there is room and it can be kept exactly; a failure to do so is no error."""
+    """Cache a recording's graph if it fits and can be restored exactly; failing to write it is no error."""
     columns = {
         f"{group}.{name}": column for group, columns in arrays_of(graph).items() for name, column in columns.items()
     }
@@ -112,9 +112,9 @@ def keep(entry: Entry, graph: TaskGraph) -> None:
     try:
         if _state(entry.recording) != entry.state:  # written while it was read
             return
-        rest = _Rest(plain_of(graph, graph.info), {name: _sum(column) for name, column in columns.items()})
-        text = msgspec.json.encode(rest)
-        again = msgspec.json.decode(text, type=_Rest)
+        metadata = _Metadata(plain_of(graph, graph.info), {name: _sum(column) for name, column in columns.items()})
+        text = msgspec.json.encode(metadata)
+        again = msgspec.json.decode(text, type=_Metadata)
         if msgspec.json.encode(again) != text or info_of(again.plain) != graph.info or graph.declined:
             return
         entry.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,15 +124,15 @@ def keep(entry: Entry, graph: TaskGraph) -> None:
     try:
         for name, column in columns.items():
             np.save(part / f"{name}.npy", column, allow_pickle=False)
-        (part / _REST).write_bytes(text)
-        os.rename(part, entry.folder)  # fails where another process was first
+        (part / _METADATA).write_bytes(text)
+        os.rename(part, entry.folder)  # fails if another process was first
         _make_room()
     except (OSError, ValueError):
         _remove(part)
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the kept graphs; None where the user wants none."""
+    """Return the folder of the cached graphs; None if the user disabled the cache."""
     named = os.environ.get(CACHE_VARIABLE)
     if named == "":
         return None
@@ -143,23 +143,23 @@ def cache_folder() -> Path | None:
 
 
 def contents() -> list[tuple[Path, int, float]]:
-    """Return each kept graph's folder, size in bytes and time of last use, the most recent first."""
+    """Return each cached graph's folder, size in bytes and time of last use, the most recent first."""
     root = cache_folder()
     found = []
     for folder in _folders(root):
         with suppress(OSError):
             found.append((folder, _size_bytes(folder), folder.stat().st_mtime))
-    return sorted(found, key=lambda one: one[2], reverse=True)
+    return sorted(found, key=lambda entry: entry[2], reverse=True)
 
 
 def clear() -> None:
-    """Remove every kept graph."""
+    """Remove every cached graph."""
     for folder in _folders(cache_folder()):
         _remove(folder)
 
 
 def _folders(root: Path | None) -> Iterator[Path]:
-    """The entries, unfinished ones among them: nothing else that may lie in the folder."""
+    """Yield the entries, unfinished ones included, and nothing else in the folder."""
     if root is not None and root.is_dir():
         for folder in root.iterdir():
             if len(folder.name.partition(".")[0]) == 40 and folder.is_dir() and not folder.is_symlink():
@@ -175,7 +175,7 @@ def _make_room() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove an entry: renamed first, so that no reader finds half of one."""
+    """Rename an entry, then remove it: no reader finds half of one."""
     gone = folder
     if not folder.name.endswith(_PART):
         gone = folder.with_name(f"{folder.name}.{os.getpid()}.{time.monotonic_ns()}{_PART}")
@@ -189,32 +189,32 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @cache
 def _makers() -> str:
-    """The state of the code that graphs are made by: a graph of another version must not be found."""
+    """Hash of the code that makes graphs: an entry of another version must not be found."""
     package = Path(__file__).parents[1]
-    told = sorted(
+    states = sorted(
         f"{folder} {name} {_state(Path(folder, name))}"
         for maker in _MAKERS
         for folder, _, names in os.walk(package / maker)
         if not folder.endswith("__pycache__")
         for name in names
     )
-    return hashlib.sha256("\n".join([*told, *TASK_COLUMNS]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*states, *TASK_COLUMNS]).encode()).hexdigest()
 
 
 def _mapped(path: Path) -> Array:
-    """A column as its file's pages, none of which is copied."""
+    """Map a column's file into memory; read it if it is small."""
     column: Array = np.load(path, mmap_mode="r", allow_pickle=False) if path.stat().st_size > 4096 else np.load(path)
     return column.view(np.ndarray)
 
 
 def _sum(column: Array) -> int:
-    """A sum over the bytes of a column, eight at a time."""
+    """Checksum of a column: the sum of its bytes, eight at a time."""
     flat = np.ascontiguousarray(column).view(np.uint8).reshape(-1)
     words = len(flat) // 8 * 8
     return (int(flat[:words].view(np.uint64).sum()) + int(flat[words:].sum(dtype=np.uint64)) + len(flat)) % 2**64

@@ -1,9 +1,9 @@
-"""Lines of source for the tasks of a graph, from the stacks in its trace: a second reading, only on request.
+"""Source lines of a graph's tasks, from the stacks in its trace, which is read a second time on request.
 
-A trace gives stacks in two ways: operators carry a ``Call stack`` (torch 1.8 to 1.11), or every Python function is an
-event of its own (``with_stack=True`` since then, and ``whatif collect --lines``). The innermost frame of the user's own
-code names a task. Events of torch's Python functions carry the line on which a function is defined, call stacks and the
-events of our recorder the line that runs.
+A trace has stacks in one of two forms: operators carry a ``Call stack`` (torch 1.8 to 1.11), or every Python function
+is an event (``with_stack=True`` since then, and ``whatif collect --lines``). A task is named by its innermost frame of
+user code. torch's Python function events give the line where the function is defined; call stacks and our recorder's
+events give the line that runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from whatif.runtime.errors import WhatifError
 
 By = Literal["line", "file", "layer", "stack"]
 
-# Files of libraries: by folder, or, where the profiler cut the path, by the package that it begins with.
+# Library files, by folder or, if the profiler cut the path, by the package at its start.
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[.\d]*)/|^<|^runpy\.py|/whatif/|^whatif/")
 _PACKAGES = frozenset({
     "torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "transformers", "timm", "lightning",
@@ -41,11 +41,11 @@ _PACKAGES = frozenset({
 })  # fmt: skip
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:method|function) (\S+?)(?: of .*)?>$")
-# Modules that only call others: no layers of a model.
+# Modules that only call others are not layers of a model.
 _CONTAINERS = re.compile(r"(^|/)torch/nn/")
 _FORWARD = re.compile(r"^_?forward(_impl|_features)?$")
 SEPARATOR = " › "
-# What a trace with stacks holds somewhere: the category of Python functions, the argument of operators.
+# Text found in every trace with stacks: the category of Python functions or the operators' argument.
 _HINTS = (b"python_function", b"Call stack")
 _LONGEST_HINT = max(map(len, _HINTS))
 
@@ -67,7 +67,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class Lines(Struct, frozen=True):
-    """What tasks are called by their source: ``code`` has shape (n_tasks,), into ``names``; -1 if unknown."""
+    """The source line (file, layer, stack) of each task: ``code``, shape (n_tasks,), into ``names``; -1 if unknown."""
 
     by: By
     names: tuple[str, ...]
@@ -75,10 +75,10 @@ class Lines(Struct, frozen=True):
 
 
 def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> Lines:
-    """Return the lines (files, layers) of a graph's tasks, read from the trace that it was made of.
+    """Return the source lines (files, layers, stacks) of a graph's tasks, read from the trace that it was made of.
 
-    A stack is the user's frames from the outermost on, joined by ``SEPARATOR``. ``path`` is where the trace lies if the
-    graph no longer says so. Raises WhatifError where that is not a single Kineto trace, or where it holds no stacks.
+    A stack is the user's frames, outermost first, joined by ``SEPARATOR``. ``path`` replaces the path in the graph.
+    Raises WhatifError if that is not a single Kineto trace or holds no stacks.
     """
     path = path or Path(graph.info.path)
     if graph.info.ranks or path.is_dir() or not path.is_file():
@@ -101,7 +101,7 @@ def read_lines(graph: TaskGraph, by: By = "line", path: Path | None = None) -> L
 
 
 def lines_if_any(graph: TaskGraph, by: By = "line", path: Path | None = None) -> Lines | None:
-    """Return what ``read_lines`` does; None where that raises, or no task has a line. Cheap without stacks."""
+    """Return the result of ``read_lines``; None if it raises or no task has a line. Cheap without stacks."""
     path = path or Path(graph.info.path)
     if graph.info.ranks or not path.is_file() or not may_have_stacks(path):
         return None
@@ -113,7 +113,7 @@ def lines_if_any(graph: TaskGraph, by: By = "line", path: Path | None = None) ->
 
 
 def may_have_stacks(path: Path) -> bool:
-    """Say whether a file can hold stacks, by its bytes alone: far cheaper than reading it for nothing."""
+    """Whether a file can hold stacks, by a search of its bytes: far cheaper than decoding it in vain."""
     before = b""
     for piece in FileBytes(path, None):
         seam = before + piece[:_LONGEST_HINT]
@@ -170,7 +170,7 @@ class _Namer:
         self._names: dict[str, int] = {}
         self._of_stack: dict[str, int] = {}
         self._of_frame: dict[str, tuple[str, bool]] = {}
-        # Tasks count from the recording's first one.
+        # The graph's times count from the recording's first task.
         self._time_ns = graph.start_ns + graph.info.origin_ns - base_ns
 
     def name(self, frames: _Timed, operators: _Timed) -> Lines:
@@ -178,29 +178,29 @@ class _Namer:
         code = np.full(len(graph), -1, dtype=np.int32)
         frames_of, operators_of = _by_thread(frames), _by_thread(operators)
         backward_lines = self._backward(frames, frames_of, operators, operators_of)
-        for thread, what in enumerate(graph.threads):
-            if what.kind != ThreadKind.CPU:
+        for index, thread in enumerate(graph.threads):
+            if thread.kind != ThreadKind.CPU:
                 continue
-            tid = what.name.removeprefix("CPU thread ")
-            mine = np.flatnonzero((graph.thread == thread) & (graph.start_ns >= 0))
-            if not len(mine):
+            tid = thread.name.removeprefix("CPU thread ")
+            tasks = np.flatnonzero((graph.thread == index) & (graph.start_ns >= 0))
+            if not len(tasks):
                 continue
-            times_ns = self._time_ns[mine]
-            found = np.full(len(mine), -1, dtype=np.int64)
+            times_ns = self._time_ns[tasks]
+            found = np.full(len(tasks), -1, dtype=np.int64)
             if tid in frames_of:
                 found = _longest(self._changes(frames, frames_of[tid]), times_ns)
             rows = operators_of.get(tid, np.empty(0, dtype=np.int64))
             if len(rows):
                 stacks = np.array([self._stack(operators[row][2]) for row in rows.tolist()], dtype=np.int64)
-                told = np.where(stacks >= 0, stacks, backward_lines[rows])
-                rows, told = rows[told >= 0], told[told >= 0]
+                lines = np.where(stacks >= 0, stacks, backward_lines[rows])
+                rows, lines = rows[lines >= 0], lines[lines >= 0]
                 nested = order_by(operators.start_ns[rows], -operators.end_ns[rows])
-                rows, told = rows[nested], told[nested]
+                rows, lines = rows[nested], lines[nested]
                 at = Nest(operators.start_ns[rows], operators.end_ns[rows]).innermost(times_ns)
-                found = np.where(at >= 0, told[np.maximum(at, 0)], found) if len(rows) else found
+                found = np.where(at >= 0, lines[np.maximum(at, 0)], found) if len(rows) else found
                 if tid not in frames_of and self._by != "layer":
                     found = _until_next(found)
-            code[mine] = found
+            code[tasks] = found
         launched = graph.launch_of
         known = launched >= 0
         code[known] = code[launched[known]]
@@ -209,7 +209,7 @@ class _Namer:
     def _backward(
         self, frames: _Timed, frames_of: dict[str, Int64], operators: _Timed, operators_of: dict[str, Int64]
     ) -> Int64:
-        """The line of each operator of the backward pass: that of the forward operator with its sequence number."""
+        """The line of each backward operator: that of the forward operator with its sequence number."""
         lines: dict[int, int] = {}
         for tid, rows in operators_of.items():
             forward = [row for row in rows.tolist() if operators[row][3] >= 0 and not operators[row][4]]
@@ -223,41 +223,41 @@ class _Namer:
         for row, (_, _, _, sequence, backward) in enumerate(operators):
             if backward and sequence in lines:
                 name = names[lines[sequence]]
-                told = {"line": f"backward of {name}", "stack": f"{name}{SEPARATOR}backward"}
-                found[row] = self._code(told.get(self._by, name))
+                label = {"line": f"backward of {name}", "stack": f"{name}{SEPARATOR}backward"}
+                found[row] = self._code(label.get(self._by, name))
         return found
 
     def _changes(self, frames: _Timed, rows: Int64) -> tuple[Int64, Int64]:
-        """When the innermost user frame of a thread changes, ns, and to what: one pass over its functions."""
+        """Times at which a thread's innermost user frame changes, ns, and the code of each new one (-1: none)."""
         order = rows[np.lexsort((-frames.end_ns[rows], frames.start_ns[rows]))]
         times: list[int] = []
         codes: list[int] = []
-        # The end of each open function, what runs while it is innermost, and whether it is the user's.
+        # Of each open function: its end, the label while it is innermost, and whether it is user code.
         stack: list[tuple[int, str, bool]] = []
 
         def change(time_ns: int) -> None:
-            # Starts and durations are rounded each: a function may end a nanosecond behind the start of the next.
+            # Starts and durations are rounded separately: a function may end a nanosecond after the next one starts.
             times.append(max(time_ns, times[-1]) if times else time_ns)
             codes.append(self._code(stack[-1][1]) if stack and stack[-1][1] else -1)
 
         starts, ends = frames.start_ns[order].tolist(), frames.end_ns[order].tolist()
         for row, start, end in zip(order.tolist(), starts, ends, strict=True):
             while stack and stack[-1][0] <= start:
-                over = stack.pop()[0]
-                change(over)
+                ended = stack.pop()[0]
+                change(ended)
             label, is_user = self._frame(frames[row][1])
             outer = stack[-1] if stack else (0, "", False)
             if is_user and self._by == "stack":
                 callers = next((label for _, label, is_users in reversed(stack) if is_users), "")
                 label = f"{callers}{SEPARATOR}{label}" if callers else label
             elif not is_user:
-                tells = outer[2] and label and self._by in ("line", "stack")
-                label = f"{outer[1]}{SEPARATOR}{label}" if tells else outer[1]
+                appends = outer[2] and label and self._by in ("line", "stack")
+                label = f"{outer[1]}{SEPARATOR}{label}" if appends else outer[1]
             stack.append((end, label, is_user))
             change(start)
         while stack:
-            over = stack.pop()[0]
-            change(over)
+            ended = stack.pop()[0]
+            change(ended)
         return np.array(times, dtype=np.int64), np.array(codes, dtype=np.int64)
 
     @staticmethod
@@ -270,7 +270,7 @@ class _Namer:
         return self._names.setdefault(name, len(self._names))
 
     def _frame(self, name: str) -> tuple[str, bool]:
-        """What a function's event is called, and whether it is the user's."""
+        """The label of a function's event, and whether the function is user code."""
         known = self._of_frame.get(name)
         if known is None:
             found = _FRAME.match(name)
@@ -309,7 +309,7 @@ def _layers_of(frames: list[re.Match[str]]) -> Iterator[str]:
 
 
 def is_users(file: str) -> bool:
-    """Say whether a file is the user's own code, and not a library's or Python's."""
+    """Whether a file is user code, not a library's or Python's."""
     if _INSTALLED.search(file):
         return False
     first = file.partition("/")[0].removesuffix(".py")
@@ -317,16 +317,16 @@ def is_users(file: str) -> bool:
 
 
 def _by_thread(rows: _Timed) -> dict[str, Int64]:
-    of: dict[str, list[int]] = {}
+    places_of: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
-        of.setdefault(row[0], []).append(place)
-    return {tid: np.array(places, dtype=np.int64) for tid, places in of.items()}
+        places_of.setdefault(row[0], []).append(place)
+    return {tid: np.array(places, dtype=np.int64) for tid, places in places_of.items()}
 
 
 def _longest(changes: tuple[Int64, Int64], times_ns: Int64) -> Int64:
-    """What runs longest between each time of a thread and the next, shape of ``times_ns``: Python may run many lines.
+    """The code that runs longest between each time of a thread and the next, shape of ``times_ns``.
 
-    ``changes`` are times, ns, and what runs from then on; -1 where nothing is known.
+    ``changes`` are times, ns, and the code that runs from each on; -1 if unknown. Python may run many lines in between.
     """
     edges_ns = np.append(np.iinfo(np.int64).min, changes[0])
     codes = np.append(-1, changes[1])
@@ -346,7 +346,7 @@ def _longest(changes: tuple[Int64, Int64], times_ns: Int64) -> Int64:
 
 
 def _until_next(code: Array) -> Array:
-    """Time before an operator is that of its line: fill what is unknown from the next known one."""
+    """Fill unknown codes from the next known one: time before an operator belongs to the operator's line."""
     position = np.arange(len(code))
     following = np.minimum.accumulate(np.where(code >= 0, position, len(code))[::-1])[::-1]
     return np.where(following < len(code), code[np.minimum(following, len(code) - 1)], -1)

@@ -30,7 +30,7 @@ def measured_rows(events: Events, operator: Array, recorded: Recorded) -> Int32:
     tasks, outermost = tasks[outermost >= 0], outermost[outermost >= 0]
     if not len(tasks):
         return rows
-    # One number a pair of name and shapes; each distinct pair is looked up once.
+    # One number per pair of name and shapes; each distinct pair is looked up once.
     key = events.name[outermost].astype(np.int64) * (len(events.shapes) + 1) + events.shape[outermost] + 1
     pairs, which = np.unique(key, return_inverse=True)
     found = np.full(len(pairs), -1, dtype=np.int32)

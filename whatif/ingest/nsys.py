@@ -190,7 +190,7 @@ def _tracks(blocks: list[Block]) -> tuple[list[tuple[str, str]], Int32]:
     spelled, places = [], []
     for block in blocks:
         on_gpu = "stream" in block.columns
-        # One number a pair of device and stream, both of 32 bits.
+        # One number per pair of device and stream, both of 32 bits.
         key = (block.columns["device"] << 32) + block.columns["stream"] if on_gpu else block.thread
         ids, place = distinct(key) if len(block) else (key, key)
         spelled.append([_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()])

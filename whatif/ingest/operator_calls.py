@@ -1,4 +1,4 @@
-"""PyTorch's operators in the database's words, from the shapes and types that a recording shows."""
+"""Describe PyTorch's operators as the op database does, from their recorded shapes and types."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _TYPES = {
     "c10::float8_e5m2": "fp8", "signed char": "int8", "long int": "int", "long": "int", "int": "int",
 }  # fmt: skip
 
-# What stands in the place of a tensor's value where its channels lie innermost.
+# Replaces the empty value of a tensor whose channels are innermost in memory.
 CHANNELS_LAST = "channels_last"
 
 
 def with_layouts(dims: Any, concrete: Any, strides: Any) -> Any:
-    """Return "Concrete Inputs" with `CHANNELS_LAST` for each image that "Input Strides" says to lie so.
+    """Return "Concrete Inputs" with `CHANNELS_LAST` for each image that has this layout by "Input Strides".
 
-    One channel or one pixel lies in both ways: no layout. Anything may stand in the arguments.
+    Images of one channel or one pixel get no layout: they have both. The arguments may be of any type.
     """
-    if not all(isinstance(said, list) for said in (dims, concrete, strides)) or len(dims) != len(strides):
+    if not all(isinstance(column, list) for column in (dims, concrete, strides)) or len(dims) != len(strides):
         return concrete
     images = [
         place
@@ -39,7 +39,7 @@ def with_layouts(dims: Any, concrete: Any, strides: Any) -> Any:
 
 def without_layouts(concrete: Any) -> Any:
     """Return "Concrete Inputs" as the profiler wrote them."""
-    return ["" if said == CHANNELS_LAST else said for said in concrete] if isinstance(concrete, list) else concrete
+    return ["" if text == CHANNELS_LAST else text for text in concrete] if isinstance(concrete, list) else concrete
 
 
 def _channels_innermost(shape: Any, strides: Any) -> bool:
@@ -54,7 +54,7 @@ def _channels_innermost(shape: Any, strides: Any) -> bool:
 
 
 class _Call:
-    """One call as a recording shows it; a lookup that finds nothing raises, and the call is none that is known."""
+    """The recorded inputs of one call; a look-up of an absent or unexpected input raises."""
 
     def __init__(self, dims: Any, types: Any, concrete: Any) -> None:
         self.dims = dims if isinstance(dims, list) else []
@@ -70,8 +70,8 @@ class _Call:
         return tuple(shape)
 
     def dtype(self, place: int) -> str:
-        told = self.types[place] if place < len(self.types) else ""
-        return _TYPES.get(told.lower(), "unknown") if isinstance(told, str) else "unknown"
+        name = self.types[place] if place < len(self.types) else ""
+        return _TYPES.get(name.lower(), "unknown") if isinstance(name, str) else "unknown"
 
     def text(self, place: int) -> str:
         return text_of(self.concrete, place)
@@ -84,10 +84,9 @@ _Rule = Callable[[str, _Call], Described | None]
 
 
 def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
-    """Return the operator that a call of ``op_name`` is, or None where its family or its shape is not known.
+    """Return the operator that a call of ``op_name`` runs, or None if its family or its shape is not known.
 
-    The arguments are "Input Dims", "Input type" and "Concrete Inputs" of a trace as decoded JSON; anything may stand
-    there.
+    The arguments are "Input Dims", "Input type" and "Concrete Inputs" of a trace as decoded JSON, of any type.
     """
     if not isinstance(op_name, str) or not op_name.startswith("aten::"):
         return None
@@ -102,28 +101,28 @@ def describe(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | 
 
 
 def describe_other(op_name: Any, dims: Any, types: Any, concrete: Any) -> Described | None:
-    """Return any other operator, identified by all recorded inputs; None where there are too many."""
+    """Return any other operator, identified by all recorded inputs; None if these are too long."""
     try:
-        said = msgspec.json.encode([dims, types, without_layouts(concrete)]).decode()
+        layout = msgspec.json.encode([dims, types, without_layouts(concrete)]).decode()
     except (TypeError, ValueError, RecursionError):
         return None
-    if not isinstance(op_name, str) or not 0 < len(op_name) <= 200 or len(said) > LONGEST_TEXT:
+    if not isinstance(op_name, str) or not 0 < len(op_name) <= 200 or len(layout) > LONGEST_TEXT:
         return None
     call = _Call(dims, types, concrete)
-    told = [call.dtype(place) for place in range(len(call.types))]
+    dtypes = [call.dtype(place) for place in range(len(call.types))]
     return Described(
-        "other", op_name, next((d for d in told if d not in ("unknown", "int")), "unknown"), (), layout=said
+        "other", op_name, next((d for d in dtypes if d not in ("unknown", "int")), "unknown"), (), layout=layout
     )
 
 
 def attention_of(op_name: str, dims: Any, dtype: str, concrete: Any) -> Described | None:
-    """Return the forward pass that an attention operator runs, or gives the gradients of; None for all others.
+    """Return the forward pass of an attention operator, or of a backward one; None for other operators.
 
-    Recorded attention is measured as any other operator (``describe_other``); this is what its work is priced as.
+    Recorded attention is measured as any other operator (``describe_other``); this description prices its work.
     """
     if "attention" not in op_name:
         return None
-    first = 1 if "backward" in op_name else 0  # behind the output's gradient
+    first = 1 if "backward" in op_name else 0  # after the output's gradient
     q, k = dims[first : first + 2]
     if len(q) != 4 or len(k) != 4:
         return None
@@ -136,15 +135,15 @@ def attention_of(op_name: str, dims: Any, dtype: str, concrete: Any) -> Describe
     return Described("attention", "attention", dtype, sizes)
 
 
-def as_attention(what: Described) -> Described:
-    """Return a recorded operator as the attention whose work it does, where it is one; else itself."""
-    if what.family != "other" or "attention" not in what.name:
-        return what
+def as_attention(operator: Described) -> Described:
+    """Return an attention operator described by its forward pass (``attention_of``), any other operator unchanged."""
+    if operator.family != "other" or "attention" not in operator.name:
+        return operator
     try:
-        dims, _, concrete = msgspec.json.decode(what.layout)
-        return attention_of(what.name, dims, what.dtype, concrete) or what
+        dims, _, concrete = msgspec.json.decode(operator.layout)
+        return attention_of(operator.name, dims, operator.dtype, concrete) or operator
     except (msgspec.DecodeError, TypeError, ValueError, IndexError):
-        return what
+        return operator
 
 
 def _matmul(name: str, call: _Call) -> Described | None:
@@ -162,9 +161,9 @@ def _matmul(name: str, call: _Call) -> Described | None:
 
 
 def _grouped(name: str, call: _Call) -> Described | None:
-    """A product for each expert: rows of all of them behind one another (two dimensions), or a batch (three).
+    """A product for each expert: their rows concatenated (two dimensions) or in a batch (three).
 
-    Which rows fall to which expert is not recorded: as many to each.
+    The number of rows per expert is not recorded and taken to be equal.
     """
     left, right, ends = call.shape(0), call.shape(1), call.shape(2)
     groups = next((shape[0] for shape in (left, right) if len(shape) == 3), ends[0])
@@ -197,7 +196,7 @@ def _convolution(name: str, call: _Call) -> Described | None:
         ("padding_h", padding[0]), ("padding_w", padding[1]), ("dilation_h", dilation[0]), ("dilation_w", dilation[1]),
         ("groups", x[1] // weight[1]),
     )  # fmt: skip
-    # cuDNN and PyTorch follow image and weight; a gradient is brought into their layout.
+    # cuDNN and PyTorch use the layout of image and weight; a gradient is converted to it.
     images = (1, 2) if backward else (0, 1)
     layout = "nhwc" if any(call.text(place) == CHANNELS_LAST for place in images) else ""
     return Described("conv", "conv2d", call.dtype(1 if backward else 0), integers, phase, layout)

@@ -1,7 +1,6 @@
-"""What the recorder wrote beside the events, read into its types once, and written back.
+"""The recorder's metadata of a recording: parsed into typed facts, and written back.
 
-The recorder's part of a recording is data like the rest: whatever is not what the recorder writes is left out, and
-its name is reported.
+The metadata is not trusted: values that the recorder does not write are left out, and their names are reported.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ MOST_BYTES = 2**44
 MOST_PARAMETERS = 10**13
 # 30 years in ms, 11 days in ns: no step takes as long, and no operator.
 MOST_MS, MOST_NS = 1e12, 1e15
-# Ten times what the costliest of torch's observers takes an event (ExecutionTraceObserver: 10 to 12 us).
+# Ten times the cost of an event in the costliest of torch's observers (ExecutionTraceObserver: 10 to 12 us).
 LARGEST_EVENT_COST_NS = 100_000.0
-# Outside these a rate is damage, not a measurement: no machine of today copies as slowly, or as fast.
+# Rates outside these bounds are damage: no machine of today copies as slowly, or as fast.
 SLOWEST_COPY_GBYTE_S, FASTEST_COPY_GBYTE_S, FASTEST_LINK_GBYTE_S = 0.01, 1e5, 1e4
 MOST_GFLOPS = 1e9
 MOST_WORKERS = 10**6
 MOST_LOADERS = 1000
 MOST_FLOPS = 1e24
 
-# What fields are called in a file, where that is another name.
+# Keys of the fields that have another name in the file.
 _KEYS = {
     "gradients": "grad_ready_order", "size_bytes": "bytes", "median_ms": "median", "q25_ms": "q25", "q75_ms": "q75",
     "untraced_step": "untraced_step_ms", "untraced_cpu": "untraced_cpu_ms", "traced_step": "traced_step_ms",
@@ -57,18 +56,18 @@ _KEYS = {
 
 
 def recorded_of(header: Any) -> tuple[Recorded, tuple[str, ...]]:
-    """Return what the recorder's part of a file gives, and the names of what in it is not as the recorder writes it."""
+    """Return the facts in a file's metadata, and the names of the entries that the recorder does not write so."""
     damaged: list[str] = []
     table = _Table(dict(header) if isinstance(header, dict) else {}, damaged)
     return _recorded(table), tuple(dict.fromkeys(damaged))
 
 
 def written(facts: Struct) -> dict[str, Any]:
-    """Return facts (``Recorded`` or a part of it) as the recorder writes them."""
+    """Return facts (``Recorded`` or a part of it) in the recorder's format."""
     columns = asdict(facts)
-    result, told = dict(columns.pop("other")), columns.pop("told", frozenset())
+    result, present = dict(columns.pop("other")), columns.pop("told", frozenset())
     for name, value in columns.items():
-        if name in told or not (value is None or value in ((), "", {})):
+        if name in present or not (value is None or value in ((), "", {})):
             result[_KEYS.get(name, name)] = _plain(value)
     return result
 
@@ -84,14 +83,14 @@ def _plain(value: Any) -> Any:
 
 
 class _Table(Struct):
-    """A table of the file, from which each fact is taken out; what is not as expected stays, and its name is noted."""
+    """A table of the file, from which facts are removed as they are read; names of damaged ones go to ``damaged``."""
 
     left: dict[str, Any]
     damaged: list[str] = field(default_factory=list)
     within: str = ""
 
     def take(self, key: str, fits: Callable[[Any], bool]) -> Any:
-        """Take out what fits; None where nothing is written, or something else."""
+        """Remove and return a value that ``fits``; None if there is none, or it does not fit."""
         value = self.left.get(key)
         if value is None:
             return None
@@ -100,7 +99,7 @@ class _Table(Struct):
             return None
         return self.left.pop(key)
 
-    def whole(self, key: str, least: int = 0, below: int = MOST_BYTES) -> int | None:
+    def integer(self, key: str, least: int = 0, below: int = MOST_BYTES) -> int | None:
         value: int | None = self.take(key, lambda found: type(found) is int and least <= found < below)
         return value
 
@@ -126,7 +125,7 @@ class _Table(Struct):
         return value
 
     def rows(self, key: str) -> list[Any]:
-        """The rows of a list; empty where there are none."""
+        """The rows of a list; empty if there is none."""
         return [] if self.left.get(key) == [] else self.take(key, lambda found: isinstance(found, list)) or []
 
     def shape(self, key: str) -> tuple[int, ...] | None:
@@ -139,7 +138,7 @@ class _Table(Struct):
         return None if value is None else read(self.inner(value, key))
 
     def parts(self, key: str, read: Callable[[_Table], T], *, empty: Callable[[], T] | None = None) -> tuple[T, ...]:
-        """Read a list of tables; what is none of them is left out, or ``empty`` where rows keep their numbers."""
+        """Read a list of tables; other rows are left out, or become ``empty()`` so that rows keep their numbers."""
         found: list[T] = []
         for row in self.rows(key):
             if isinstance(row, dict):
@@ -177,12 +176,12 @@ class _Table(Struct):
 
 
 def _recorded(table: _Table) -> Recorded:
-    for told_by_graph_info in ("gpu", "batch_size"):
-        table.left.pop(told_by_graph_info, None)
+    for in_graph_info in ("gpu", "batch_size"):
+        table.left.pop(in_graph_info, None)
     return Recorded(
         cpu=table.text("cpu"),
-        cpu_cores=table.whole("cpu_cores"),
-        threads=table.whole("threads"),
+        cpu_cores=table.integer("cpu_cores"),
+        threads=table.integer("threads"),
         driver=table.name("driver"),
         torch=table.name("torch"),
         cuda=table.name("cuda"),
@@ -198,7 +197,7 @@ def _recorded(table: _Table) -> Recorded:
         optimizer=table.part("optimizer", _optimizer),
         execution=table.part("execution", _execution),
         data_loading=table.part("data_loading", _data_loading),
-        samples_per_step=table.whole("samples_per_step"),
+        samples_per_step=table.integer("samples_per_step"),
         input_shape=table.shape("input_shape"),
         input_dtype=table.name("input_dtype"),
         flops=table.part("flops", _flops),
@@ -210,7 +209,7 @@ def _recorded(table: _Table) -> Recorded:
         untraced_load=table.part("untraced_load", _machine_load),
         traced_load=table.part("traced_load", _machine_load),
         profiler_cost=_profiler_cost(table),
-        peak_memory_bytes=table.whole("peak_memory_bytes", 1, 2**63),
+        peak_memory_bytes=table.integer("peak_memory_bytes", 1, 2**63),
         allocator_retries=_tuple(table.take("allocator_retries", _is_ns_column)) or (),
         operator_times=table.parts("operator_times", _measured_operator, empty=MeasuredOperator),
         update_times_ns=table.by_name("update_times_ns", _is_ns),
@@ -236,21 +235,21 @@ def _layer(table: _Table) -> Layer:
     return Layer(
         name=table.text("name") or "",
         type=table.text("type") or "",
-        parameters=table.whole("parameters", below=MOST_PARAMETERS),
-        gradient_bytes=table.whole("gradient_bytes"),
+        parameters=table.integer("parameters", below=MOST_PARAMETERS),
+        gradient_bytes=table.integer("gradient_bytes"),
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         other=table.left,
     )
 
 
 def _gradient(table: _Table) -> Gradient:
-    return Gradient(table.text("name") or "", table.text("layer") or "", table.whole("bytes"), table.left)
+    return Gradient(table.text("name") or "", table.text("layer") or "", table.integer("bytes"), table.left)
 
 
 def _ddp(table: _Table) -> Ddp:
     # One worker alone exchanges nothing, and counts as unknown.
     return Ddp(
-        world_size=table.whole("world_size", 2, MOST_WORKERS) if table.left.get("world_size") != 1 else None,
+        world_size=table.integer("world_size", 2, MOST_WORKERS) if table.left.get("world_size") != 1 else None,
         buckets=table.parts("buckets", _bucket, empty=Bucket) if isinstance(table.left.get("buckets"), list) else None,
         other=table.left,
     )
@@ -269,8 +268,8 @@ def _optimizer(table: _Table) -> Optimizer:
     return Optimizer(
         type=table.text("type"),
         **table.settings("foreach", "fused", "capturable"),
-        parameter_tensors=table.whole("parameter_tensors"),
-        state_bytes=table.whole("state_bytes"),
+        parameter_tensors=table.integer("parameter_tensors"),
+        state_bytes=table.integer("state_bytes"),
         other=table.left,
     )
 
@@ -280,7 +279,7 @@ def _execution(table: _Table) -> Execution:
 
 
 def _data_loading(table: _Table) -> DataLoading:
-    return DataLoading(table.whole("workers", below=MOST_LOADERS), table.left)
+    return DataLoading(table.integer("workers", below=MOST_LOADERS), table.left)
 
 
 def _flops(table: _Table) -> Flops:
@@ -288,29 +287,29 @@ def _flops(table: _Table) -> Flops:
 
 
 def _step_times(table: _Table, key: str) -> StepTimes | None:
-    """What is written but is no summary are times that cannot be used; who needs them says so."""
-    told = table.left.pop(key, None)
-    if told is None:
+    """Read a summary of step times; anything else gives one without times, which its user reports."""
+    summary = table.left.pop(key, None)
+    if summary is None:
         return None
-    within = _Table(dict(told) if isinstance(told, dict) else {})
-    return StepTimes(within.number("median"), within.number("q25"), within.number("q75"), within.left)
+    inner = _Table(dict(summary) if isinstance(summary, dict) else {})
+    return StepTimes(inner.number("median"), inner.number("q25"), inner.number("q75"), inner.left)
 
 
 def _machine_load(table: _Table) -> MachineLoad:
-    whole = {key: table.whole(key) for key in ("steps", "involuntary_switches", "minor_faults")}
+    counts = {key: table.integer(key) for key in ("steps", "involuntary_switches", "minor_faults")}
     seconds = {
         key: table.take(key, lambda found: _is_number(found) and found >= 0) for key in ("wall_s", "cpu_s", "load")
     }
-    return MachineLoad(**whole, **seconds, other=table.left)
+    return MachineLoad(**counts, **seconds, other=table.left)
 
 
 def _profiler_cost(table: _Table) -> ProfilerCost | None:
-    """A table, or the cost itself; who needs a cost that cannot be used says so."""
-    told = table.left.pop("profiler_cost_ns", None)
-    if told is None:
+    """Read a table, or the cost alone; an unusable cost becomes None, which its user reports."""
+    cost = table.left.pop("profiler_cost_ns", None)
+    if cost is None:
         return None
-    within = _Table(dict(told) if isinstance(told, dict) else {"per_event": told})
-    return ProfilerCost(within.number("per_event", most=LARGEST_EVENT_COST_NS), within.left)
+    inner = _Table(dict(cost) if isinstance(cost, dict) else {"per_event": cost})
+    return ProfilerCost(inner.number("per_event", most=LARGEST_EVENT_COST_NS), inner.left)
 
 
 def _measured_operator(table: _Table) -> MeasuredOperator:

@@ -1,7 +1,7 @@
-"""A task graph as text, behind the events of a timeline file, and the graph that such a text gives.
+"""A task graph as JSON text, stored after the events of a timeline file, and the graph read back from it.
 
-The text is one JSON object: what is small is plain, and each column of numbers is its bytes, compressed, in base64. It
-is data: nothing of it is executed or unpickled, and every size and every code is checked before it is used.
+The text is one JSON object: small values are plain JSON, each column of numbers is its compressed bytes in base64.
+Nothing in it is executed or unpickled, and every size and code is checked before use.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from whatif.simulation.timeline import Timeline
 from whatif.simulation.transfers import GRADIENTS
 
 FORMAT = 1
-# Where the events of the file end and the graph begins: no text in JSON has a line end in it, so events hold none such.
+# Separates the events of the file from the graph: a JSON string has no line break in it, so no event contains this.
 GRAPH_FIELD = '\n],\n"whatif_graph":'
 # A file that asks for more tasks than this is damaged: ids have 31 bits.
 MOST_ROWS = 2**31 - 1
 MOST_STEPS = 2**30
-# Thirteen days, as of one task: no lag is longer.
+# Thirteen days, which also limits the duration of a task.
 MOST_LAG_NS = 2**50
-# Most of a column is alike: the fastest level compresses it as well as the others.
+# Columns are repetitive: the fastest level compresses them as well as the others.
 ZLIB_LEVEL = 1
 
 
 class _Column(msgspec.Struct, frozen=True):
-    """A column of numbers: its type as numpy writes it, how many, and their bytes."""
+    """A column of numbers: numpy's description of their type, how many there are, and their bytes."""
 
     dtype: Any
     count: int
@@ -60,7 +60,7 @@ class _Column(msgspec.Struct, frozen=True):
 
 
 class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is small of a graph."""
+    """All of a graph but its columns."""
 
     format: int
     n_tasks: int
@@ -72,7 +72,7 @@ class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Saved(Plain, frozen=True, forbid_unknown_fields=True):
-    """The whole text."""
+    """The whole JSON object."""
 
     columns: dict[str, _Column]
     attached: dict[str, _Column]
@@ -81,31 +81,30 @@ class _Saved(Plain, frozen=True, forbid_unknown_fields=True):
 
 
 def graph_text(timeline: Timeline, remark: str, what_ifs: str, *, without_profiler: bool) -> Iterator[str]:
-    """Return the graph of a timeline as pieces of JSON text; ``remark`` says what it is.
+    """Yield the graph of a timeline as pieces of JSON text; ``remark`` becomes one of its quirks.
 
-    ``what_ifs`` are those of a prediction, and ``without_profiler`` says that its times are without the profiler's
-    cost.
+    ``what_ifs`` are those of a prediction, and ``without_profiler`` says whether its times exclude the profiler's cost.
 
-    Its measured steps are the timeline's: read again it has no replay error, and nothing is left to calibrate. Where a
-    schedule of its own gave the timeline, the order in which it ran the tasks of free threads becomes dependencies.
+    The measured steps are the timeline's, so the graph read back has no replay error and nothing to calibrate. If the
+    default simulation does not give the timeline, its order of tasks on free threads becomes dependencies.
     """
     graph = _replaying(timeline)
-    known = graph.info
-    before = known.recorded.simulated or Simulated()
-    told = Simulated(
+    original = graph.info
+    before = original.recorded.simulated or Simulated()
+    simulated = Simulated(
         what_ifs=" + ".join(filter(None, (before.what_ifs, what_ifs))),
         without_profiler=without_profiler or before.without_profiler,
-        untraced_step=known.recorded.untraced_step or before.untraced_step,
+        untraced_step=original.recorded.untraced_step or before.untraced_step,
     )
     info = replace(
-        known,
-        path="",  # where a file lies says more of a machine than its reader needs
-        ranks=tuple(replace(rank, path=Path(rank.path).name) for rank in known.ranks),
-        measured_step_ns={clock: timeline.step_times_ns(clock) for clock in known.measured_step_ns},
+        original,
+        path="",  # readers need not know the folders of the machine
+        ranks=tuple(replace(rank, path=Path(rank.path).name) for rank in original.ranks),
+        measured_step_ns={clock: timeline.step_times_ns(clock) for clock in original.measured_step_ns},
         untraced_step_ns=None,
-        quirks=(*known.quirks, remark),
+        quirks=(*original.quirks, remark),
         # A simulated graph has nothing to correct.
-        recorded=structs.replace(known.recorded.without_untraced_step(), simulated=told),
+        recorded=structs.replace(original.recorded.without_untraced_step(), simulated=simulated),
     )
     yield _json(plain_of(graph, info))[:-1]
     for group, columns in arrays_of(graph).items():
@@ -117,7 +116,7 @@ def graph_text(timeline: Timeline, remark: str, what_ifs: str, *, without_profil
 
 
 def plain_of(graph: TaskGraph, info: GraphInfo) -> Plain:
-    """Return what is small of a graph, with ``info`` in place of its own."""
+    """Return all of a graph but its columns, with ``info`` in place of its own."""
     return Plain(FORMAT, len(graph), _info_table(info), graph.names, graph.layers, graph.notes, graph.threads)
 
 
@@ -132,7 +131,7 @@ def arrays_of(graph: TaskGraph) -> dict[str, Mapping[str, Array]]:
 
 
 def graph_of(plain: Plain, info: GraphInfo, arrays: Mapping[str, Mapping[str, Array]]) -> TaskGraph:
-    """Return the graph of what ``plain_of`` and ``arrays_of`` return; nothing is checked."""
+    """Return the graph of the results of ``plain_of`` and ``arrays_of``, unchecked."""
     return TaskGraph(
         **arrays["columns"],
         dependencies=Dependencies(**arrays["dependencies"]),
@@ -148,7 +147,7 @@ def graph_of(plain: Plain, info: GraphInfo, arrays: Mapping[str, Mapping[str, Ar
 
 
 def graph_of_text(text: bytes, path: str) -> TaskGraph:
-    """Return the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, where it is damaged."""
+    """Return the checked graph that ``graph_text`` wrote. Raises WhatifError, one sentence, if it is damaged."""
     from whatif.graph.described import check_described
 
     try:
@@ -162,8 +161,8 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
         )
     try:
         info = info_of(saved)
-        for what in info.operators:
-            check_described(what)
+        for operator in info.operators:
+            check_described(operator)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     n = saved.n_tasks
@@ -181,7 +180,7 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
     arrays = {"columns": numbers(saved.columns, n), "attached": numbers(saved.attached, n)}
     graph = graph_of(saved, replace(info, path=path), {**arrays, "dependencies": dependencies, "waits": waits})
     _check_codes(graph, path)
-    if GRADIENTS in graph.attached:  # in older files nothing else tells stages
+    if GRADIENTS in graph.attached:  # older files mark stages by nothing else
         graph = graph.with_change(Change.IN_STAGES)
     try:
         return graph.check()
@@ -191,7 +190,7 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
 
 @cache
 def _info_type() -> type[msgspec.Struct]:
-    """What ``GraphInfo`` holds, as the decoder checks it; those of the ranks are looked at one by one."""
+    """The type by which the decoder checks a ``GraphInfo``; those of the ranks are decoded one by one."""
     from whatif.graph.described import Described
 
     hints = get_type_hints(GraphInfo, localns={"Described": Described})
@@ -209,18 +208,18 @@ def _info_type() -> type[msgspec.Struct]:
 
 
 def _info_table(info: GraphInfo) -> dict[str, Any]:
-    """The recording's facts as they are written: what the recorder wrote stands under ``metadata``."""
+    """The ``GraphInfo`` as it is saved: what the recorder wrote is under ``metadata``."""
     table = {each.name: getattr(info, each.name) for each in fields(info) if each.name != "recorded"}
     return {**table, "ranks": [_info_table(rank) for rank in info.ranks], "metadata": written(info.recorded)}
 
 
 def info_of(plain: Plain) -> GraphInfo:
-    """Return the recording's facts. Raises msgspec.ValidationError where one is of another type."""
+    """Return the ``GraphInfo``. Raises msgspec.ValidationError if a field is of another type."""
     return _info(plain.info)
 
 
-def _info(told: dict[str, Any]) -> GraphInfo:
-    found = msgspec.convert(told, _info_type())
+def _info(table: dict[str, Any]) -> GraphInfo:
+    found = msgspec.convert(table, _info_type())
     parts = {name: getattr(found, name) for name in found.__struct_fields__}
     recorded, _ = recorded_of(parts.pop("metadata"))
     return GraphInfo(**{**parts, "ranks": tuple(_info(rank) for rank in parts["ranks"]), "recorded": recorded})
@@ -249,22 +248,22 @@ def _column_text(column: Array) -> str:
 def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # half a character, as of a path that is no text
-        return msgspec.json.encode(_without_halves(msgspec.to_builtins(value))).decode()
+    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8
+        return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(value))).decode()
 
 
-def _without_halves(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_without_halves(key): _without_halves(item) for key, item in value.items()}
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_halves(item) for item in value]
+        return [_without_surrogates(item) for item in value]
     return value
 
 
 def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
-    """The numbers of a column; how many bytes they take is known before they are unpacked."""
+    """The numbers of a column, decompressed to no more bytes than its count allows."""
 
     def damaged(why: str) -> WhatifError:
         return _damaged(path, f"column {name!r}: {why}")
@@ -290,7 +289,7 @@ def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
 
 
 def _check_codes(graph: TaskGraph, path: str) -> None:
-    """Raise WhatifError where a code or a lag lies outside of what it stands for; ``graph.check`` sees to the rest."""
+    """Raise WhatifError if a code or a lag is out of range; ``graph.check`` checks everything else."""
     if "" not in graph.layers[:1]:
         raise _damaged(path, "no table of layers")
     for column in COLUMNS:
@@ -326,24 +325,24 @@ def _damaged(path: str, why: str) -> WhatifError:
                        "export it again.")  # fmt: skip
 
 
-# In the recorder's part of a recording: {"low_ns": [...], "high_ns": [...], ...} of one step's kernels in their order.
+# Key in the recorder's metadata: {"low_ns": [...], "high_ns": [...], ...} of one step's kernels in order.
 PREDICTED = "predicted"
 
 
 def with_ranges(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with the ranges that its recording gives of its kernels and of the host; else as it is.
+    """Return the graph with its recording's ranges of kernels and host; unchanged if it has none.
 
-    Raises WhatifError where they do not fit the recording's kernels.
+    Raises WhatifError if they do not fit the recording's kernels.
     """
-    told = graph.info.recorded.predicted
-    if told is None:
+    predicted = graph.info.recorded.predicted
+    if predicted is None:
         return graph
-    factor = told.cpu_range_factor
+    factor = predicted.cpu_range_factor
     if factor is not None:
         cpu = graph.on_cpu
         graph = graph.scale(cpu, 1.0, low=1 / factor, high=float(factor))
     kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
-    low, high = (_range(times_ns, graph.info.path) for times_ns in (told.low_ns, told.high_ns))
+    low, high = (_range(times_ns, graph.info.path) for times_ns in (predicted.low_ns, predicted.high_ns))
     if not len(low) and not len(kernels):
         return graph
     if len(low) != len(high) or not len(low) or len(kernels) % len(low):
@@ -353,7 +352,7 @@ def with_ranges(graph: TaskGraph) -> TaskGraph:
         )
     steps = len(kernels) // len(low)
     duration_ns = graph.duration_ns[kernels]
-    for name, column in ((AUTOCAST_SHARE, told.autocast_share), (AUTOCAST_CASTS, told.autocast_casts)):
+    for name, column in ((AUTOCAST_SHARE, predicted.autocast_share), (AUTOCAST_CASTS, predicted.autocast_casts)):
         if column is not None and len(column) == len(low):
             values = np.zeros(len(graph))
             values[kernels] = np.tile(np.array(column, dtype=np.float64), steps)
@@ -364,7 +363,7 @@ def with_ranges(graph: TaskGraph) -> TaskGraph:
     )  # fmt: skip
 
 
-def _range(told: tuple[int, ...] | None, path: str) -> Int64:
-    if told is None:
+def _range(values: tuple[int, ...] | None, path: str) -> Int64:
+    if values is None:
         raise WhatifError(f"{path}: expected ranges of a predicted step in whole nanoseconds; predict it again.")
-    return np.array(told, dtype=np.int64)
+    return np.array(values, dtype=np.int64)

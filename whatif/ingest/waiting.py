@@ -1,4 +1,4 @@
-"""Calls that wait for the GPU, split into the work that they do and the waiting, which is never work."""
+"""Split calls that wait for the GPU into their work and their wait, which is never work."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.gpu_side import LATE_NS, LONG_AGO_NS, Calls, GpuSide, launch_order
 from whatif.ingest.sync_records import recorded_sources
 
-# A synchronisation returns up to this long before the recorded end of what it waited for: two clocks.
+# A synchronisation returns up to this long before the recorded end of what it waited for: their clocks differ.
 EARLY_NS = 3_000
 # Pageable host-to-device copies up to this size are staged and return at once (CUDA driver API, "API synchronization
-# behavior": 64 KB), unless they are seen to block.
+# behavior": 64 KB), unless the trace shows that they block.
 STAGED_BYTES = 65_536
-# How long a synchronisation works that finds nothing to wait for, where a trace shows no such call (2 to 6 us seen).
+# Duration of a synchronisation that need not wait, if the trace has no such call (2 to 6 us observed).
 DEFAULT_ISSUE_NS = 4_000
 
 # What a waiting call waits for: a scope of Waits, or one task.
@@ -36,7 +36,7 @@ class CallTimes(Struct, frozen=True):
     """The calls' own work and what they wait for; all of shape (n_calls,)."""
 
     work_ns: Int64
-    key_ns: Int64  # where the call sorts among all tasks: a launch held back by a full queue sorts where it got through
+    key_ns: Int64  # orders the call among all tasks: when it entered the queue, for a launch held back by a full one
     can_wait: Bool
     scope: Int64  # ALL_STREAMS, a stream's code, or ONE_TASK
     target: Int64  # the GPU task for ONE_TASK
@@ -58,7 +58,7 @@ def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
     if len(gpu.event):
         waiting = np.flatnonzero(can_wait)
         task = target[waiting]
-        # Copies in the two directions return at different moments: each is a kind of call of its own.
+        # Copies in the two directions return at different moments: each direction is a group.
         direction = np.where(task >= 0, _copy_directions(events.names)[events.name[gpu.event[task]]] + 1, 0)
         group = calls.name[waiting].astype(np.int64) * 8 + direction
         for code in each_once(group):
@@ -66,19 +66,19 @@ def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
     return times
 
 
-def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: Int64) -> None:
-    """Split the calls ``mine`` of one kind, in place: issue work, wait, return."""
-    start_ns, end_ns, done = calls.start_ns[mine], calls.end_ns[mine], done_ns[mine]
-    copies = times.scope[mine] == ONE_TASK
+def _split(times: CallTimes, rows: Array, calls: Calls, gpu: GpuSide, done_ns: Int64) -> None:
+    """Split the calls ``rows`` of one group into work, wait and return, in place."""
+    start_ns, end_ns, done = calls.start_ns[rows], calls.end_ns[rows], done_ns[rows]
+    copies = times.scope[rows] == ONE_TASK
     waited = done > start_ns
-    # The work before the wait: of a copy, until the copy starts; of a synchronisation, what it takes without waiting.
-    target = np.maximum(times.target[mine], 0)
-    unqueued = copies & (gpu.before_ns[target] <= start_ns) & (calls.kind[mine] == CallKind.COPY)
+    # The work before the wait: of a copy, until it starts; of a synchronisation, its usual duration without a wait.
+    target = np.maximum(times.target[rows], 0)
+    unqueued = copies & (gpu.before_ns[target] <= start_ns) & (calls.kind[rows] == CallKind.COPY)
     issue_ns = np.clip(gpu.start_ns[target] - gpu.launch_lag_ns - start_ns, 0, end_ns - start_ns)
-    # A copy's first call pays for page faults and lazy loading: the quickest one shows what the others do.
-    own = np.array([issue_ns[unqueued].min()]) if unqueued.any() else (end_ns - start_ns)[~waited]
-    usual_ns = int(np.median(own)) if len(own) else DEFAULT_ISSUE_NS
-    longest_ns = np.where(copies & (calls.kind[mine] == CallKind.COPY), issue_ns, end_ns - start_ns)
+    # A first copy pays for page faults and lazy loading: the quickest one shows the usual work.
+    without_wait_ns = np.array([issue_ns[unqueued].min()]) if unqueued.any() else (end_ns - start_ns)[~waited]
+    usual_ns = int(np.median(without_wait_ns)) if len(without_wait_ns) else DEFAULT_ISSUE_NS
+    longest_ns = np.where(copies & (calls.kind[rows] == CallKind.COPY), issue_ns, end_ns - start_ns)
     work_ns = np.where(waited, np.minimum(usual_ns, longest_ns), end_ns - start_ns)
     work_ns = np.where(unqueued & waited, issue_ns, work_ns)
     # From the end of the GPU's work to the return. Freeing memory works on after its wait, each time as measured.
@@ -87,14 +87,14 @@ def _split(times: CallTimes, mine: Array, calls: Calls, gpu: GpuSide, done_ns: I
     late = waited & (done > start_ns + work_ns)
     lag_ns = int(np.median(back_ns[late])) if late.any() else RETURN_NS
     excess_ns = np.where(late, np.maximum(back_ns - lag_ns, 0), 0)
-    frees = calls.kind[mine] == CallKind.FREE
-    times.work_ns[mine] = work_ns
-    times.lag_ns[mine] = np.where(frees & late, back_ns, lag_ns)
-    times.excess_ns[mine] = np.where(frees | (excess_ns <= LATE_NS), 0, excess_ns)
+    frees = calls.kind[rows] == CallKind.FREE
+    times.work_ns[rows] = work_ns
+    times.lag_ns[rows] = np.where(frees & late, back_ns, lag_ns)
+    times.excess_ns[rows] = np.where(frees | (excess_ns <= LATE_NS), 0, excess_ns)
 
 
 def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, Int64, Int64]:
-    """For each call: can it wait, for which scope, for which task, and when that was done (long ago: nothing)."""
+    """For each call: whether it can wait, its scope, its task, and when what it waits for ended (long ago: nothing)."""
     n = len(calls.event)
     can_wait = np.zeros(n, dtype=np.bool_)
     scope = np.full(n, ALL_STREAMS, dtype=np.int64)
@@ -111,14 +111,14 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
     everything = among(calls.kind[syncs], [CallKind.DEVICE_SYNC, CallKind.FREE])
     possible = (last >= 0) & (ends <= calls.end_ns[syncs][:, None] + EARLY_NS)
     # Of one stream: the recorded one, else the one whose last task ends latest without outlasting the call.
-    told = known[syncs]
-    best = np.where(told >= 0, told, np.where(possible, ends, LONG_AGO_NS).argmax(axis=1))
+    recorded = known[syncs]
+    best = np.where(recorded >= 0, recorded, np.where(possible, ends, LONG_AGO_NS).argmax(axis=1))
     picked = np.arange(len(syncs))
     # A call that returns while every stream is still busy waited for none of them.
-    can_wait[syncs] = everything | (told >= 0) | possible.any(axis=1)
+    can_wait[syncs] = everything | (recorded >= 0) | possible.any(axis=1)
     scope[syncs] = np.where(everything, ALL_STREAMS, best)
-    seen = np.where(possible, ends, LONG_AGO_NS)
-    latest = np.where(everything, seen.max(axis=1, initial=LONG_AGO_NS), seen[picked, best])
+    possible_ends = np.where(possible, ends, LONG_AGO_NS)
+    latest = np.where(everything, possible_ends.max(axis=1, initial=LONG_AGO_NS), possible_ends[picked, best])
     done_ns[syncs] = np.minimum(latest, calls.end_ns[syncs])
     _event_targets(events, calls, gpu, launched_ns, can_wait, scope, target, done_ns)
     _copy_targets(events, calls, gpu, can_wait, scope, target, done_ns)
@@ -129,9 +129,9 @@ def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
     """The last task of each stream launched before each time, shape (n_times, n_streams); -1 where there is none."""
     last = np.full((len(time_ns), len(gpu.streams)), MISSING, dtype=np.int64)
     for code in range(len(gpu.streams)):
-        mine = np.flatnonzero(gpu.stream == code)
-        at = np.searchsorted(launched_ns[mine], time_ns, side="left") - 1
-        last[:, code] = np.where(at >= 0, mine[np.maximum(at, 0)], MISSING)
+        tasks = np.flatnonzero(gpu.stream == code)
+        at = np.searchsorted(launched_ns[tasks], time_ns, side="left") - 1
+        last[:, code] = np.where(at >= 0, tasks[np.maximum(at, 0)], MISSING)
     return last
 
 
@@ -162,17 +162,17 @@ def _event_targets(
     target: Int64,
     done_ns: Int64,
 ) -> None:
-    """Bind event synchronisations to the task ahead of the event, in place.
+    """Bind event synchronisations to the last task before the event, in place.
 
-    A synchronisation record shows which event. Without one: an event may have been recorded long before the last
-    launch, so it is the latest task that ended while the call waited; a call that did not wait says nothing.
+    A synchronisation record gives the event. Without one it is the latest task that ended while the call waited, as an
+    event may be recorded long before the last launch; a call that did not wait is bound to none.
     """
-    told = {call: source for call, _, source in recorded_sources(events, calls, gpu) if source >= 0}
+    source_of = {call: source for call, _, source in recorded_sources(events, calls, gpu) if source >= 0}
     by_end = np.argsort(gpu.end_ns, kind="stable")
     ends = gpu.end_ns[by_end]
     for call in np.flatnonzero(calls.kind == CallKind.EVENT_SYNC).tolist():
         begin_ns, end_ns = int(calls.start_ns[call]), int(calls.end_ns[call])
-        source = told.get(call, MISSING)
+        source = source_of.get(call, MISSING)
         if source < 0:
             first, last = np.searchsorted(ends, [begin_ns, end_ns + EARLY_NS], side="right")
             fits = by_end[first:last][launched_ns[by_end[first:last]] < begin_ns]
@@ -200,11 +200,11 @@ def _copy_targets(
         | ((direction == _FROM_PAGEABLE) & (large | (calls.end_ns[call] - calls.start_ns[call] > LATE_NS)))
         | (_waits_by_name(events.names)[calls.name[call]] & (direction != _ON_DEVICE))
     )
-    chosen, mine = call[blocking], rows[blocking]
+    chosen, tasks = call[blocking], rows[blocking]
     can_wait[chosen] = True
     scope[chosen] = ONE_TASK
-    target[chosen] = mine
-    done_ns[chosen] = gpu.end_ns[mine]
+    target[chosen] = tasks
+    done_ns[chosen] = gpu.end_ns[tasks]
 
 
 _TO_PAGEABLE, _FROM_PAGEABLE, _ON_DEVICE, _ELSEWHERE = 0, 1, 2, 3
@@ -223,7 +223,7 @@ def _copy_directions(names: list[str]) -> Int8:
 
 
 def _waits_by_name(names: list[str]) -> Bool:
-    """Calls that block whatever they copy: without Async, and HIP's copy with a stream."""
+    """Mask of the names of calls that block whatever they copy: without Async, and HIP's copy with a stream."""
     waits = [
         ("emcpy" in name and "Async" not in name and "Peer" not in name) or name.startswith("hipMemcpyWithStream")
         for name in names
