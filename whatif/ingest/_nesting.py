@@ -1,11 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""Hot loops over events: what nests in what, and which stream waited for which (runtime.loops).
+"""Hot loops over events: nesting of intervals, pieces of threads, and waits between streams (runtime.loops).
 
 Intervals come in the order of ``Events``: by start, longer ones first. ``ends_ns`` are their ends, sorted. The depth at
 a time is the number of intervals opened minus those closed, and the innermost one is the last that opened at that
-depth: one walk, no stack, and where intervals cross instead of nesting the caller can see that what was found does not
-hold the time.
+depth: one pass without a stack. If intervals cross instead of nesting, the one found may not contain the time.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ def innermost(
     time_ns: cython.const[cython.longlong][::1],
     found: cython.longlong[::1],
 ) -> None:
-    """Fill ``found`` with the innermost interval that holds each of the times, which are in order; -1 for none.
+    """Fill ``found`` with the innermost interval that contains each of the sorted times; -1 for none.
 
-    Empty intervals close at once and hold nothing. Where intervals cross, and behind an empty one, it may be -1 though
-    others hold the time.
+    Empty intervals contain nothing. If intervals cross, and after an empty one, it may be -1 although others contain
+    the time.
     """
     n: cython.Py_ssize_t = len(start_ns)
     i: cython.Py_ssize_t
     opened: cython.Py_ssize_t = 0
     closed: cython.Py_ssize_t = 0  # by the start of the interval that opens
-    ended: cython.Py_ssize_t = 0  # by the time that is asked for
+    ended: cython.Py_ssize_t = 0  # by the time that is looked up
     depth: cython.Py_ssize_t
     at: cython.Py_ssize_t
     time: cython.longlong
@@ -75,9 +74,9 @@ def wrappers(
     begin_ns: cython.double,
     own_ns: cython.longlong[::1],
 ) -> int:
-    """Fill in how much longer each interval lasts than what lies right inside it, where that is one; return how many.
+    """Fill in the exclusive time of each interval with exactly one child; return how many there are.
 
-    Both are ``counted``, and the outer one begins at ``begin_ns`` or later. No interval is empty: each ends behind its
+    Both are ``counted``, and the outer one begins at ``begin_ns`` or later. No interval is empty: each ends after its
     start, whatever its duration.
     """
     n: cython.Py_ssize_t = len(start_ns)
@@ -87,7 +86,7 @@ def wrappers(
     parent: cython.Py_ssize_t
     found: cython.Py_ssize_t = 0
     latest: cython.longlong[::1] = _counts(n + 1)
-    # What lies right inside each one and is alone there, counted from 1; -1 where several lie there.
+    # The only child of each interval, counted from 1; -1 if there are several or it is not ``counted``.
     inner: cython.longlong[::1] = _counts(n)
     with cython.nogil:
         for i in range(n):
@@ -117,10 +116,10 @@ def newest_of_others(
     n_looked_at: cython.Py_ssize_t,
     source: cython.longlong[::1],
 ) -> None:
-    """Fill ``source`` with the GPU task of another stream that was launched last before each target's wait was asked.
+    """Fill ``source`` with the GPU task of another stream launched last before the wait call of each target.
 
-    ``ends`` are the tasks in the order of their ends, of which ``done`` were over by then; so many of these are looked
-    at, from the last one back. Where none fits, ``source`` stays what it is.
+    ``ends`` are the tasks in the order of their ends, of which the first ``done`` may have been waited for; the last
+    ``n_looked_at`` of these are searched. If none fits, ``source`` is unchanged.
     """
     row: cython.Py_ssize_t
     at: cython.Py_ssize_t
@@ -151,10 +150,9 @@ def carry_layers(
     ends: cython.const[cython.uchar][::1],
     between: cython.bint,
 ) -> None:
-    """Where ``own`` is 0, fill in the layer of the piece before, within runs of ``passing``; ``ends`` take none.
+    """Fill each 0 of ``own`` with the layer of the piece before, within runs of ``passing``; ``ends`` take none.
 
-    With ``between``, ``empty`` pieces that lie between two passing ones, with nothing but empty ones around them, are
-    passing as well; this is filled in too.
+    With ``between``, a run of ``empty`` pieces between two passing ones becomes passing as well, in place.
     """
     n: cython.Py_ssize_t = len(own)
     i: cython.Py_ssize_t = 0
@@ -190,8 +188,8 @@ def cut(
 ) -> int:
     """Fill in the calls and the pieces between ``points`` that lie outside them, in order; return how many there are.
 
-    ``points`` are sorted, may repeat, and hold the ends of all calls, which do not overlap. Pieces that begin in an
-    interval to be left out are none. ``call`` is the place of a call, -1 for a piece.
+    ``points`` are sorted, may repeat, and include the ends of all calls, which do not overlap. Pieces that begin in an
+    interval to be left out are dropped. ``call`` is the place of a call, -1 for a piece.
     """
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = 0

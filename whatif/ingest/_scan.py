@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator, import-untyped"
-"""Trace events from bytes to numbers, without an object per event. It reads only what it knows, and stops at the rest.
+"""Scan trace events from bytes to numbers, without an object per event; stop at anything unusual.
 
-Whatever it accepts, the decoder of ``kineto_fields.RawEvent`` accepts as well, and every number is what
-``kineto_columns`` makes of that; anything else (odd types, wide numbers, keys that are written twice, damage) is odd
-here, and left to them.
+Every event that is accepted is valid for the decoder of ``kineto_fields.RawEvent``, and its numbers are those that
+``kineto_columns`` makes of it. Anything else (odd types, wide numbers, duplicate keys, damage) is odd here, and left to
+these two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if cython.compiled:
 @cython.inline
 @cython.exceptval(check=False)
 def _word(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t) -> cython.ulonglong:
-    """Return eight bytes, little end first. Compiled it is one load, which gcc does not make of single bytes."""
+    """Return eight bytes, little-endian. Compiled it is one load, which gcc does not make of single bytes."""
     word: cython.ulonglong = 0
     byte: cython.ulonglong
     i: cython.int
@@ -51,7 +51,7 @@ def _hex(c: cython.uchar) -> cython.bint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _escape(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return what follows an escape whose backslash is at ``at``; -1: cut off, -2: none, or half a character."""
+    """Return the place after an escape whose backslash is at ``at``; -1: cut off, -2: none, or a lone surrogate."""
     c: cython.uchar
     if at + 1 >= stop:
         return -1
@@ -75,7 +75,7 @@ def _escape(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: c
 @cython.inline
 @cython.exceptval(check=False)
 def _string(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """From behind the opening quote: 4 times the place of the closing one, + 1 with escapes, + 2 beyond ASCII.
+    """From after the opening quote: 4 times the place of the closing one, + 1 with escapes, + 2 beyond ASCII.
 
     -1: it does not end before ``stop``, -2: not JSON.
     """
@@ -138,7 +138,7 @@ def _blank(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cy
 @cython.inline
 @cython.exceptval(check=False)
 def _number(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return what follows a JSON number; -1: cut off, -2: none."""
+    """Return the place after a JSON number; -1: cut off, -2: none."""
     first: cython.Py_ssize_t
     if buf[at] == 45:
         at += 1
@@ -179,7 +179,7 @@ def _number(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: c
 @cython.inline
 @cython.exceptval(check=False)
 def _scalar(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return 4 times what follows a string, a number, true, false or null, with the flags of a string; -1, -2."""
+    """Return 4 times the place after a string, a number, true, false or null, plus a string's flags; -1, -2."""
     end: cython.Py_ssize_t
     c: cython.uchar = buf[at]
     if c == 34:
@@ -205,7 +205,7 @@ def _scalar(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: c
 @cython.nogil
 @cython.exceptval(check=False)
 def _nested(buf: cython.const[cython.uchar][::1], at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return what follows an array or an object that begins at ``at``; -1: cut off, -2: not JSON, or too deep."""
+    """Return the place after an array or an object that begins at ``at``; -1: cut off, -2: not JSON, or too deep."""
     objects: cython.ulonglong = 0  # a bit for each open bracket, the innermost lowest
     depth: cython.int = 0
     # What may come: 0 a value, 1 that or the end of an array, 2 a key or the end of an object, 3 a key, 4 comma or end.
@@ -383,7 +383,7 @@ def _text(
     arena: cython.uchar[::1],
     state: cython.longlong[::1],
 ) -> cython.longlong:
-    """Return the number of a text, given in the order of first sight; -1 where the arena is full.
+    """Return the number of a text, by its first occurrence; -1 if the arena is full.
 
     Text i is ``arena[texts[i] : texts[i + 1]]``.
     """
@@ -431,7 +431,7 @@ def _pair(
     pairs: cython.longlong[::1],
     state: cython.longlong[::1],
 ) -> cython.longlong:
-    """Return the number of a pair of codes, given in the order of first sight: pair i is pairs[2 i], pairs[2 i + 1]."""
+    """Return the number of a pair of codes, by its first occurrence: pair i is pairs[2 i], pairs[2 i + 1]."""
     all_bits: cython.ulonglong = 0xFFFFFFFFFFFFFFFF
     mix: cython.ulonglong = 0x9E3779B97F4A7C15
     mask: cython.ulonglong = len(table) - 1
@@ -539,7 +539,7 @@ def _integer(
 def _is_plain(
     buf: cython.const[cython.uchar][::1], begin: cython.Py_ssize_t, end: cython.Py_ssize_t, flags: cython.longlong
 ) -> cython.bint:
-    """Say whether a value is a whole number of at most 18 digits, true, false, null or a sound string."""
+    """Whether a value is a whole number of at most 18 digits, true, false, null or a sound string."""
     at: cython.Py_ssize_t = begin
     if buf[at] == 34:
         return flags < 2 or _is_utf8(buf, begin, end)
@@ -566,7 +566,7 @@ def _is(
     arena: cython.uchar[::1],
     code: cython.Py_ssize_t,
 ) -> cython.bint:
-    """Say whether a value is spelled as a known text is."""
+    """Whether a value is equal to the known text of ``code``."""
     i: cython.Py_ssize_t
     other: cython.Py_ssize_t = texts[code]
     if texts[code + 1] - other != end - begin:
@@ -599,9 +599,9 @@ def scan(
     pairs: cython.longlong[::1],
     state: cython.longlong[::1],
 ) -> int:
-    """Scan events on from state[0]; what each place of the arrays means stands in ``scanned.py``.
+    """Scan events from state[0] on; ``scanned.py`` describes the arrays.
 
-    ``state`` is (place behind the last whole event, rows, ranges, texts, pairs, flows, the place where it began, what
+    ``state`` is (place after the last complete event, rows, ranges, texts, pairs, flows, the place of the start, what
     there was no room for: 0 rows, 1 texts, 2 pairs, 3 their bytes; allocations, Python functions). Returns why it
     stopped: 0: the text ends within an event, 1: no room, 2: something odd.
     """
@@ -739,7 +739,7 @@ def scan(
                         end[f] = place >> 2
                         flags[f] = place & 3
                     place >>= 2
-                # Behind a value.
+                # After a value.
                 while True:
                     place = _blank(buf, place, stop)
                     if place >= stop:
@@ -844,7 +844,7 @@ def scan(
                     rows[(8 + i) * most_rows + n_rows] = number
                 if status == 2:
                     break
-                # Which spelling of the shapes is taken: the second where the first is absent.
+                # Of the two spellings of the shapes the second is taken if the first is absent.
                 number = begin[57] if seen >> 17 & 1 else begin[58]
                 other = 0
                 if seen >> 17 & 1 or seen >> 18 & 1 or seen >> 19 & 1:
@@ -882,7 +882,7 @@ def scan(
                 status = 2  # an escape may spell a name that is known
                 break
             elif ph == 105 and seen >> 2 & 1 and _is(buf, begin[2], end[2], texts, arena, 1):
-                # Of its args only what it is read for: bytes, address, total and device.
+                # Of its args only those needed: bytes, address, total and device.
                 if seen & untold or not seen >> 5 & 1:
                     status = 2
                     break
@@ -947,7 +947,7 @@ def number_texts(
     arena: cython.const[cython.uchar][::1],
     n_texts: cython.Py_ssize_t,
 ) -> None:
-    """Fill an empty table with the texts that are known: after it has grown."""
+    """Fill an empty table with the known texts, after it has grown."""
     mask: cython.ulonglong = len(table) - 1
     code: cython.Py_ssize_t
     at: cython.Py_ssize_t
@@ -959,7 +959,7 @@ def number_texts(
 
 
 def number_pairs(table: cython.int[::1], pairs: cython.const[cython.longlong][::1], n_pairs: cython.Py_ssize_t) -> None:
-    """Fill an empty table with the pairs that are known: after it has grown."""
+    """Fill an empty table with the known pairs, after it has grown."""
     all_bits: cython.ulonglong = 0xFFFFFFFFFFFFFFFF
     mix: cython.ulonglong = 0x9E3779B97F4A7C15
     mask: cython.ulonglong = len(table) - 1

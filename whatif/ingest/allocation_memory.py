@@ -1,4 +1,4 @@
-"""The memory of a step from its allocations: which tensor lives from a layer's forward to its backward work."""
+"""The memory of a step from its allocations: which blocks live from a layer's forward to its backward work."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from whatif.ingest.step_rows import StepRows
 
 # c10's number of CUDA and HIP devices.
 GPU_DEVICE = 1
-# Backward nodes whose forward operators autocast runs in 16 bits, so that the tensors which these keep are in 16 bits.
-# Elementwise operators, pooling and batch normalization follow their input, which in most models such an operator made.
+# Backward nodes whose forward operators autocast runs in full precision, so that the tensors which these keep stay in
+# it. Elementwise operators, pooling and batch normalization follow their input, in most models of 16 bits.
 _FULL_PRECISION = re.compile(r"LayerNorm|Softmax|NllLoss|CrossEntropy|Embedding|GroupNorm|IndexSelect|RmsNorm|MseLoss")
 
 
 class Blocks(Struct, frozen=True):
-    """Pieces of memory, one row each, shape (n_blocks,): when they were taken and given back, ns, and bytes.
+    """Blocks of memory, one row each, shape (n_blocks,): times of allocation and free, ns, and bytes.
 
-    ``birth_ns`` is -1 where it lies before the step, ``death_ns`` past its end where the block outlives the step.
-    ``taken`` and ``given`` are the places of both in the recording, which orders what happens at one time; -1 before.
+    ``birth_ns`` is -1 if it lies before the step, ``death_ns`` the step's end if the block outlives the step. ``taken``
+    and ``given`` are the places of both in the recording, which order events of one time; -1: before the recording.
     """
 
     birth_ns: Int64
@@ -36,8 +36,8 @@ class Blocks(Struct, frozen=True):
 
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
-    """Pair what was taken with what was given back at the same address, for all that a step took or gave back."""
-    # What comes behind the step says nothing of it: a block that is not given back by then outlives it.
+    """Pair each allocation with the free of the same address, for all blocks that a step allocated or freed."""
+    # Nothing after the step is needed: a block that is not freed by its end outlives it.
     order = np.argsort(allocations.address[: np.searchsorted(allocations.time_ns, end_ns)], kind="stable")
     address, time_ns, size = (
         column[order] for column in (allocations.address, allocations.time_ns, allocations.size_bytes)
@@ -48,7 +48,7 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     birth = np.flatnonzero(taken)
     has_end = (follows & given_next)[birth]
     death_ns = np.where(has_end, time_ns[np.minimum(birth + 1, len(order) - 1)], end_ns)
-    # Given back, and taken before the recording began.
+    # Freed, but allocated before the recording began.
     orphan = ~taken & ~np.append(False, (taken & follows & given_next)[:-1])
     births = np.concatenate([time_ns[birth], np.full(int(orphan.sum()), -1)])
     deaths = np.concatenate([death_ns, time_ns[orphan]])
@@ -62,7 +62,7 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
 
 
 def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> Memory | None:
-    """Return the memory of the step of ``rows``; None where its allocations were not recorded."""
+    """Return the memory of the step of ``rows``; None if its allocations were not recorded."""
     allocations = _of_one_device(events.allocations)
     if allocations is None:
         return None
@@ -75,21 +75,21 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     row = rows.row_at(levels.time_ns, events.start_ns)
     activations, gradients = (uses.by_row(chosen) for chosen in (uses.kept, uses.gradient))
     expected = sum(static.gradients.values())
-    # Gradients that are not new were there before: added to, or not set to None.
+    # Gradients that the step does not allocate existed before: they are added to, or not set to None.
     stay = rows.passes > 1 or 2 * int(gradients.sum()) < expected
     if stay:
         gradients = first_of_name(rows.names, static.gradients)
     held = 0 if stay else _held_in_forward(rows, blocks, expected)
     live = np.cumsum(activations)
-    with_own = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
-    # Of the changes at the moment of the release the last alone leaves what the pass starts from.
+    later_gradients = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
+    # Of the changes at the time of the release, only the last leaves the level from which the pass starts.
     released = int(np.searchsorted(levels.time_ns, _released_ns(rows, blocks), side="right")) - 1
     in_forward = (levels.time_ns < rows.backward_ns) & (np.arange(len(levels.time_ns)) >= released)
     in_backward = (levels.time_ns >= rows.backward_ns) & (levels.time_ns < rows.update_ns)
     most, _ = levels.most(in_forward, row, len(live))
     forward = np.maximum(most - live - held, 0)
     most, at_ns = levels.most(in_backward, row, len(live))
-    backward = np.maximum(most - live - with_own - (gradients if stay else 0), 0)
+    backward = np.maximum(most - live - later_gradients - (gradients if stay else 0), 0)
     fixed = np.minimum(_as_large_as_parameters(blocks, uses, static, at_ns), backward)
     most, _ = levels.most(levels.time_ns >= rows.update_ns, np.zeros_like(row), 1)
     resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
@@ -97,7 +97,7 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     if resident_bytes is not None:
         known = static.parameters + static.optimizer_state + (int(gradients.sum()) if stay else 0)
         inputs = max(resident_bytes - known, 0)
-        # Held all the while: parameters and the like that the recording does not name, but for a batch that is reused.
+        # Held all the time: parameters that the recording does not name and the like, but not a batch that is reused.
         buffers = max(inputs - static.inputs, 0)
     columns = (
         activations, gradients, forward, backward, uses.by_row(uses.kept & uses.from_before),
@@ -134,7 +134,7 @@ def _of_one_device(allocations: Allocations | None) -> Allocations | None:
 
 
 def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int | None:
-    """What a GPU's allocator held when the step began and still holds at its end; None on a CPU."""
+    """Bytes that a GPU's allocator holds from before the step to its end; None on a CPU."""
     first = int(np.searchsorted(allocations.time_ns, begin_ns))
     if allocations.device_type[0] != GPU_DEVICE or first >= len(allocations):
         return None
@@ -145,11 +145,11 @@ def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int
 
 
 class _Uses(Struct, frozen=True):
-    """What each block of a step is for, shape (n_blocks,), and the row that has to do with it."""
+    """The use of each block of a step, shape (n_blocks,), and the row that it belongs to."""
 
     size_bytes: Int64
     n_rows: int
-    row: Int64  # which keeps an activation, or makes a gradient
+    row: Int64  # the one that keeps an activation, or makes a gradient
     kept: Bool  # from a row's forward to its backward work
     gradient: Bool
     from_before: Bool  # an earlier row made it
@@ -168,7 +168,7 @@ def _uses(events: Events, rows: StepRows, blocks: Blocks) -> _Uses:
     is_new = blocks.birth_ns >= 0
     in_forward = is_new & (blocks.birth_ns < rows.backward_ns)
     kept = in_forward & (blocks.death_ns >= rows.backward_ns)
-    # What the training loop holds until the next step is no reason for a layer to free it.
+    # The row that frees a block kept it; one that the training loop holds until the next step belongs to its maker.
     row = np.where(kept & ~outlives, dies, born)
     gradient = is_new & ~in_forward & (blocks.birth_ns <= rows.update_ns) & outlives
     full = np.array([_FULL_PRECISION.search(name) is not None for name in events.names], dtype=np.bool_)
@@ -179,7 +179,7 @@ def _uses(events: Events, rows: StepRows, blocks: Blocks) -> _Uses:
 
 
 class _Levels(Struct, frozen=True):
-    """Bytes of a step's blocks from each change on, in the order of time, shape (n_changes,)."""
+    """Total bytes of a step's blocks after each change, in order of time, shape (n_changes,)."""
 
     time_ns: Int64
     level: Int64
@@ -203,7 +203,7 @@ class _Levels(Struct, frozen=True):
 
 
 def first_of_name(names: tuple[str, ...], sizes: dict[str, int]) -> Int64:
-    """The bytes of each layer at its first row, shape (n_rows,); what has no row is at the first of all."""
+    """The bytes of each layer at its first row, shape (n_rows,); those of layers without a row at row 0."""
     found = np.zeros(len(names), dtype=np.int64)
     first = {name: number for number, name in reversed(list(enumerate(names)))}
     for name, size in sizes.items():
@@ -212,14 +212,14 @@ def first_of_name(names: tuple[str, ...], sizes: dict[str, int]) -> Int64:
 
 
 def _held_in_forward(rows: StepRows, blocks: Blocks, expected: int) -> int:
-    """The last step's gradients where they are there until the forward pass is over."""
+    """Bytes of the last step's gradients, if they live until the end of the forward pass."""
     late = (blocks.birth_ns < 0) & (blocks.death_ns >= rows.backward_ns - (rows.backward_ns - rows.begin_ns) // 10)
     held = int(blocks.size_bytes[late].sum())
     return held if expected and 2 * held > expected else 0
 
 
 def _released_ns(rows: StepRows, blocks: Blocks) -> int:
-    """When the last of what the step before left is given back ahead of the pass: the update's end had it all."""
+    """When the last block that the step before left is freed before the pass: the update's end had them all."""
     left = (blocks.birth_ns < 0) & (blocks.death_ns < rows.builds_ns)
     return int(blocks.death_ns[left].max(initial=rows.begin_ns))
 
@@ -228,7 +228,7 @@ def _as_large_as_parameters(blocks: Blocks, uses: _Uses, static: Resident, at_ns
     """Bytes of the short-lived blocks of a parameter's size that exist at each time, shape of ``at_ns``."""
     found = np.zeros(len(at_ns), dtype=np.int64)
     sizes = np.array(sorted(static.sizes), dtype=np.int64)
-    # Scalars and small vectors would match by chance, and count for nothing.
+    # Scalars and small vectors would match by chance, and are negligible.
     chosen = ~uses.kept & ~uses.gradient & np.isin(blocks.size_bytes, sizes) & (blocks.size_bytes > 1024)
     for edge_ns, sign in ((blocks.birth_ns[chosen], 1), (blocks.death_ns[chosen], -1)):
         order = np.argsort(edge_ns)

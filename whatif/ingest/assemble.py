@@ -1,4 +1,4 @@
-"""Put the tasks in order, number them and write down their dependencies: the last step from a trace to its graph."""
+"""Order and number the tasks and find their dependencies: the last step from a trace to its graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from whatif.ingest.waiting import ONE_TASK
 
 
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
-    """Return the task graph of a trace; ``info`` is completed with what the steps and the GPU show."""
+    """Return the task graph of a trace; ``info`` is completed with the origin, the operators and the groups."""
     events = parts.events
     cpu = cpu_rows(parts) if parts.tracks else _no_rows()
     if len(cpu):
@@ -66,7 +66,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
     dependencies, wait_table = _dependencies(parts, cpu, row_of_call, waits, cpu_place, gpu_place, held_place)
     launched_ns = of_calls(cpu.columns["start_ns"], gpu.columns["launch_row"], gpu.columns["start_ns"])
-    # One after the other, and taken from the blocks: the columns of a long trace are large.
+    # One at a time, and removed from the blocks: the columns of a long trace are large.
     for block in blocks:
         for ordering in ("key_ns", "sequence", "landmark"):
             del block.columns[ordering]
@@ -92,7 +92,7 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     low_ns[np.flatnonzero((kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE]))] = 0
     event = columns["event"].astype(np.int64)
     correlation, warps, registers = (
-        of_events(told, event) for told in (events.correlation, events.warps, events.registers)
+        of_events(column, event) for column in (events.correlation, events.warps, events.registers)
     )
     given = {
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
@@ -119,23 +119,23 @@ def _no_rows() -> Rows:
 
 
 def _stream_wait_rows(gpu: Rows, waits: connect.StreamWaits) -> Rows:
-    """Waits on streams that nothing explains, and the time before a stream's first task."""
+    """Waits on streams: the unexplained ones, and the time before a stream's first task."""
     blocks = []
     for held_ns, role in ((waits.unexplained_ns, Role.UNEXPLAINED), (waits.lead_in_ns, Role.LEAD_IN)):
         at = np.flatnonzero(held_ns > 0)
         start_ns = gpu.columns["start_ns"][at] - held_ns[at]
-        # Right ahead of the task that it holds back.
+        # Directly before the task that it delays.
         sequence = gpu.columns["sequence"][at] - 0.5
         blocks.append(wait_rows(gpu.columns, at, role, duration_ns=held_ns[at], start_ns=start_ns, sequence=sequence))
     return joined(blocks)
 
 
 def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
-    """The time before the first task of each CPU thread that no hand-off starts."""
+    """Waits for the time before the first task of each CPU thread that no hand-off starts."""
     rows: list[int] = []
     started = {h.track: h.start_ns for h in parts.handoffs}
-    for code, mine in Grouped(np.arange(len(cpu)), cpu.columns["thread"]).items():
-        first = int(mine[cpu.columns["start_ns"][mine].argmin()])
+    for code, tasks in Grouped(np.arange(len(cpu)), cpu.columns["thread"]).items():
+        first = int(tasks[cpu.columns["start_ns"][tasks].argmin()])
         begins = started.get(parts.tracks[code], np.empty(0, dtype=np.int64))
         handed_over = len(begins) and int(begins[0]) <= int(cpu.columns["start_ns"][first]) + 1
         if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
@@ -160,7 +160,7 @@ def _names(table: list[str], name: Array) -> tuple[tuple[str, ...], Array]:
 def _with_collectives(
     events: Events, columns: dict[str, Array], names: tuple[str, ...], name: Array
 ) -> tuple[tuple[str, ...], Array]:
-    """Name the collective in the name of a kernel that runs any of them (RCCL's), where the trace shows which."""
+    """Add the collective to the name of a kernel that runs any of them (RCCL's), if the trace shows which."""
     event = columns["event"]
     if not (events.detail >= 0).any():
         return names, name
@@ -173,8 +173,8 @@ def _with_collectives(
     pairs = each_once(pair)
     codes = pairs // len(events.details)
     added: dict[str, int] = {}
-    for row, (code, told) in enumerate(zip(codes.tolist(), (pairs % len(events.details)).tolist(), strict=True)):
-        kernel, collective = names[code], events.details[told]
+    for row, (code, which) in enumerate(zip(codes.tolist(), (pairs % len(events.details)).tolist(), strict=True)):
+        kernel, collective = names[code], events.details[which]
         if not collective_of(kernel, "") and collective_of("", collective):
             codes[row] = len(names) + added.setdefault(f"{kernel.partition('(')[0]}({collective})", len(added))
     name = name.copy()
@@ -223,27 +223,27 @@ def _dependencies(
     found.append(_held_dependencies(Dependencies.concatenate(found), gpu_place[waits.unexplained_ns > 0], held_place))
     found.append(_handoff_dependencies(parts, cpu, cpu_place))
 
-    behind = np.flatnonzero(cpu.columns["role"] == Role.CALL_WAIT)
-    call = cpu.columns["call"][behind].astype(np.int64)
-    one = times.scope[call] == ONE_TASK if len(call) else np.empty(0, dtype=np.bool_)
-    single = one & (times.target[call] >= 0) if len(call) else one
+    call_waits = np.flatnonzero(cpu.columns["role"] == Role.CALL_WAIT)
+    call = cpu.columns["call"][call_waits].astype(np.int64)
+    for_task = times.scope[call] == ONE_TASK if len(call) else np.empty(0, dtype=np.bool_)
+    single = for_task & (times.target[call] >= 0) if len(call) else for_task
     found.append(
         Dependencies.of(
-            gpu_place[times.target[call[single]]], cpu_place[behind[single]], DependencyKind.SYNC,
+            gpu_place[times.target[call[single]]], cpu_place[call_waits[single]], DependencyKind.SYNC,
             times.lag_ns[call[single]],
         )
     )  # fmt: skip
-    scope = times.scope[call[~one]]
+    scope = times.scope[call[~for_task]]
     table = Waits(
-        cpu_place[behind[~one]].astype(np.int32),
+        cpu_place[call_waits[~for_task]].astype(np.int32),
         np.where(scope >= 0, scope + len(parts.tracks), scope).astype(np.int32),
-        times.lag_ns[call[~one]],
+        times.lag_ns[call[~for_task]],
     )
     return Dependencies.concatenate(found), table
 
 
 def _held_dependencies(dependencies: Dependencies, held: Int64, held_place: Int64) -> Dependencies:
-    """An unexplained wait begins when the task behind it could have begun: it depends on all that this one does."""
+    """Dependencies of the unexplained waits: those of the task after each, so that it begins when that could have."""
     order = np.argsort(held)
     into = dependencies.take(np.isin(dependencies.target, held))
     target = held_place[order][np.searchsorted(held[order], into.target)]
@@ -265,17 +265,17 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
     wait_ns = columns["start_ns"][wait]
     code_of = {track: code for code, track in enumerate(parts.tracks)}
     for handoffs in parts.handoffs:
-        mine = by_thread[code_of[handoffs.track]]
-        start_ns = columns["start_ns"][mine]
+        worker_tasks = by_thread[code_of[handoffs.track]]
+        start_ns = columns["start_ns"][worker_tasks]
         order = np.argsort(start_ns, kind="stable")
-        mine, start_ns = mine[order], start_ns[order]
+        worker_tasks, start_ns = worker_tasks[order], start_ns[order]
         first = places(start_ns, handoffs.start_ns)
         last = places(start_ns, handoffs.end_ns) - 1
         before = places(main_start_ns, handoffs.start_ns) - 1
-        behind = places(wait_ns, handoffs.end_ns)
-        sound = (first < len(mine)) & (last >= first) & (before >= 0) & (behind < len(wait))
-        sources += [main[before[sound]], mine[last[sound]]]
-        targets += [mine[first[sound]], wait[behind[sound]]]
+        wait_after = places(wait_ns, handoffs.end_ns)
+        sound = (first < len(worker_tasks)) & (last >= first) & (before >= 0) & (wait_after < len(wait))
+        sources += [main[before[sound]], worker_tasks[last[sound]]]
+        targets += [worker_tasks[first[sound]], wait[wait_after[sound]]]
     # The wait of a call at the burst's end has the call's place on its thread; the call itself is the last task.
     return Dependencies.of(
         cpu_place[np.concatenate(sources)], cpu_place[np.concatenate(targets)], DependencyKind.HANDOFF
@@ -283,7 +283,7 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
 
 
 def _forward_only(graph: TaskGraph) -> TaskGraph:
-    """Leave out dependencies that contradict the recorded times, and say how many."""
+    """Drop dependencies that contradict the recorded times, and report their number as a quirk."""
     dependencies = graph.dependencies
     forward = dependencies.source < dependencies.target
     dropped = len(forward) - np.count_nonzero(forward)
@@ -295,7 +295,7 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
     derived = graph.derived
     backward = derived.source >= derived.target
     if backward.any():
-        # A wait for work that the recording shows running on later, or a queue deeper than measured.
+        # A wait for work that ends later in the recording, or a queue deeper than measured.
         dropped += int(backward.sum())
         waits = np.isin(graph.waits.task, derived.target[backward])
         graph = graph.replace(
@@ -304,10 +304,10 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
         if np.any(graph.derived.source >= graph.derived.target):
             graph = graph.replace(info=replace(graph.info, queue_depth=0))
     if dropped:
-        one = dropped == 1
+        single = dropped == 1
         quirk = (
-            f"{dropped} {'dependency' if one else 'dependencies'} contradicted the recorded times and "
-            f"{'was' if one else 'were'} left out"
+            f"{dropped} {'dependency' if single else 'dependencies'} contradicted the recorded times and "
+            f"{'was' if single else 'were'} left out"
         )
         graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, quirk)))
     return graph

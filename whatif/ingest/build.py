@@ -57,7 +57,7 @@ class Parts(Struct):
 
 
 def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
-    """Look at a trace from every side that the graph needs; ``rule`` is what its user says of the steps."""
+    """Find all parts of a trace that its graph needs; ``rule`` is the user's rule for the steps."""
     marks = name_marks(events.names)
     operators = by_track(events, events.of_category[EventCategory.CPU_OP])
     calls = find_calls(events)
@@ -85,13 +85,13 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
 
 
 def _profiler_cost(events: Events, operators: Grouped, calls: Calls, tracks: list[int]) -> ProfilerCost | None:
-    """What torch's profiler cost in a trace of others; our recorder measures it, and a predicted step has none."""
+    """The profiler's cost in a trace of torch alone: our recorder measures it, and a predicted step has none."""
     known = "whatif" in events.header or not events.by_torch
     return None if known else find_profiler_cost(events, operators, tracks, len(calls.event))
 
 
 def cpu_rows(parts: Parts) -> Rows:
-    """Return the tasks of all CPU threads: pieces and calls, each thread's in its order, then the waits behind them."""
+    """Return the tasks of all CPU threads: pieces and calls in order, thread by thread, then the waits after them."""
     cutter = Cutter(parts.events, parts.operators, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
     handoff_of = {h.track: h for h in parts.handoffs if len(h.start_ns)}
     bursts = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
@@ -132,13 +132,13 @@ def cpu_rows(parts: Parts) -> Rows:
     rows = _piece_rows(parts, pieces, labels, held)
     del pieces, labels, held, thread, cost_ns
     _mark_idle(rows.columns, np.concatenate(works_for))
-    return joined([rows, *_waits_behind(parts, rows.columns, bursts)])
+    return joined([rows, *_waits_after(parts, rows.columns, bursts)])
 
 
 def _mark_idle(columns: dict[str, Array], works_for_main: Bool) -> None:
-    """On a thread beside the main one, a long time without operator or call is no work, in place.
+    """Turn long gaps without operator or call, on threads other than the main one, into idle waits, in place.
 
-    Inside a hand-off it is: there the thread works for the main one, in Python or in a library without marks.
+    Inside a hand-off they are work: there the thread works for the main one, in Python or in a library without marks.
     """
     long = (columns["kind"] == TaskKind.GAP) & (columns["operator"] < 0) & (columns["duration_ns"] > LATE_NS)
     idle = long & (columns["thread"] > 0) & ~works_for_main
@@ -195,20 +195,20 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
     return Rows(columns)
 
 
-def _waits_behind(parts: Parts, columns: dict[str, Array], bursts: tuple[Int64, Int64]) -> Iterator[Rows]:
-    """A wait behind every call that can wait, and on the main thread behind every burst that it handed over."""
+def _waits_after(parts: Parts, columns: dict[str, Array], bursts: tuple[Int64, Int64]) -> Iterator[Rows]:
+    """Yield a wait after every call that can wait, and on the main thread after every burst that it handed over."""
     times = parts.call_times
     calling = np.flatnonzero(columns["call"] >= 0)
     waiting = calling[np.flatnonzero(times.can_wait.take(columns["call"][calling]))]
     call = columns["call"][waiting]
     yield _wait_rows(columns, waiting, parts.calls.end_ns[call], times.excess_ns[call], Role.CALL_WAIT)
     main_start_ns = columns["start_ns"][: np.searchsorted(columns["thread"], 1)]
-    behind = np.maximum(places(main_start_ns, bursts[1]) - 1, 0)
-    yield _wait_rows(columns, behind, bursts[1], np.zeros(len(behind), np.int64), Role.HANDOFF_WAIT)
+    before_end = np.maximum(places(main_start_ns, bursts[1]) - 1, 0)
+    yield _wait_rows(columns, before_end, bursts[1], np.zeros(len(before_end), np.int64), Role.HANDOFF_WAIT)
 
 
 def _wait_rows(columns: dict[str, Array], at: Array, time_ns: Int64, duration_ns: Int64, role: Role) -> Rows:
-    """Waits behind the tasks ``at``, of a call or of a hand-off."""
+    """Waits after the tasks ``at``, for a call or for a hand-off."""
     n = len(at)
     return wait_rows(
         columns, at, role, key_ns=time_ns, start_ns=time_ns, duration_ns=duration_ns,
@@ -234,7 +234,7 @@ def gpu_rows(parts: Parts, cpu: Rows, row_of_call: Int64) -> Rows:
         [TaskKind.MEMCPY, TaskKind.MEMSET],
         TaskKind.KERNEL,
     )
-    # A stream runs in order: a task never sorts before its launch or before the task ahead of it.
+    # A stream runs in order: a task never sorts before its launch or before the previous task.
     key_ns = np.maximum(gpu.start_ns, of_calls(parts.call_times.key_ns, gpu.call, gpu.start_ns))
     key_ns = running_maximum(key_ns, gpu.stream)
     return Rows({
@@ -261,18 +261,18 @@ def gpu_rows(parts: Parts, cpu: Rows, row_of_call: Int64) -> Rows:
 
 
 def _guessed_phases(phase: Array, name: Array) -> Array:
-    """Where the launch was not recorded, take the phase in which kernels of that name usually run; else forward."""
+    """Fill unknown phases (no recorded launch) with the one in which kernels of that name usually run; else forward."""
     unknown = phase == Phase.UNKNOWN
     if not unknown.any():
         return phase
     known = name[~unknown].astype(np.int64) * len(Phase) + phase[~unknown]
-    seen = np.bincount(known, minlength=(int(name.max()) + 1) * len(Phase)).reshape(-1, len(Phase))
-    usual = np.where(seen.any(axis=1), seen.argmax(axis=1), Phase.FORWARD)
+    counts = np.bincount(known, minlength=(int(name.max()) + 1) * len(Phase)).reshape(-1, len(Phase))
+    usual = np.where(counts.any(axis=1), counts.argmax(axis=1), Phase.FORWARD)
     return np.where(unknown, usual[name], phase).astype(np.int8)
 
 
 def _inherited(launch_row: Array, stream: Array) -> Array:
-    """An unmatched task counts as launched with the task before it on its stream."""
+    """Fill in the launch of an unmatched task: that of the task before it on its stream."""
     position = np.arange(len(launch_row))
     known = np.maximum.accumulate(np.where(launch_row >= 0, position, -1))
     usable = (known >= 0) & (stream[np.maximum(known, 0)] == stream)
@@ -280,7 +280,7 @@ def _inherited(launch_row: Array, stream: Array) -> Array:
 
 
 def finish_phases(rows: Rows, parts: Parts) -> None:
-    """Return every CPU row a phase, in place."""
+    """Give every CPU row a phase, in place."""
     columns = rows.columns
     trains = (
         parts.labeller.has_backward

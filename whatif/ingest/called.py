@@ -140,8 +140,8 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
 def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
     """Stride and padding of the convolutions whose gradient the recording holds, by the sizes of input and weight."""
     found: dict[str, tuple[list[int], list[int]]] = {}
-    whole = [bool(_WHOLE.fullmatch(name)) or name in _BACKWARD_PLACES for name in events.names]
-    rows = rows_marked(events, np.array(whole, dtype=np.bool_))
+    is_gradient = [bool(_WHOLE.fullmatch(name)) or name in _BACKWARD_PLACES for name in events.names]
+    rows = rows_marked(events, np.array(is_gradient, dtype=np.bool_))
     rows = rows[events.shape[rows] >= 0]
     for code in each_once(events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]).tolist():
         name, shape = divmod(code, len(events.shapes))
@@ -154,7 +154,7 @@ def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def _stride_and_padding(dims: Any, grad: int, x: int, weight: int) -> tuple[list[int], list[int]] | None:
-    """Stride and padding of the usual convolution (dilation 1) with these sizes; None where there is none."""
+    """Stride and padding of the usual convolution (dilation 1) with these sizes; None if there is none."""
     if not isinstance(dims, list) or len(dims) < 3:
         return None
     shapes = [dims[place] for place in (grad, x, weight)]

@@ -1,4 +1,4 @@
-"""What CUDA and HIP calls do, by name: the one place where a call's name is read."""
+"""The kinds of CUDA and HIP calls, by name: the one place where a call's name is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.graph.types import Bool, Int8
 
 
 class CallKind(IntEnum):
-    """How a runtime or driver call meets the GPU."""
+    """The effect of a runtime or driver call on the GPU."""
 
     OTHER = 0
     LAUNCH = 1  # returns once the work is queued; blocks when the queue is full
@@ -42,7 +42,7 @@ _PATTERNS = (
 
 
 def call_kinds(names: list[str], called: Bool) -> Int8:
-    """Return the ``CallKind`` of every name of a call (``called``), shape (len(names),); ``OTHER`` of the others."""
+    """Return the ``CallKind`` of every name in the mask ``called``, shape (len(names),); ``OTHER`` for the others."""
     compiled = [(re.compile(pattern), kind) for pattern, kind in _PATTERNS]
     kinds = np.zeros(len(names), dtype=np.int8)
     for code in np.flatnonzero(called).tolist():

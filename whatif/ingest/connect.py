@@ -14,15 +14,15 @@ from whatif.ingest.nest import loops
 from whatif.ingest.sync_records import recorded_sources
 from whatif.ingest.waiting import CallTimes
 
-# A stream that waits for another one starts this much earlier at most than the recorded end of what it waited for.
+# A stream that waits for another one starts at most this much before the recorded end of what it waited for.
 EVENT_EARLY_NS = 3_000
 STRUCTURAL_EARLY_NS = 500
-# Among so many tasks that ended last the newest by launch is looked for: few streams are ever in flight.
+# The task launched last is searched among this many that ended last: few streams are ever in flight.
 IN_FLIGHT = 64
 
 
 class StreamWaits(Struct, frozen=True):
-    """Why GPU tasks start when they do: other streams' tasks (pairs), and what nothing explains, ns (n_gpu,)."""
+    """Causes of GPU tasks' starts: tasks of other streams (pairs), and unexplained time, ns (n_gpu,)."""
 
     source: Int64
     target: Int64
@@ -57,7 +57,7 @@ def stream_waits(events: Events, calls: Calls, times: CallTimes, gpu: GpuSide, o
         np.maximum.at(ready_ns, target, gpu.end_ns[source])
     unknown = ready_ns == LONG_AGO_NS
     late_ns = np.where(unknown, 0, gpu.start_ns - np.maximum(ready_ns, origin_ns))
-    # The stream's lag comes between a wait and the task behind it.
+    # The stream's lag comes between a wait and the task after it.
     lag_ns = gpu.stream_lag_ns[gpu.stream] if n else late_ns
     return StreamWaits(
         np.concatenate([np.empty(0, np.int64), *sources]),
@@ -88,23 +88,23 @@ def _evidence(gpu: GpuSide, ready_ns: Int64, ends: Int64, launched_ns: Int64) ->
 
 
 def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, Int64]:
-    """cudaStreamWaitEvent, then a launch: that task waits for the newest task of another stream done by then.
+    """Waits by cudaStreamWaitEvent: a stream's task waits for the newest task of another stream that ended before.
 
-    The call does not tell its stream in a Kineto trace; the next launch of the same thread stands for it.
+    A Kineto trace does not record the call's stream: it is that of the thread's next launch.
     """
-    asks = np.flatnonzero(calls.kind == CallKind.STREAM_WAIT_EVENT)
+    wait_calls = np.flatnonzero(calls.kind == CallKind.STREAM_WAIT_EVENT)
     launched = np.flatnonzero(gpu.call >= 0)
     by_call = launched[np.argsort(gpu.call[launched], kind="stable")]
     called = gpu.call[by_call]
-    at = places(called, asks, side="right")
+    at = places(called, wait_calls, side="right")
     found = at < len(called)
-    asks, at = asks[found], at[found]
-    same_thread = calls.track[called[at]] == calls.track[asks]
-    asks, target = asks[same_thread], by_call[at[same_thread]]
+    wait_calls, at = wait_calls[found], at[found]
+    same_thread = calls.track[called[at]] == calls.track[wait_calls]
+    wait_calls, target = wait_calls[same_thread], by_call[at[same_thread]]
     launch_ns = of_calls(calls.start_ns, gpu.call, LONG_AGO_NS)
     done = places(gpu.end_ns[ends], gpu.start_ns[target] + STRUCTURAL_EARLY_NS, side="right")
     sources = np.full(len(target), MISSING, dtype=np.int64)
-    loops.newest_of_others(ends, launch_ns, gpu.stream, target, done, calls.start_ns[asks], IN_FLIGHT, sources)
+    loops.newest_of_others(ends, launch_ns, gpu.stream, target, done, calls.start_ns[wait_calls], IN_FLIGHT, sources)
     sound = (sources >= 0) & (gpu.start_ns[sources] < gpu.start_ns[target])
     # One number per pair: np.unique sorts rows of a table ten times slower.
     pairs = each_once(sources[sound] * len(gpu.event) + target[sound])
@@ -112,7 +112,7 @@ def _structural_waits(calls: Calls, gpu: GpuSide, ends: Int64) -> tuple[Int64, I
 
 
 def _recorded_waits(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Int64, Int64]:
-    """Waits of a stream that synchronisation records spell out: its next task waits for the task ahead of the event."""
+    """Waits of a stream by synchronisation records: its next task waits for the last task before the event."""
     code_of = {stream: code for code, (_, stream) in enumerate(gpu.streams)}
     on_stream = [np.flatnonzero(gpu.stream == code) for code in range(len(gpu.streams))]
     launched_ns = launch_order(calls, gpu)

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and dtype of tasks, from the operator that launched or is them, and from copies' own sizes."""
+"""FLOPs, bytes and dtype of tasks, from the operator that launched or is the task, and from the sizes of copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whatif.ingest.rows import of_events
 def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: Calls) -> tuple[Int64, Int64, Int8]:
     """Return FLOPs (-1 unknown), bytes (-1 unknown) and dtype code (0 unknown) of every task, shape (n_tasks,).
 
-    An operator's FLOPs go to its matrix kernels by their share of its time; its bytes to its kernel where it has one.
+    An operator's FLOPs are divided among its matrix kernels by time; its bytes go to its only (matrix) kernel.
     """
     n = len(family)
     flops = np.full(n, MISSING, dtype=np.int64)
@@ -59,10 +59,10 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
 
 
 def _counted_inside(events: Events, operator: Int64, flops: Int64) -> Bool:
-    """Which operators call others whose FLOPs are known (linear calls addmm), the shape of ``operator``."""
+    """Mask of the operators that call others of known FLOPs (linear calls addmm), the shape of ``operator``."""
     rows = by_track(events, each_once(operator[flops >= 0])).rows
     start_ns, end_ns, track = events.start_ns[rows], events.end_ns[rows], events.track[rows]
-    # Calls nest: behind one that holds others the first of these follows.
+    # Calls nest: an outer one is directly followed by the first inside it.
     holds = (track[1:] == track[:-1]) & (start_ns[1:] < end_ns[:-1])
     return np.isin(operator, rows[:-1][holds])
 

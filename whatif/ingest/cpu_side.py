@@ -33,7 +33,7 @@ class CpuTasks(Struct, frozen=True):
     call: Int64
 
     def edges_among(self, at_ns: Int64, side: Literal["left", "right"] = "left") -> tuple[Int64, Int64]:
-        """Return where the start and the end of each piece would stand among sorted times, as ``places`` does."""
+        """Return the places of the start and the end of each piece among sorted times, as ``places`` does."""
         last = places(at_ns, self.end_ns, side=side)
         first = np.append(places(at_ns, self.start_ns[:1], side=side), last[:-1])
         apart = np.flatnonzero(self.start_ns[1:] != self.end_ns[:-1]) + 1
@@ -70,8 +70,8 @@ def find_all_handoffs(
 ) -> list[Handoffs]:
     """Return the hand-offs from the main thread to each thread that runs autograd, by its operators.
 
-    In a trace without operators any thread that launches is taken for one. Operators of autograd that run on the main
-    thread are ignored: parameters on the CPU are accumulated by the caller while it waits.
+    In a trace without operators any thread that launches counts as one. Operators of autograd on the main thread are
+    ignored: parameters on the CPU are accumulated by the caller while it waits.
     """
     autograd = np.zeros(len(events.tracks), dtype=np.bool_)
     autograd[events.track[named(events, operators.rows, marks.autograd)]] = True
@@ -79,8 +79,8 @@ def find_all_handoffs(
         autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
     if not tracks:
         return []
-    own = operators[tracks[0]]
-    main = activity(events, calls, named(events, own, ~marks.autograd), calls.of_track[tracks[0]])
+    main_operators = operators[tracks[0]]
+    main = activity(events, calls, named(events, main_operators, ~marks.autograd), calls.of_track[tracks[0]])
     return [
         find_handoffs(track, main, activity(events, calls, operators[track], calls.of_track[track]))
         for track in tracks[1:]
@@ -89,7 +89,7 @@ def find_all_handoffs(
 
 
 class Cutter:
-    """Cuts threads at their calls, marks and layers (and at their operators where ``by_operator``)."""
+    """Cuts threads at their calls, marks and layers (and at their operators if ``by_operator``)."""
 
     def __init__(
         self, events: Events, operators: Grouped, calls: Calls, marks: NameMarks, *, by_operator: bool
@@ -112,14 +112,14 @@ class Cutter:
         thread only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
         """
         events, calls = self._events, self._calls
-        mine = calls.of_track[track]
-        call_start_ns, call_end_ns = calls.start_ns[mine], calls.end_ns[mine]
+        call_rows = calls.of_track[track]
+        call_start_ns, call_end_ns = calls.start_ns[call_rows], calls.end_ns[call_rows]
         cutting, operators = self._cutting[track], self._operators[track]
         starts, ends = events.start_ns[cutting], events.end_ns[cutting]
         bounds = [*(extent_ns or ())]
         if len(operators):
             bounds += [int(events.start_ns[operators[0]]), int(events.end_ns[operators].max())]
-        if len(mine):
+        if len(call_rows):
             bounds += [int(call_start_ns[0]), int(call_end_ns[-1])]
         low, high = min(bounds), max(bounds)
         cuts = np.concatenate([starts, ends, edges_ns, *left_out])
@@ -127,18 +127,18 @@ class Cutter:
         # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
         points = np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64, copy=False)
         points.sort(kind="stable")
-        start_ns, end_ns, call = np.empty((3, len(points) + len(mine)), dtype=np.int64)
+        start_ns, end_ns, call = np.empty((3, len(points) + len(call_rows)), dtype=np.int64)
         n = loops.cut(points, call_start_ns, call_end_ns, *left_out, start_ns, end_ns, call)
         call = call[:n]
-        return CpuTasks(start_ns[:n].copy(), end_ns[:n].copy(), np.append(mine, MISSING)[call])
+        return CpuTasks(start_ns[:n].copy(), end_ns[:n].copy(), np.append(call_rows, MISSING)[call])
 
     def profiler_events(self, track: int, pieces: CpuTasks) -> Int64:
-        """Return how many events the profiler took down inside each piece of a thread, shape (n_pieces,).
+        """Return the number of events that the profiler recorded in each piece of a thread, shape (n_pieces,).
 
-        torch stamps an event's start behind its own work on it and the end ahead of the rest, so that what an event
-        costs lies outside it: nine tenths before the start (measured on empty nested events, torch 2.13), wherefore
-        the piece that ends with the start counts it. A CUDA call is taken to cost CUPTI as much, inside the call: our
-        estimate.
+        torch takes an event's start time after its own work on the event, and the end time before the rest of it. The
+        cost of an event therefore lies outside it: nine tenths before the start (measured on empty nested events, torch
+        2.13), so the piece that ends at the start counts the event. A CUDA call is assumed to cost CUPTI as much,
+        inside the call: our estimate.
         """
         begins_ns = self._events.start_ns[self._recorded[track]]  # sorted, as all events are
         first, last = pieces.edges_among(begins_ns, side="right")
@@ -146,7 +146,7 @@ class Cutter:
 
 
 def _cuts(marks: NameMarks) -> Bool:
-    """Names of annotations at whose edges tasks are cut: marks and layers; others are only labels."""
+    """Mask of the names of annotations at which tasks are cut: marks and layers; others are only labels."""
     return marks.step | marks.update | marks.loading | marks.is_layer | marks.pause
 
 

@@ -22,7 +22,7 @@ _NEWLINE, _MINUS, _DOT, _ZERO, _NINE = b"\n-.09"
 
 
 class TimeStatus(IntEnum):
-    """What became of one time."""
+    """The result of parsing one time."""
 
     OK = 0
     ABSENT = 1  # the field is missing or null
@@ -58,7 +58,7 @@ def _plain_numbers(blob: bytes, n_texts: int) -> npt.NDArray[np.bool_]:
     """Find the lines that are a sign, digits and at most one dot, with few enough digits for an int64."""
     chars = np.frombuffer(blob, np.uint8)
     ends = np.flatnonzero(chars == _NEWLINE)
-    if len(ends) != n_texts:  # a list or object spread over lines stands where a number should
+    if len(ends) != n_texts:  # a list or object of several lines is in the place of a number
         return np.zeros(n_texts, np.bool_)
     starts = np.concatenate(([0], ends[:-1] + 1))
     negative = chars[starts] == _MINUS

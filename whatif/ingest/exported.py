@@ -1,4 +1,4 @@
-"""Timeline files that whatif wrote itself: the graph that stands behind their events."""
+"""Timeline files of whatif: reads the graph after their events."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from whatif.ingest.file_bytes import FileBytes, cut_first, ends_early
 from whatif.ingest.saved_graph import GRAPH_FIELD, graph_of_text
 from whatif.runtime.errors import WhatifError
 
-# How every such file begins, and where the graph begins in it.
+# The begin of every such file, and the field before its graph.
 EXPORTED_BEGIN = b'{"displayTimeUnit":"ms","otherData":{"tool": "whatif",'
 _FIELD = GRAPH_FIELD.encode("ascii")
 
 
 def is_exported(path: Path) -> bool:
-    """Say whether a file begins as a timeline of whatif's; False for what cannot be read twice (a pipe) or at all."""
+    """Whether a file begins as a timeline of whatif; False if it cannot be read twice (a pipe) or at all."""
     try:
         return path.is_file() and next(iter(FileBytes(path)), b"").startswith(EXPORTED_BEGIN)
-    except (WhatifError, OSError, ValueError):  # the reader of traces says what is wrong with it
+    except (WhatifError, OSError, ValueError):  # the reader of traces reports the error
         return False
 
 
 def read_exported(path: Path, progress: Callable[[int, int], None] | None) -> TaskGraph:
-    """Return the graph behind the events. Raises WhatifError where the file ends before it, or where it is damaged."""
+    """Return the graph after the events. Raises WhatifError if the file ends before it, or if it is damaged."""
     file = FileBytes(path, progress)
     tail = b""
     graph: list[bytes] = []
@@ -47,6 +47,6 @@ def read_exported(path: Path, progress: Callable[[int, int], None] | None) -> Ta
     try:
         return graph_of_text(text[:-1], str(path))
     except WhatifError as error:
-        if not is_cut and "truncated" not in str(error):  # a cut behind an inner bracket
+        if not is_cut and "truncated" not in str(error):  # a cut after an inner bracket
             raise
         raise cut_first(path, file.size_bytes, error) from error

@@ -1,4 +1,4 @@
-"""The bytes of a plain or gzip file in pieces, as far as they can be had."""
+"""The bytes of a plain or gzip file in pieces, as far as they are readable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 20
 # Compressed input is read in smaller pieces: JSON traces shrink 10 to 20 times.
 _COMPRESSED_PIECE_BYTES = 256 << 10
 _SPOOLED_IN_MEMORY_BYTES = 64 << 20
-# Larger compressed files are inflated in a thread of their own, so many pieces ahead.
+# Compressed files from this size on are inflated in a second thread, this many pieces ahead.
 _AHEAD_FROM_BYTES = 1 << 20
 _PIECES_AHEAD = 4
 _GZIP_WBITS = 31
@@ -36,16 +36,16 @@ DAMAGED_GZIP = "damaged gzip data"
 
 
 def ends_early(size_bytes: int) -> str:
-    """Return how every reader says that a file was cut: where its bytes on the disk end."""
+    """Return the words in which every reader reports a cut file; ``size_bytes`` is its size on the disk."""
     return f"the file ends early at byte {size_bytes}"
 
 
 def cut_first(path: Path | str, size_bytes: int, error: WhatifError) -> WhatifError:
-    """Return the error of a file that was cut, with that as the first reason."""
-    said = str(error).removeprefix(f"{path}: ").rstrip(".")
-    if said.startswith(ends_early(size_bytes)):
+    """Return ``error`` of a cut file with the cut as its first reason."""
+    reason = str(error).removeprefix(f"{path}: ").rstrip(".")
+    if reason.startswith(ends_early(size_bytes)):
         return error
-    return WhatifError(f"{path}: {ends_early(size_bytes)}; copy or record it again (error in the rest: {said}).")
+    return WhatifError(f"{path}: {ends_early(size_bytes)}; copy or record it again (error in the rest: {reason}).")
 
 
 class FileBytes:
@@ -55,11 +55,11 @@ class FileBytes:
         self.path = path
         self.damage: str | None = None
         self.is_cut = False  # the damage is that the file ends too early
-        self.size_bytes = 0  # as it lies on the disk; known once the first piece is read
+        self.size_bytes = 0  # on the disk; known once the first piece is read
         self._progress = progress
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the pieces. Raises WhatifError where the file cannot be opened or read."""
+        """Yield the pieces. Raises WhatifError if the file cannot be opened or read."""
         try:
             if self.path.is_dir():
                 raise WhatifError(f"{self.path}: expected a trace file, got a folder; name one file inside it")
@@ -77,7 +77,7 @@ class FileBytes:
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
-        """Open the file; what cannot be read twice (a pipe) is copied first, because damage is looked at twice."""
+        """Open the file; a pipe, which cannot be read twice, is copied first, because damaged data is read again."""
         with self.path.open("rb") as file:
             if file.seekable():
                 yield file
@@ -129,9 +129,9 @@ class FileBytes:
 
 
 def ahead(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """Yield pieces that a second thread makes, at most so many ahead; what it raises is raised here."""
+    """Yield pieces that a second thread makes, at most ``most`` ahead; its exceptions are raised here."""
     for piece in pieces:
-        yield piece  # who looks only at the start needs no thread
+        yield piece  # reading only the start needs no thread
         break
     made: queue.Queue[bytes | BaseException | None] = queue.Queue(most)
     stopped = threading.Event()
@@ -162,9 +162,9 @@ def ahead(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 
 def _salvage(file: IO[bytes], skip_bytes: int) -> Iterator[bytes]:
-    """Yield what lies between the first ``skip_bytes`` and the damage.
+    """Yield the bytes between the first ``skip_bytes`` and the damage.
 
-    An inflater that fails keeps what it had inflated in that call, so the call is taken back and fed byte by byte.
+    An inflater that fails does not return what it inflated in that call, so the call is repeated byte by byte.
     """
     inflater = zlib.decompressobj(_GZIP_WBITS)
     while compressed := file.read(4 << 10):

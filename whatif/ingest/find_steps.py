@@ -18,14 +18,14 @@ from whatif.runtime.errors import WhatifError
 REPEATS = 0.97
 # And when this share of its distinct kernels comes about once a period.
 KERNELS_IN_STEP = 0.9
-# Of two periods the shorter one is the step where it misses no more than this share of kernels beyond twice what the
-# best one misses: a layer repeats as well, but misses what lies around the layers.
+# The shorter of two periods is the step if the share of kernels that do not repeat exceeds twice that of the best
+# period by no more than this: a layer repeats as well, but not what lies around the layers.
 MISSED_BEYOND = 0.002
 # A handful of kernels in a row is a loop inside a step, not a step.
 LEAST_KERNELS = 8
-# A loop that often could be as many steps as one; a shorter one is part of a step.
+# A loop of this many repeats may be that many steps or one; a shorter one is part of a step.
 LEAST_LOOP = 10
-# Distances at which a sequence agrees with itself that are looked at one by one.
+# This many candidate periods are checked one by one.
 CANDIDATES = 48
 # In a file that ends early, a last step with less than this share of the fullest step's work was cut.
 WHOLE_SHARE = 0.9
@@ -38,10 +38,10 @@ class Steps(Struct, frozen=True):
 
     edges_ns: Int64
     source: str
-    loop: tuple[int, int] = (0, 0)  # so many GPU tasks repeat so often, too few for a step
-    doubt: str = ""  # a sentence where other steps are as likely
+    loop: tuple[int, int] = (0, 0)  # GPU tasks and repeats of a loop of too few tasks for a step
+    doubt: str = ""  # a sentence if other steps are as likely
     whole: bool = True  # False: the file ends early, and no step is known to be whole
-    sequences: int | None = None  # how many a serving engine serves in most steps
+    sequences: int | None = None  # served by a serving engine in most steps
 
     def of(self, time_ns: Int64) -> Int64:
         """Return the step of each time, -1 outside all steps."""
@@ -52,21 +52,21 @@ class Steps(Struct, frozen=True):
 
 
 class StepRule(Struct, frozen=True):
-    """What the user says of the steps: how many the recording holds, or what marks their beginnings."""
+    """The user's rule for the steps: how many the recording holds, or what marks their beginnings."""
 
     count: int | None = None
     mark: str | None = None  # a regular expression of names of annotations or operators
 
     @property
     def option(self) -> tuple[str, ...]:
-        """How the rule is written on a command line; () where there is none."""
+        """The rule as arguments of a command line; () if there is none."""
         if self.count is not None:
             return "--step-count", str(self.count)
         return () if self.mark is None else ("--step-mark", self.mark)
 
 
 class Launched(Struct, frozen=True):
-    """GPU tasks in the order of their launches, shape (n_gpu,): when, by which call (-1 unknown), and what."""
+    """GPU tasks in the order of their launches, shape (n_gpu,): time and call (-1 unknown) of the launch, and name."""
 
     time_ns: Int64
     call: Int64
@@ -76,10 +76,10 @@ class Launched(Struct, frozen=True):
 def find_steps(
     events: Events, marks: NameMarks, main: int, launched: Launched, graph_launch: Bool, rule: StepRule
 ) -> Steps:
-    """Find the steps of a trace: as the rule of its user says, else by marks, else where the kernels repeat.
+    """Find the steps of a trace: by the user's rule, else by marks, else by the repetition of kernels.
 
-    ``graph_launch`` says which calls launch CUDA graphs, shape (n_calls,). Raises WhatifError where nothing in the
-    trace fits the rule.
+    ``graph_launch`` is the mask of the calls that launch CUDA graphs, shape (n_calls,). Raises WhatifError if nothing
+    in the trace fits the rule.
     """
     if rule.mark is not None:
         return _by_mark(events, rule.mark)
@@ -105,7 +105,7 @@ def find_steps(
 
 
 def work_times_ns(events: Events, main: int, launched: Launched) -> Int64:
-    """When each GPU task was launched, or where there is none each operator of the main thread began, shape (n,)."""
+    """The launch time of each GPU task, or without any the start of each operator of the main thread, shape (n,)."""
     if len(launched.time_ns):
         return launched.time_ns
     time_ns: Int64 = events.start_ns[(events.track == main) & (events.category == EventCategory.CPU_OP)]
@@ -130,8 +130,8 @@ def _by_mark(events: Events, pattern: str) -> Steps:
     if not pattern:
         raise WhatifError("--step-mark: expected a regular expression, got an empty one; name what begins the steps.")
     named = matching(tuple(events.names), pattern)
-    own = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
-    rows = np.flatnonzero(named.take(events.name) & own)
+    can_mark = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
+    rows = np.flatnonzero(named.take(events.name) & can_mark)
     if len(rows) < 2:
         found = "none" if not len(rows) else "one"
         raise WhatifError(f"--step-mark {pattern!r}: expected annotations or operators of that name, found {found}.")
@@ -140,7 +140,7 @@ def _by_mark(events: Events, pattern: str) -> Steps:
 
 
 def _by_serving(events: Events) -> Steps | None:
-    """Steps by the annotations of a serving engine; None where it has written fewer than two."""
+    """Steps by the annotations of a serving engine; None if it has written fewer than two."""
     sequences = {code: n for code, name in enumerate(events.names) if (n := sequences_served(name)) is not None}
     served = np.zeros(len(events.names), dtype=np.bool_)
     served[list(sequences)] = True
@@ -160,7 +160,7 @@ def _by_serving(events: Events) -> Steps | None:
 
 
 def _by_count(events: Events, main: int, launched: Launched, count: int) -> Steps:
-    """Steps of equally many kernels, or of operators on the main thread where there is no kernel."""
+    """Steps with equal numbers of kernels, or of operators on the main thread if there is no kernel."""
     time_ns = work_times_ns(events, main, launched)
     if not 1 <= count <= len(time_ns):
         raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, at most one per kernel.")
@@ -180,9 +180,9 @@ def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def _without_stub(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-    """Leave out the last mark where the recording ended in it: earlier ones ended by themselves, however short."""
-    lasts_ns = end_ns - start_ns
-    keep = slice(None, -1 if lasts_ns[-1] < STUB_SHARE * np.median(lasts_ns) else None)
+    """Drop the last mark if the recording ended inside it: earlier ones ended by themselves, however short."""
+    duration_ns = end_ns - start_ns
+    keep = slice(None, -1 if duration_ns[-1] < STUB_SHARE * np.median(duration_ns) else None)
     return start_ns[keep], end_ns[keep]
 
 
@@ -191,8 +191,8 @@ def _first_is_whole(first_ns: int, edges_ns: Int64) -> bool:
 
 
 def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
-    """Steps that begin where the sequence of kernels does again; none where nothing repeats."""
-    # A CUDA graph holds a step or a part of one: what it launches counts as one.
+    """Steps by the period of the sequence of kernels; none if nothing repeats."""
+    # A CUDA graph holds a step or a part of one: its kernels count as one.
     of_graph = (np.append(graph_launch, False)[launched.call] & (launched.call >= 0)).astype(np.bool_)
     same = (launched.call[1:] == launched.call[:-1]) & of_graph[1:]
     begins = np.flatnonzero(np.append(True, ~same)) if len(of_graph) else np.empty(0, dtype=np.int64)
@@ -203,12 +203,12 @@ def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
     none = np.empty(0, dtype=np.int64)
     if not period or not _holds_all(units, len(units) // period):
         return Steps(none, "none")
-    whole = len(units) // period
+    n_steps = len(units) // period
     if period < LEAST_KERNELS and not of_graph.any():
-        return Steps(none, "none", (period, whole) if whole >= LEAST_LOOP else (0, 0))
+        return Steps(none, "none", (period, n_steps) if n_steps >= LEAST_LOOP else (0, 0))
     first = begins[::period]
-    end_ns = launched.time_ns[first[whole]] if len(first) > whole else launched.time_ns[-1] + 1
-    return Steps(np.maximum.accumulate(np.append(launched.time_ns[first[:whole]], end_ns)), "repetition")
+    end_ns = launched.time_ns[first[n_steps]] if len(first) > n_steps else launched.time_ns[-1] + 1
+    return Steps(np.maximum.accumulate(np.append(launched.time_ns[first[:n_steps]], end_ns)), "repetition")
 
 
 def _sequence_codes(kernel: Int64, begins: Int64) -> Int64:
@@ -219,10 +219,10 @@ def _sequence_codes(kernel: Int64, begins: Int64) -> Int64:
 
 
 def _periods(sequence: Int64) -> dict[int, float]:
-    """Return the distances at which a sequence agrees with itself most, and the share of elements that do.
+    """Return the most likely periods of a sequence, each with the share of elements that repeat after it.
 
-    Each distinct element is one of two numbers, by chance: the autocorrelation of these, one Fourier transform, has
-    its peaks where the elements agree, and only those distances are counted one by one.
+    Each distinct element gets a random sign. The autocorrelation of the signs, by Fourier transforms, has its peaks at
+    the periods of the elements, and only the elements at these distances are compared one by one.
     """
     n = len(sequence)
     if n < 2:
@@ -237,7 +237,7 @@ def _periods(sequence: Int64) -> dict[int, float]:
 
 
 def _holds_all(kernel: Int64, n_steps: int) -> bool:
-    """Whether nearly every kernel comes once a step: layers repeat as well, but what is around them does not."""
+    """Whether nearly every kernel runs once per step: layers repeat as well, but what is around them does not."""
     count = np.bincount(kernel)
     return bool(np.mean(count[count > 0] >= n_steps - 1) >= KERNELS_IN_STEP)
 
@@ -253,7 +253,7 @@ def _of_one_step_each(events: Events, marks: NameMarks, start_ns: Int64, end_ns:
 
 
 def steady_range(n_steps: int, edges_known: bool) -> tuple[int, int]:
-    """Return the steps [first, last) that are steady: without the first and the last where at least four are known."""
+    """Return the steady steps [first, last): without the first and the last if at least four are known."""
     if edges_known and n_steps >= 4:
         return 1, n_steps - 1
     return 0, n_steps

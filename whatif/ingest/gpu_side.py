@@ -27,7 +27,7 @@ GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMS
 # A start later than its known causes by more than this is a wait for something else: three times the largest
 # inter-kernel gap seen on a busy stream (facts from 18 traces, docs/design.md).
 LATE_NS = 20_000
-# Launch to start on an idle stream, and end to start on a busy one, where a trace has too few samples of its own
+# Launch to start on an idle stream, and end to start on a busy one, if a trace has too few samples of its own
 # (medians of other traces: 1 to 3 us and 1 to 2 us, docs/design.md).
 DEFAULT_LAUNCH_LAG_NS = 2_000
 # Longer ones are no property of the machine: 33 us after the call's start was the most (MI300).
@@ -62,21 +62,21 @@ class GpuSide(Struct, frozen=True):
     start_ns: Int64
     end_ns: Int64
     correlated: Int64  # index into Calls by correlation id, -1 for none
-    call: Int64  # the same where it launched the task, -1 where the launch was not recorded
-    before_ns: Int64  # end of the task before on the stream, LONG_AGO_NS where there is none
+    call: Int64  # the same if it launched the task, -1 if the launch was not recorded
+    before_ns: Int64  # end of the task before on the stream, LONG_AGO_NS if there is none
     launch_lag_ns: int
     stream_lag_ns: Int64  # (n_streams,)
     queue_depth: int
-    through_ns: Int64  # (n_calls,): when the call got into the launch queue; its start where there was room
-    usual_ns: Int64  # (n_calls,): the usual duration of the call's API, 0 where that launches nothing
+    through_ns: Int64  # (n_calls,): when the call entered the launch queue; its start if there was room
+    usual_ns: Int64  # (n_calls,): the usual duration of the call's API, 0 if that launches nothing
 
 
-# When something was launched whose launch is not in the recording.
+# The launch time of tasks whose launch was not recorded.
 LONG_AGO_NS = int(np.iinfo(np.int64).min) // 2
 
 
 def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
-    """Return the value of each task's call, and ``default`` where the call was not recorded."""
+    """Return the value of each task's call, and ``default`` if the call was not recorded."""
     if not len(values):
         return np.broadcast_to(np.asarray(default, dtype=np.int64), (len(call),)).copy()
     found = values[call]
@@ -86,7 +86,7 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
 
 
 def find_calls(events: Events) -> Calls:
-    """Return the calls of a trace; threads that do nothing but poll are left out."""
+    """Return the calls of a trace; threads that only poll are left out."""
     rows = events.of_category[EventCategory.RUNTIME]
     kinds = call_kinds(events.names, np.bincount(events.name[rows], minlength=len(events.names)) > 0)
     polling = _polling_tracks(events, rows, kinds)
@@ -115,7 +115,7 @@ def find_calls(events: Events) -> Calls:
 
 
 def _opening(track: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64]:
-    """Which calls, sorted by (track, start), begin a group that overlaps on its thread, and the end of each group."""
+    """Mask of the calls, sorted by (track, start), that begin a group of overlapping ones, and the groups' ends."""
     reach_ns = running_maximum(end_ns, track)
     opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
     last = np.append(opens[1:], True)[: len(track)]
@@ -123,7 +123,7 @@ def _opening(track: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64]
 
 
 def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
-    """Tracks whose calls only ask whether something is done, shape (n_tracks,)."""
+    """Mask of the tracks whose calls only poll, shape (n_tracks,)."""
     polls = among(kinds, [CallKind.POLL, CallKind.OTHER])
     polling = np.zeros(len(events.tracks), dtype=np.bool_)
     polling[events.track[rows]] = True
@@ -137,7 +137,7 @@ def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
 def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     """Join GPU events with their calls and measure the trace's launch lag, stream lags and queue depth."""
     rows = events.of_categories(*GPU_CATEGORIES)
-    # Where neither device nor stream is known, the row that the profiler drew the task on stands for the stream.
+    # If the stream is unknown, the task's track takes its place.
     unknown = events.stream[rows] == MISSING
     device = np.where(unknown, -2 - events.track[rows], events.device[rows]).astype(np.int64)
     # One number per pair: np.unique sorts rows of a table ten times slower.
@@ -145,7 +145,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     codes = each_once(key)
     stream: Int32 = np.searchsorted(codes, key).astype(np.int32)
     streams = np.stack([codes >> 32, (codes & 0xFFFFFFFF) - 2**31], axis=1)
-    order = Grouped(np.arange(len(rows)), stream).rows  # each one's in the order of time
+    order = Grouped(np.arange(len(rows)), stream).rows  # each stream's in order of time
     rows, stream = rows[order], stream[order]
     start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     correlated = _correlated_calls(events, calls, rows)
@@ -156,7 +156,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     launched_ns = of_calls(calls.end_ns, call, start_ns)
 
     lag_ns = _launch_lag(start_ns, before_ns, launched_ns, call, calls)
-    # Only what was launched long before gives the gap of the hardware itself.
+    # Only tasks launched long before show the gap of the hardware itself.
     queued = ~first & ((launched_ns + LATE_NS < before_ns) | (call < 0))
     stream_lag_ns = _stream_lags(start_ns - before_ns, queued, stream, len(streams))
     median_ns = _api_medians(calls, call)
@@ -169,7 +169,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
 
 
 def launch_order(calls: Calls, gpu: GpuSide) -> Int64:
-    """Return when each GPU task was launched, ns, shape (n_gpu,); without a record, with the one before it."""
+    """Return the launch time of each GPU task, ns, shape (n_gpu,); if it is unknown, that of the task before."""
     return running_maximum(of_calls(calls.start_ns, gpu.call, LONG_AGO_NS), gpu.stream)
 
 
@@ -189,7 +189,7 @@ def _correlated_calls(events: Events, calls: Calls, rows: Array) -> Int64:
 
 
 def _start_early(calls: Calls, correlated: Int64, start_ns: Int64) -> Bool:
-    """Which tasks start before their call, as where two runs of the id counter are joined: it did not launch them."""
+    """Mask of the tasks that start before their call, so it did not launch them: the id counter began anew."""
     early: Bool = of_calls(calls.start_ns, correlated, start_ns) > start_ns + LATE_NS
     return early
 
@@ -215,23 +215,23 @@ def _stream_lags(gap_ns: Int64, queued: Bool, stream: Int32, n_streams: int) -> 
 
 
 def _api_medians(calls: Calls, call: Int64) -> Int64:
-    """The median duration of each call's API, shape (n_calls,); 0 for those that launch nothing (``call``: who did)."""
+    """The median duration of each call's API, shape (n_calls,); 0 if no task of ``call`` is launched by that API."""
     duration_ns = calls.end_ns - calls.start_ns
     medians = np.zeros(len(duration_ns), dtype=np.int64)
     for name in np.flatnonzero(np.bincount(calls.name[call[call >= 0]])):
-        mine = np.flatnonzero(calls.name == name)
-        medians[mine] = int(np.median(duration_ns[mine]))
+        rows = np.flatnonzero(calls.name == name)
+        medians[rows] = int(np.median(duration_ns[rows]))
     return medians
 
 
 def _runs(stream: Int32) -> Iterator[tuple[int, int]]:
-    """Where each stream's tasks begin and end: they are sorted by stream."""
+    """The begin and end of each stream among the tasks, which are sorted by stream."""
     bounds = np.searchsorted(stream, np.arange(int(stream.max(initial=-1)) + 2))
     return itertools.pairwise(bounds.tolist())
 
 
 def _queue_depth(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, median_ns: Int64, *, is_amd: bool) -> int:
-    """The number of pending tasks at which a launch blocks; 0 where it never does."""
+    """The number of pending tasks at which a launch blocks; 0 if it never does."""
     depth, most_pending = 0, 0
     for begin, end in _runs(stream):
         launched = np.flatnonzero(call[begin:end] >= 0)
@@ -252,7 +252,7 @@ def _queue_depth(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, medi
 
 
 def _through(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, depth: int) -> Int64:
-    """When each call got into the queue: not before the task ``depth`` places ahead of its own had started."""
+    """When each call entered the queue: not before the task ``depth`` places before its own had started."""
     through_ns = calls.start_ns.copy()
     if not depth:
         return through_ns

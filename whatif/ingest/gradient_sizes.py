@@ -1,4 +1,4 @@
-"""The gradients of a step by autograd's own operators, where a recording has shapes."""
+"""The sizes of a step's gradients, from autograd's operators in a recording with shapes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tuple[int, ...]:
     """Return the bytes of each gradient of a steady step, in the order in which its last backward pass finishes them.
 
-    ``rows`` are of that step; where they are unknown, the middle one between ``edges_ns`` is taken, and all of a
-    recording without steps. Empty where the shape of one of its gradients was not recorded.
+    ``rows`` are of that step; without them the middle step between ``edges_ns`` is taken, or the whole recording if it
+    has no steps. Empty if the shape of one of its gradients was not recorded.
     """
     if ACCUMULATE not in events.names:
         return ()

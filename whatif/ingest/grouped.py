@@ -1,4 +1,4 @@
-"""Rows grouped by a code, counted: a recording may have tens of thousands of threads."""
+"""Rows grouped by a code in one pass: a recording may have tens of thousands of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whatif.ingest.events import EventCategory, Events
 class Grouped:
     """The ``rows`` of each code: ``grouped[code]`` are its rows, ascending; ``codes`` has the shape of ``rows``.
 
-    Afterwards ``rows`` are those of all codes, one code after the other. No code is negative.
+    The attribute ``rows`` has the rows of all codes, one code after the other. No code is negative.
     """
 
     def __init__(self, rows: Int64, codes: Array) -> None:

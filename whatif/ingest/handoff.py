@@ -1,4 +1,4 @@
-"""Hand-offs: the main thread stands still while another thread (autograd's) works for it."""
+"""Hand-offs: the main thread waits while another thread (autograd's) works for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.simulation.intervals import union
 
 # Clocks of two threads are read at slightly different moments.
 TOLERANCE_NS = 2_000
-# A pause is spent waiting for another thread only where that thread works for a good part of it.
+# A pause is a wait for another thread only if that thread works for at least this share of it.
 MIN_SHARE = 0.3
 
 
@@ -23,15 +23,15 @@ class Handoffs(Struct, frozen=True):
     track: int
     start_ns: Int64
     end_ns: Int64
-    # When the thread is busy at all: starts and ends of the union of its operators and calls.
+    # All busy intervals of the thread: starts and ends of the union of its operators and calls.
     busy_start_ns: Int64
     busy_end_ns: Int64
 
 
-def activity(events: Events, calls: Calls, operators: Int64, mine: Int64) -> tuple[Int64, Int64]:
-    """Return the disjoint intervals in which a thread's ``operators`` (rows) or calls ``mine`` (rows) run."""
-    start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[mine]])
-    end_ns = np.concatenate([events.end_ns[operators], calls.end_ns[mine]])
+def activity(events: Events, calls: Calls, operators: Int64, call_rows: Int64) -> tuple[Int64, Int64]:
+    """Return the disjoint intervals in which a thread's ``operators`` (rows) or calls (``call_rows``) run."""
+    start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[call_rows]])
+    end_ns = np.concatenate([events.end_ns[operators], calls.end_ns[call_rows]])
     order = np.argsort(start_ns, kind="stable")
     return union(start_ns[order], end_ns[order])
 

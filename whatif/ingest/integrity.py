@@ -467,13 +467,13 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
     )
     rows = np.flatnonzero(cold.take(calls.name) & within)
     time_ns = int((calls.end_ns - calls.start_ns)[rows].sum())
-    where = "the steady steps" if steady else "the recording"
+    period = "the steady steps" if steady else "the recording"
     remedy = "record later: skip the first steps, which load code, grow the allocator's pool and search for kernels"
     share = time_ns / max(end_ns - begin_ns, 1)
     if len(rows) and share > DOUBT_SHARE:
         text = f"{_some(len(rows), 'call', ('that loads code or allocates takes', 'that load code or allocate take'))}"
         severity = Severity.DOUBT if share > COLD_SHARE else Severity.NOTE
-        yield severity, len(rows), f"{text} {100 * share:.0f} % of {where}: the recording is cold", remedy
+        yield severity, len(rows), f"{text} {100 * share:.0f} % of {period}: the recording is cold", remedy
     names = [name.lower() for name in events.names]
     words = [word for word in _TUNING if word in "\n".join(names)]
     if not words:
@@ -482,7 +482,7 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
     rows = named(events, events.on_host, tuning)
     rows = rows[(events.start_ns[rows] >= begin_ns) & (events.start_ns[rows] < end_ns)]
     if len(rows):
-        text = f"libraries search for their fastest kernels {len(rows):,} times in {where}: the recording is cold"
+        text = f"libraries search for their fastest kernels {len(rows):,} times in {period}: the recording is cold"
         yield Severity.DOUBT, len(rows), text, remedy
 
 

@@ -15,13 +15,13 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import GZIP_MAGIC
 
 CHUNK_BYTES = 1 << 20
-# A longer event is given up. It bounds the memory that unbalanced brackets can take.
+# A longer event is dropped. It bounds the memory that unbalanced brackets can take.
 MAX_EVENT_BYTES = 8 << 20
 # Header fields beyond this on either side of the array are left out.
 _MAX_HEADER_BYTES = 16 << 20
-# Of a text with something odd in front, so much is decoded at first.
+# Of a text that the scanner cannot read, this much is decoded at first.
 _WINDOW_BYTES = 32 << 10
-# Where the end of a chunk is looked for first, to spare a search through all of it.
+# The last boundary is searched first in these last bytes of a chunk, not in all of it.
 _CUT_WINDOW_BYTES = 64 << 10
 
 INVALID_JSON = "invalid JSON"
@@ -36,7 +36,7 @@ _BOUNDARY = re.compile(
     + _WS + rb":)"
 )  # fmt: skip
 _ARRAY_START = re.compile(rb'"traceEvents"' + _WS + rb":" + _WS + rb"\[")
-_ARRAY_START_MAX_BYTES = 4 << 10  # spaces and all
+_ARRAY_START_MAX_BYTES = 4 << 10  # including spaces
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _TOP_LEVEL_TOKEN = re.compile(rb"[^ \t\r\n,{}\[\]\"]++|[{\[]|[}\]]++|" + _STRING + rb'|"', re.DOTALL)
 _NEXT_BRACKETS = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+([{\[]++|[}\]]++)?", re.DOTALL)
@@ -71,7 +71,7 @@ class EventArray(Generic[E]):
         dropped: Counter[str],
         take: Callable[[bytes], tuple[int, bool]] | None = None,
     ) -> None:
-        """``take`` takes what events it can off the front of a text: see ``ScannedColumns.take``."""
+        """``take`` removes events from the front of a text: see ``ScannedColumns.take``."""
         self._take = take
         self.header: dict[str, Any] = {}
         self._file = file
@@ -106,8 +106,8 @@ class EventArray(Generic[E]):
             self._refuse_a_cut_file()
         if not text:
             self._refuse_a_cut_file()
-            what = "only blanks" if self._file.damage is None else self._file.damage
-            raise WhatifError(f"{path}: expected a JSON trace, got {what}; record or copy the trace again")
+            got = "only blanks" if self._file.damage is None else self._file.damage
+            raise WhatifError(f"{path}: expected a JSON trace, got {got}; record or copy the trace again")
         if text.startswith(b"["):
             inside = text[1:].lstrip()
             if inside and inside[:1] not in b"{]":
@@ -169,7 +169,7 @@ class EventArray(Generic[E]):
                 if taken_bytes and not is_odd and not exhausted:
                     wanted_bytes = CHUNK_BYTES
                     continue
-                # What is odd is decoded, a little at first: the events behind it may be as usual.
+                # Decode what the scanner cannot read, a little at first: it may read the events after it.
                 window_bytes = _WINDOW_BYTES if taken_bytes > window_bytes else 2 * window_bytes
                 window = buffer[:window_bytes]
                 cut = _last_boundary(window) if len(window) < len(buffer) else None
@@ -179,8 +179,8 @@ class EventArray(Generic[E]):
                     buffer = buffer[cut.end() :]
                     continue
             cut = _last_boundary(buffer)
-            whole = b"[" + buffer[: cut.start() + 1] + b"]" if cut else b""
-            if cut is not None and (events := decoded(self._decode_list, whole)) is not None:
+            chunk = b"[" + buffer[: cut.start() + 1] + b"]" if cut else b""
+            if cut is not None and (events := decoded(self._decode_list, chunk)) is not None:
                 yield events
                 buffer = buffer[cut.end() :]
                 wanted_bytes = CHUNK_BYTES
@@ -203,7 +203,7 @@ class EventArray(Generic[E]):
             wanted_bytes = max(CHUNK_BYTES, 2 * len(buffer))
 
     def _fill(self, buffer: bytes, wanted_bytes: int) -> tuple[bytes, bool]:
-        """Append pieces up to the wanted size, without separators in front: returns it and whether the file is out."""
+        """Append pieces up to the wanted size, without leading separators; return it and whether the file ended."""
         parts = [buffer.lstrip(_SEPARATORS)]
         size_bytes = len(parts[0])
         while size_bytes < wanted_bytes:
@@ -306,15 +306,15 @@ class EventArray(Generic[E]):
     def _tail(self, buffer: bytes) -> bytes:
         parts = [buffer]
         size_bytes = len(buffer)
-        for piece in self._pieces:  # read to the end even if it is not kept, for a gzip checksum is there
+        for piece in self._pieces:  # read to the end, where the gzip checksum is, even if it is not kept
             if size_bytes <= _MAX_HEADER_BYTES:
                 parts.append(piece)
                 size_bytes += len(piece)
         return b"".join(parts) if size_bytes <= _MAX_HEADER_BYTES else b""
 
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
-        whole = decoded(_OBJECT, head + b'"traceEvents":0' + tail)
-        if whole is None:
+        header = decoded(_OBJECT, head + b'"traceEvents":0' + tail)
+        if header is None:
             # Truncated or damaged: either half may still be sound.
             if self._file.damage is None and not self._file.is_cut and _is_cut(head + b'"traceEvents":0' + tail):
                 self._file.is_cut = True
@@ -322,9 +322,9 @@ class EventArray(Generic[E]):
             after = decoded(_OBJECT, b"{" + tail.lstrip(_SEPARATORS)) if tail else {}
             if before is None or after is None:
                 self._dropped["damaged header"] += 1
-            whole = (before or {}) | (after or {})
-        whole.pop("traceEvents", None)
-        return whole
+            header = (before or {}) | (after or {})
+        header.pop("traceEvents", None)
+        return header
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -340,7 +340,7 @@ def _is_cut(text: bytes) -> bool:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
-    """Return what ``decoder`` makes of a text; None where it is damaged."""
+    """Return the decoded text, or None if it is damaged."""
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -16,10 +16,10 @@ from whatif.ingest.op_cost import Inputs, Tensor, input_tensors, op_cost
 
 
 class Kept(Struct, frozen=True):
-    """What one call of an operator keeps and makes, bytes.
+    """The tensors that one call of an operator makes, and those that it keeps for the backward pass, bytes.
 
-    ``inputs`` are kept tensors that came in, ``own`` what is kept beside (masks, indices, statistics), ``output`` is
-    made, and kept as well where ``keeps_output``; an operator in place makes none. ``weight`` is the parameter it uses.
+    ``inputs`` are kept inputs, ``own`` is kept besides (masks, indices, statistics). ``output`` is made, and kept if
+    ``keeps_output``; an in-place operator makes none. ``weight`` is the parameter that it uses.
     """
 
     inputs: tuple[int, ...] = ()
@@ -28,22 +28,22 @@ class Kept(Struct, frozen=True):
     keeps_output: bool = False
     in_place: bool = False
     weight: int = 0
-    weight_element: int = 0  # bytes of one of its numbers
-    table: int = 0  # a parameter that is looked up in
+    weight_element: int = 0  # bytes of one of its elements
+    table: int = 0  # a parameter that is an embedding table
     # Gradients that the backward work makes for its inputs.
     input_gradients: int = 0
-    # The size of the input whose type the output has, where autocast does not choose one.
+    # The size of the input that gives the output its type, if autocast does not.
     source: int = 0
-    # How many equal parts of its input it gives, which are views.
+    # The number of equal parts of its input that it returns, as views.
     parts: int = 0
     # Tensors that it reads and does not keep.
     reads: tuple[int, ...] = ()
-    # A sum of two tensors, in full precision where one of them is.
+    # A sum of two tensors, in full precision if one of them is.
     adds: bool = False
-    # Old profilers tell no stride: then the output's size is not known, and of ``own`` only how often that size it is.
+    # Old profilers record no stride: then the output's size is unknown, and ``own`` only as a multiple of it.
     unknown: bool = False
     own_share: int = 0
-    # Whether autocast would run it in 16 bits: True, False, or None: as its input is.
+    # Whether autocast would run it in 16 bits; None: in the type of its input.
     half: bool | None = None
     # Whether its result may be the scores of an attention: a softmax of a matrix for each head.
     scores: bool = False
@@ -59,7 +59,7 @@ def has_rule(name: str) -> bool:
 
 
 def kept_by(name: str, dims: Any, types: Any, concrete: Any) -> Kept | None:
-    """Return what one call of the operator ``name`` ("aten::mm") keeps; None where no rule fits the shapes."""
+    """Return what one call of the operator ``name`` ("aten::mm") keeps; None if no rule fits the shapes."""
     plain = name.removeprefix("aten::")
     in_place = plain.endswith("_") and not plain.endswith("__")
     rule = _RULES.get(plain) or (_RULES.get(plain[:-1]) if in_place else None)
@@ -80,7 +80,7 @@ def kept_by(name: str, dims: Any, types: Any, concrete: Any) -> Kept | None:
 
 
 def _flat(dims: Any, types: Any) -> Inputs | None:
-    """The tensors of a list of tensors, which stands first."""
+    """The tensors of the first input, a list of tensors."""
     if not isinstance(dims, list) or not dims or not isinstance(dims[0], list):
         return None
     return input_tensors(dims[0], ["float"] * len(dims[0]))
@@ -149,7 +149,7 @@ def _keeps_output(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _keeps_both(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """mul, div of two tensors; a number beside a tensor needs nothing kept."""
+    """mul, div of two tensors; of a tensor and a number nothing is kept."""
     large = [tensor for tensor in tensors if tensor.shape]
     out = max((tensor.size_bytes for tensor in large), default=0)
     kept = tuple(tensor.size_bytes for tensor in large) if len(large) > 1 else ()
@@ -157,13 +157,13 @@ def _keeps_both(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _makes(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """Copies: nothing of theirs is needed later."""
+    """Copies: the backward pass needs nothing of them."""
     sizes = tuple(tensor.size_bytes for tensor in tensors)
     return Kept(output=max(sizes, default=0), reads=sizes[:1])
 
 
 def _casts(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """A copy in another type, whose number in c10::ScalarType stands behind the input."""
+    """A copy in another type, whose number in c10::ScalarType is the second input."""
     x = tensors[0]
     concrete = call[3] if isinstance(call[3], list) else []
     element = _SCALAR_TYPE_BYTES.get(str(concrete[1]) if len(concrete) > 1 else "", x.element_bytes or 4)
@@ -171,7 +171,7 @@ def _casts(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _adds(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """Sums: nothing is needed later. The residual sums of transformers stay in full precision, as their first term."""
+    """Sums: nothing is kept. The residual sums of transformers stay in full precision, like their first term."""
     large = [tensor for tensor in tensors if tensor.shape]
     out = max((tensor.size_bytes for tensor in large), default=0)
     return Kept(output=out, reads=tuple(tensor.size_bytes for tensor in large), adds=len(large) > 1)
@@ -192,7 +192,7 @@ def _attention(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _pool(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """The input, and for each output where its maximum stood (int64)."""
+    """The input, and the index of each output's maximum (int64)."""
     x = tensors[0]
     kernel, stride, padding = (_pair(call[3], position) for position in (1, 2, 3))
     if kernel is None:
@@ -229,7 +229,7 @@ def _dropout(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _cpu_dropout(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """Dropout of a CPU multiplies with noise as large as its input; without dropping it gives its input back."""
+    """Dropout on a CPU multiplies by noise as large as its input; without dropping it returns its input."""
     concrete = call[3] if isinstance(call[3], list) else []
     if len(concrete) < 3 or concrete[2] != "True" or concrete[1] in ("0.", "0", "0.0"):
         return Kept()
@@ -247,7 +247,7 @@ def _nll_loss(name: str, tensors: list[Tensor], call: Any) -> Kept:
 
 
 def _rnn(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """One layer in one direction, (input, two weights, two biases, states): its own space comes from its backward."""
+    """One layer in one direction, (input, two weights, two biases, states); its backward shows the workspace."""
     x, hidden = tensors[0], tensors[2].shape[-1]
     out = x.elements // max(x.shape[-1], 1) * hidden * (x.element_bytes or 4)
     states = 4 * x.shape[1] * hidden * (x.element_bytes or 4)

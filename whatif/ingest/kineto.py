@@ -14,7 +14,7 @@ from whatif.ingest.kineto_fields import RawEvent
 from whatif.ingest.scanned import LOOPS
 from whatif.ingest.scanned_columns import ScannedColumns
 
-# In the header: how many duration events had a category that this reader does not know, by category.
+# Key in the header: the number of duration events of each category that this reader does not know.
 FOREIGN_CATEGORIES = "_whatif_foreign_categories"
 
 
@@ -22,9 +22,9 @@ def read_kineto(path: Path, *, progress: Callable[[int, int], None] | None = Non
     """Return the duration events of one trace file, sorted by (start_ns, -duration_ns).
 
     Times are whole nanoseconds of the trace's own clock, exact; ``baseTimeNanoseconds`` stays in the header and is not
-    added. Damage costs the events it touches, counted by reason in ``Events.dropped``; a file that ends early is read
-    up to there, and counts one. The header says under "_whatif_foreign_categories" how many duration events had
-    a category that is not known. ``progress`` is called with (bytes of the file read, bytes in all).
+    added. Damaged events are left out and counted by reason in ``Events.dropped``; a file that ends early is read
+    up to there, and counts one. The header has under "_whatif_foreign_categories" the number of duration events of each
+    unknown category. ``progress`` is called with (bytes of the file read, bytes in all).
 
     Raises WhatifError if there is no such file or no permission, or it holds no JSON array of trace events.
     """

@@ -133,7 +133,7 @@ class ColumnBuilder:
     def _count_dropped(
         self, start_status: npt.NDArray[np.int8], duration_status: npt.NDArray[np.int8], duration_ns: Int64
     ) -> npt.NDArray[np.intp]:
-        """Count each bad row under its first reason: returns the indices of the others."""
+        """Count each bad row under its first reason; return the indices of the others."""
         kept = np.ones(len(start_status), np.bool_)
         reasons = [(start_status == status, reason) for status, reason in DROPPED_TIMESTAMP.items()]
         reasons += [(duration_status == status, reason) for status, reason in DROPPED_DURATION.items()]
@@ -209,8 +209,8 @@ class ColumnBuilder:
             if dims is NOTHING and a.input_type is NOTHING:
                 codes.append(MISSING)
             else:
-                said = bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs), bytes(a.input_strides)
-                codes.append(shapes[said])
+                key = bytes(dims), bytes(a.input_type), bytes(a.concrete_inputs), bytes(a.input_strides)
+                codes.append(shapes[key])
         return np.array(codes, np.int64)
 
     def rare_columns(
@@ -248,7 +248,7 @@ class ColumnBuilder:
                 self.add_flow_end(str(event.ph), event.id, time_ns, self.tracks[event.pid, event.tid])
 
     def add_flow_end(self, phase: str, number: Hashable, time_ns: int, track: int) -> None:
-        """Keep an end of a flow, the first one of its number."""
+        """Keep an end of a flow, the first one of each number."""
         self._flow_ends[phase].setdefault(number, (time_ns, track))
         self._flow_tracks.setdefault(track)
 
@@ -263,7 +263,7 @@ class ColumnBuilder:
         self._python_track.frombytes(track.astype(np.int32).tobytes())
 
     def _add_allocations(self, events: list[RawEvent]) -> None:
-        """Keep what was allocated and given back; old profilers gave no address, and then it is unknown what lives."""
+        """Keep allocations and frees; without addresses, as of old profilers, it is unknown which blocks are live."""
         args = [event.args if type(event.args) is Args else NO_ARGS for event in events]
         time_ns, status = parse_us_as_ns([event.ts for event in events])
         columns = [time_ns, _first_known(args, "bytes_2", "bytes")]
@@ -280,7 +280,7 @@ class ColumnBuilder:
         self._allocations.append(table[:, table[2] != MISSING])
 
     def build(self, header: dict[str, Any], ends_early_at: int | None) -> Events:
-        """Return the columns sorted by (start_ns, -duration_ns), stable; where a cut file ended is passed on."""
+        """Return the columns sorted by (start_ns, -duration_ns), stable; ``ends_early_at`` is passed on."""
         columns: dict[str, npt.NDArray[Any]] = {
             field: np.concatenate(self._chunks.pop(field)) if field in self._chunks else np.zeros(0, dtype)
             for field, dtype in COLUMN_DTYPES.items()
@@ -310,7 +310,7 @@ class ColumnBuilder:
     def _order_tracks(
         self, columns: dict[str, npt.NDArray[Any]], python: Stamps, flows: Flows
     ) -> list[tuple[str, str]]:
-        """Number the tracks by first sight, in stamps, then in flows, then in rows: returns those that are left."""
+        """Number the tracks by first occurrence, in stamps, then in flows, then in rows; return those in use."""
         used = [columns["track"], python.track, flows.source_track, flows.target_track]
         table = list(self.tracks.table)
         every = np.concatenate([python.track, np.array(list(self._flow_tracks), np.int32), columns["track"]])
@@ -343,13 +343,13 @@ class ColumnBuilder:
 
 
 def _frames(call_stack: msgspec.Raw) -> int:
-    """The frames of a call stack, "train.py(7): main;model.py(3): forward"; 0 where none was written."""
+    """The frames of a call stack, "train.py(7): main;model.py(3): forward"; 0 if none was written."""
     text = bytes(call_stack)
     return text.count(b";") + 1 if len(text) > 2 else 0
 
 
 class _Codes(dict[str, int]):
-    """Numbers its keys in the order in which they are first asked for."""
+    """Numbers its keys in the order of their first use."""
 
     def __missing__(self, key: str) -> int:
         code = self[key] = len(self)
@@ -374,7 +374,7 @@ class _TrackCodes(dict[tuple[Any, Any], int]):
 
 
 class _ShapeCodes(dict[tuple[bytes, bytes, bytes, bytes], int]):
-    """Codes of raw (dims, types, concrete inputs, strides), which are decoded once; one value's spellings share a code.
+    """Codes of raw (dims, types, concrete inputs, strides), each decoded once; different texts of a value share a code.
 
     Of the strides only the layout is kept, in the places of the concrete inputs that tensors leave empty.
     """
@@ -393,7 +393,7 @@ class _ShapeCodes(dict[tuple[bytes, bytes, bytes, bytes], int]):
 
 
 class _Warps(dict[tuple[bytes, bytes], int]):
-    """Warps of a launch, from its raw (grid, block); MISSING where these are not three counts each."""
+    """Warps of a launch, from its raw (grid, block); MISSING if these are not three counts each."""
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
         blocks, threads = (_product(_decode_or_none(raw)) for raw in key)
@@ -411,7 +411,7 @@ _ANYTHING = msgspec.json.Decoder()
 
 
 def _decode_or_none(raw: bytes) -> Any:
-    return decoded(_ANYTHING, raw) if raw else None  # skipping it read less closely than this
+    return decoded(_ANYTHING, raw) if raw else None  # a skipped value was checked less strictly than here
 
 
 def _int64_or_missing(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""What Kineto writes: the fields of an event, the two vocabularies of categories, the sizes of data types."""
+"""The format of Kineto: the fields of an event, the two vocabularies of categories, the sizes of data types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = msgspec.Raw(b"")
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
-    """The arguments that are read, in every spelling that was seen. Untyped, so that an odd value costs no event."""
+    """The arguments that are read, in every observed spelling. Untyped, so that no event is lost to an odd value."""
 
     correlation: Any = MISSING
     correlation_2: Any = msgspec.field(default=MISSING, name="Correlation ID")
@@ -44,7 +44,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     sync_kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
     wait_stream: Any = msgspec.field(default=MISSING, name="wait_on_stream")
     wait_correlation: Any = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
-    # Of an allocation: "Bytes" is negative where memory is given back.
+    # Of an allocation: "Bytes" is negative if memory is freed.
     address: Any = msgspec.field(default=MISSING, name="Addr")
     total: Any = msgspec.field(default=MISSING, name="Total Allocated")
     device_type: Any = msgspec.field(default=MISSING, name="Device Type")
@@ -71,7 +71,7 @@ class RawEvent(msgspec.Struct, gc=False):
 
 
 class Special(IntEnum):
-    """Categories of ph "X" events that are not an EventCategory as they stand; negative, to tell them from those."""
+    """Categories of ph "X" events that do not determine an EventCategory; negative, to distinguish them from those."""
 
     OLD_OPERATOR = -1  # an operator or an annotation, which its name shows
     PYTHON = -2  # an nn.Module call or any other Python function, which its name shows
@@ -99,16 +99,16 @@ CATEGORIES: dict[str, EventCategory | Special] = {
 }
 
 MODULE_PREFIX = "nn.Module: "
-# What our recorder writes around a layer is an operator to Kineto, but none to us.
+# The prefix of our recorder's mark around a layer: an operator to Kineto, an annotation to us.
 LAYER_ANNOTATION = "whatif::layer::"
-# The name of the instant events that tell allocations (profile_memory=True).
+# The name of the instant events of allocations (profile_memory=True).
 ALLOCATION = "[memory]"
 OLD_ANNOTATION = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#")
 
 # Of NVIDIA devices; one of AMD's, of 64, counts as two.
 THREADS_PER_WARP = 32
 
-# Bytes an element, by the names that c10 gives its scalar types.
+# Bytes per element, by c10's names of its scalar types.
 DTYPE_BYTES = {
     "byte": 1,
     "char": 1,
@@ -154,7 +154,7 @@ def as_int(value: Any) -> int:
 
 
 def as_text(value: Any) -> str:
-    """Return a JSON scalar as the trace spells it; null is empty."""
+    """Return a JSON scalar as text; null is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):

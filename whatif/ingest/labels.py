@@ -34,18 +34,18 @@ class Labels(Struct, frozen=True):
     phase: Int8
     operator: Int64
     loading: Bool
-    landmark: Bool  # gives the phase of what lies around it
+    landmark: Bool  # determines the phase of tasks around it
     in_optimizer: Bool  # inside an optimizer's own mark
     recomputed: Bool  # inside an operator that builds the autograd graph while the backward pass runs
-    pause: Int64  # row of the pause of the program that it lies in (garbage collection); -1 where it runs
+    pause: Int64  # row of the program's pause around it (garbage collection); -1 if there is none
 
 
 class Labeller:
-    """Knows the layers of a trace: ``layers[0]`` is "", and each operator's layer by its sequence number.
+    """Labels tasks with the layers of a trace (``layers[0]`` is ""): backward ones by their sequence numbers.
 
-    ``is_backward``, ``is_building`` and ``is_recomputing`` say which events are operators of the backward pass, which
-    create its nodes, and which of these do so while it runs (activation checkpointing), shape (n_events,). ``workers``
-    are the tracks that work for the main thread (autograd): all that they do is backward.
+    The masks ``is_backward``, ``is_building`` and ``is_recomputing`` select the operators of the backward pass, those
+    that create its nodes, and those of them that do so while it runs (activation checkpointing), shape (n_events,).
+    ``workers`` are the tracks that work for the main thread (autograd): all of their work is backward.
     """
 
     def __init__(self, events: Events, operators: Grouped, marks: NameMarks, workers: Collection[int] = ()) -> None:
@@ -80,9 +80,9 @@ class Labeller:
         )
 
     def _operators_that_build(self) -> Bool:
-        """Which operators build the autograd graph, shape (n_events,): forward ones with a sequence number.
+        """Mask of the operators that build the autograd graph, shape (n_events,): forward ones with a sequence number.
 
-        An operator that saves nothing carries the number of the next one that does. Where the optimizer's step lies
+        An operator that saves nothing carries the number of the next one that does. If the optimizer's step lies
         between them (unscaling, clipping), it builds nothing.
         """
         events = self._events
@@ -101,19 +101,19 @@ class Labeller:
 
     def _builders_that_recompute(self) -> Bool:
         events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
-        for track, mine in self._building.items() if self.has_backward else ():
+        for track, rows in self._building.items() if self.has_backward else ():
             backward = self._backward[track]
             if track in self._workers:
-                found[mine] = True
+                found[rows] = True
             elif len(backward):
-                found[mine] = self._nest(backward).innermost(events.start_ns[mine]) >= 0
+                found[rows] = self._nest(backward).innermost(events.start_ns[rows]) >= 0
         return found
 
     def _nest(self, rows: Array) -> Nest:
         return Nest(self._events.start_ns[rows], self._events.end_ns[rows])
 
     def enclosing_layers(self, track: int, time_ns: Int64) -> Int32:
-        """Return the innermost module at each time; where there is none, the innermost compiled region."""
+        """Return the innermost module at each time, else the innermost compiled region."""
         layer = self._innermost(self._layer_rows[track], self._layer_of_name, time_ns)
         regions = self._region_rows[track]
         if not len(regions):
@@ -131,8 +131,8 @@ class Labeller:
         events = self._events
         rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self.is_backward)
         layer = np.zeros(len(rows), dtype=np.int32)
-        for track, mine in Grouped(np.arange(len(rows)), events.track[rows]).items():
-            layer[mine] = self.enclosing_layers(track, events.start_ns[rows[mine]])
+        for track, on_track in Grouped(np.arange(len(rows)), events.track[rows]).items():
+            layer[on_track] = self.enclosing_layers(track, events.start_ns[rows[on_track]])
         # Several operators share a number: the last in time created the backward node.
         order = np.lexsort((events.start_ns[rows], events.sequence[rows]))
         sequence = events.sequence[rows][order]
@@ -156,13 +156,13 @@ class Labeller:
         events, flows = self._events, self._events.flows
         for track in each_once(flows.target_track):
             rows = np.flatnonzero(self.is_backward & (events.track == track))
-            mine = np.flatnonzero(flows.target_track == track)
+            arrows = np.flatnonzero(flows.target_track == track)
             if not len(rows):
                 continue
-            reached = self._nest(rows).innermost(flows.target_ns[mine])
-            for source_track in each_once(flows.source_track[mine]):
-                chosen = (flows.source_track[mine] == source_track) & (reached >= 0)
-                layer = self.enclosing_layers(int(source_track), flows.source_ns[mine[chosen]])
+            reached = self._nest(rows).innermost(flows.target_ns[arrows])
+            for source_track in each_once(flows.source_track[arrows]):
+                chosen = (flows.source_track[arrows] == source_track) & (reached >= 0)
+                layer = self.enclosing_layers(int(source_track), flows.source_ns[arrows[chosen]])
                 target = rows[reached[chosen]]
                 layers[target] = np.where(layers[target] == 0, layer, layers[target])
 
@@ -171,7 +171,7 @@ class Labeller:
         events, worker = self._events, track in self._workers
         operators = self._operators[track]
         found = self._nest(operators).innermost(time_ns)
-        # Of -1 the last value: a mask that follows no pattern takes several times as long.
+        # Index -1 gives the appended value; an irregular mask would take several times as long.
         operator = np.append(operators, -1)[found]
         layer = self.enclosing_layers(track, time_ns)
         in_layer = layer > 0
@@ -180,11 +180,11 @@ class Labeller:
         if len(backward_rows):
             inner = self._nest(backward_rows).innermost(time_ns)
             backward = inner >= 0
-            own = np.append(self._backward_layer[backward_rows], np.int32(0))[inner]
-            # A gradient is accumulated right behind the operator that made it; Python between two operators belongs to
+            backward_layer = np.append(self._backward_layer[backward_rows], np.int32(0))[inner]
+            # A gradient is accumulated right after the operator that made it; Python between two operators belongs to
             # the one before.
             passing = backward | worker
-            # A node that nothing ties to a layer has none (the loss), and takes none from the step before.
+            # A node of no layer (the loss) has none, and takes none from the step before.
             unlabelled = (
                 events.sequence[backward_rows] >= 0
                 if self._numbered
@@ -192,14 +192,14 @@ class Labeller:
             )
             ends = np.append(unlabelled, False)[inner]
             bits = (mask.view(np.uint8) for mask in (passing, operator < 0, ends))
-            loops.carry_layers(own, *bits, self._numbered and not worker)
-            layer = np.where(passing, own, layer).astype(np.int32)
+            loops.carry_layers(backward_layer, *bits, self._numbered and not worker)
+            layer = np.where(passing, backward_layer, layer).astype(np.int32)
         update = _inside(events, self._updating[track], time_ns)
         loading = _inside(events, self._loading[track], time_ns)
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
         building = self._building[track]
-        # A recording without operators has the layers' forward calls alone to show it.
+        # In a recording without operators only the layers' forward calls show it.
         forward, recomputed = in_layer, np.zeros(len(time_ns), dtype=np.bool_)
         if len(building):
             inner = self._nest(building).innermost(time_ns)
@@ -210,7 +210,7 @@ class Labeller:
         phase[np.flatnonzero(loading)] = Phase.DATA
         phase[np.flatnonzero(forward & ~loading)] = Phase.FORWARD
         phase[np.flatnonzero(backward | worker)] = Phase.BACKWARD
-        # Gradients are zeroed anywhere between an update and the next backward pass, so that says nothing.
+        # Gradients are zeroed anywhere between an update and the next backward pass: no landmark.
         stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
         pauses = self._pausing[track]
@@ -222,7 +222,7 @@ class Labeller:
 
 
 def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:
-    """Add the layers that names of events stand for; returns the layer of every name, shape (n_names,), 0 for none."""
+    """Add the layers that events name; return the layer of every name, shape (n_names,), 0 for none."""
     codes = np.zeros(len(events.names), dtype=np.int32)
     known = {layer: code for code, layer in enumerate(layers)}
     used = np.flatnonzero(np.bincount(events.name)).tolist() if any(named) else ()
@@ -243,10 +243,10 @@ def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:
 
 
 def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:
-    """Return every CPU task a phase, from the ``landmark`` tasks before and after it in time.
+    """Give every CPU task a phase, from the ``landmark`` tasks before and after it in time.
 
     Before a backward pass: forward. Between a backward pass and the update: update (gradient clipping, unscaling).
-    Behind the update: update as well (logging). Without any backward pass or update it is inference: forward.
+    After the update: update as well (logging). Without any backward pass or update it is inference: forward.
     """
     if not trains:
         return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)

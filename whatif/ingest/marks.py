@@ -1,4 +1,4 @@
-"""What annotations and operators mean, by name: steps, optimizer, data loading, layers, autograd."""
+"""The meaning of annotations and operators, by name: steps, optimizer, data loading, layers, autograd."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ COMPILED = re.compile(r"^Torch-Compiled Region|CompiledFunction(Backward)?$|^## 
 
 
 class NameMarks(Struct, frozen=True):
-    """What each name of a trace means, as masks of shape (n_names,).
+    """The meaning of each name of a trace, as masks of shape (n_names,).
 
-    ``layer`` has the layer's name or ""; ``region`` has the name of the layer that a compiled region stands for where
-    no module encloses it, or "".
+    ``layer`` has the layer's name or ""; ``region`` has the layer's name of a compiled region, used if no module
+    encloses it, or "".
     """
 
     step: Bool
@@ -51,20 +51,20 @@ class NameMarks(Struct, frozen=True):
 
 
 def sequences_served(name: str) -> int | None:
-    """Return how many sequences a serving engine's annotation says that its step serves; None of any other name."""
+    """Return the number of sequences in a step's annotation by a serving engine; None for any other name."""
     found = SERVED.match(name)
     return None if found is None else sum(int(number) for number in found.groups(default="0"))
 
 
 def name_marks(names: list[str]) -> NameMarks:
-    """Read every name of a trace once; a pattern is tried only where one of the texts that it always holds is."""
+    """Classify every name of a trace; a pattern is tried only on names with one of its literal texts."""
 
     joined = "\n".join(names)
     begins = np.cumsum([0, *(len(name) + 1 for name in names)])
 
-    def matches(pattern: re.Pattern[str], *holds: str) -> Bool:
+    def matches(pattern: re.Pattern[str], *literals: str) -> Bool:
         found = np.zeros(len(names), dtype=np.bool_)
-        at = [held.start() for held in re.finditer("|".join(map(re.escape, holds)), joined)]
+        at = [literal.start() for literal in re.finditer("|".join(map(re.escape, literals)), joined)]
         for code in each_once(np.searchsorted(begins, np.array(at, dtype=np.int64), side="right") - 1).tolist():
             found[code] = pattern.search(names[code]) is not None
         return found

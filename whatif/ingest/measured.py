@@ -1,4 +1,4 @@
-"""Which task is part of which operator that was measured alone (see ``whatif.models.durations.measured``)."""
+"""The tasks of operators that were measured alone (see ``whatif.models.durations.measured``)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from whatif.simulation.intervals import interval_of
 def measured_rows(events: Events, operator: Array, recorded: Recorded) -> Int32:
     """Return the row of "operator_times" for each task, shape (n_tasks,), -1 where its operator was not measured.
 
-    ``operator`` is the row of the innermost operator of each task, -1 where there is none. What was measured are
-    outermost ``aten::`` operators: those that no other one of the same thread encloses.
+    ``operator`` is the row of the innermost operator of each task, -1 if there is none. The measured operators are
+    outermost ``aten::`` ones: no other one of the same thread encloses them.
     """
     rows = np.full(len(operator), -1, dtype=np.int32)
     known = _row_of_signature(recorded)
@@ -57,8 +57,8 @@ def _outermost(events: Events) -> Int64:
     is_aten = np.array([name.startswith("aten::") for name in events.names], dtype=np.bool_)
     operators = events.of_category[EventCategory.CPU_OP]
     for track in each_once(events.track[operators]):
-        mine = operators[events.track[operators] == track]
-        aten = mine[is_aten[events.name[mine]]]
+        on_track = operators[events.track[operators] == track]
+        aten = on_track[is_aten[events.name[on_track]]]
         if not len(aten):
             continue
         # Rows are sorted by (start, -duration): one that ends no later than any before it lies inside another.
@@ -66,6 +66,6 @@ def _outermost(events: Events) -> Int64:
         reach_ns = np.maximum.accumulate(end_ns)
         outer = np.append(True, events.start_ns[aten][1:] >= reach_ns[:-1])
         roots, root_end_ns = aten[outer], end_ns[outer]
-        at = interval_of(events.start_ns[mine], events.start_ns[roots], root_end_ns)
-        result[mine] = np.where(at >= 0, roots[at], -1)
+        at = interval_of(events.start_ns[on_track], events.start_ns[roots], root_end_ns)
+        result[on_track] = np.where(at >= 0, roots[at], -1)
     return result

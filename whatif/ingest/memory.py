@@ -1,4 +1,4 @@
-"""What a step of a recording keeps in memory: from its allocations, else from the shapes of its operators."""
+"""The memory of a recorded step: from its allocations, else from the shapes of its operators."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows
 
-# Fewer tensors that are set to zero before the backward pass may be the user's own.
+# Fewer tensors set to zero before the backward pass may be the user's, not gradients.
 FEWEST_PARAMETERS = 8
 
 
 def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory | None:
-    """Return the memory of a steady step, of which ``rows`` tell.
+    """Return the memory of a steady step, divided into its ``rows``.
 
-    None where a recording has neither allocations nor shapes, or no backward pass.
+    None if a recording has neither allocations nor shapes, or no backward pass.
     """
     if rows is None or not len(rows.forward):
         return None
     static = resident(info.recorded)
-    # Of a compiled step the operators show only a part of what it keeps, and it is unknown how large a part.
+    # The operators of a compiled step show only an unknown part of what it keeps.
     shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, static)
     if not info.recorded.layers:
         static = _from_shapes(rows, shapes, info)
@@ -61,7 +61,7 @@ def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
 
 
 def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
-    """Parameters where no recorder wrote them: weights and tables of its operators, as often as it uses them."""
+    """Parameters if no recorder wrote them: weights and tables of the operators, counted at each use."""
     weights: dict[str, int] = {}
     for name, row in zip(rows.names, shapes or [], strict=False):
         weights[name] = weights.get(name, 0) + row.weights + row.tables
@@ -90,7 +90,7 @@ def _memory_of_shapes(
         gradients_stay=rows.passes > 1 or _zeroed_in_place(parts, rows),
         source="shapes",
     )
-    # A run that begins within the one before is part of it: one segment was asked for twice.
+    # A run that begins within the one before is part of it: one segment was recomputed twice.
     runs: list[tuple[int, int]] = []
     for first, last in rows.again:
         if not runs or first >= runs[-1][1]:

@@ -47,12 +47,11 @@ def pid_of(process: int) -> int:
 def read_nsys(path: Path, *, process: int | None = None, progress: Callable[[int, int], None] | None = None) -> Events:
     """Return the duration events of one process of a report, sorted by (start_ns, -duration_ns).
 
-    Without ``process`` it is the only one that keeps a GPU busy; SeveralProcessesError names them where there are more.
-    Times are nanoseconds from the start of the session. Damage
-    costs the rows it touches, counted by reason in ``Events.dropped``. ``progress`` is called with (bytes, bytes in
-    all), as if all tables were of one size.
+    Without ``process`` it is the only one that keeps a GPU busy; SeveralProcessesError names several ones.
+    Times are nanoseconds from the start of the session. Damaged rows are left out and counted by reason in
+    ``Events.dropped``. ``progress`` is called with (bytes, bytes in all), as if all tables were of one size.
 
-    Raises WhatifError, one sentence, where the file is damaged as a whole, is another tool's database or holds no GPU
+    Raises WhatifError, one sentence, if the file is damaged as a whole, is another tool's database or holds no GPU
     work.
     """
     dropped: Counter[str] = Counter()
@@ -77,16 +76,16 @@ def read_nsys(path: Path, *, process: int | None = None, progress: Callable[[int
                 raise SeveralProcessesError(path, {process: pid_of(process) for process in busy})
             process = busy[0]
 
-        def mine(processes: Int64) -> Bool:
-            one: Bool = (processes == process) | (processes == ABSENT) | (process == ABSENT)
-            return one
+        def of_process(processes: Int64) -> Bool:
+            chosen: Bool = (processes == process) | (processes == ABSENT) | (process == ABSENT)
+            return chosen
 
         done(len(_GPU_READERS) + 1)
         syncs = read_syncs(database, dropped)
         done(len(_GPU_READERS) + 2)
-        operators, annotations, shapes = read_ranges(database, dropped, mine)
+        operators, annotations, shapes = read_ranges(database, dropped, of_process)
         done(n_reads)
-        kept = [_of_process(block, mine, process, dropped) for block in (*gpu, calls, syncs)]
+        kept = [_of_process(block, of_process, process, dropped) for block in (*gpu, calls, syncs)]
         header = {"deviceProperties": _devices(database, kept[: len(gpu)])}
     return _events([*kept, operators, annotations], shapes, header, dropped)
 
@@ -103,7 +102,7 @@ def _no_gpu_work(path: Path, calls: Block, database: Database, dropped: Counter[
 
 
 def _busy_processes(gpu: list[Block], calls: Block) -> list[int]:
-    """The processes whose GPU tasks last long, ascending; of reports that do not tell, the one that calls most."""
+    """The processes that keep a GPU busy, ascending; the one with most calls if GPU tasks have no process."""
     process = np.concatenate([block.process for block in gpu])
     weight = np.concatenate([block.duration_ns for block in gpu]).astype(np.float64) + 1.0
     if (process == ABSENT).all():
@@ -115,8 +114,8 @@ def _busy_processes(gpu: list[Block], calls: Block) -> list[int]:
     return sorted(processes[time_ns >= BUSY_SHARE * time_ns.max()].tolist())
 
 
-def _of_process(block: Block, mine: Callable[[Int64], Bool], process: int, dropped: Counter[str]) -> Block:
-    chosen = mine(block.process)
+def _of_process(block: Block, belongs: Callable[[Int64], Bool], process: int, dropped: Counter[str]) -> Block:
+    chosen = belongs(block.process)
     if chosen.all():
         return block
     dropped[f"of another process than {pid_of(process)}, which keeps the GPU busiest"] += int((~chosen).sum())
@@ -124,13 +123,13 @@ def _of_process(block: Block, mine: Callable[[Int64], Bool], process: int, dropp
 
 
 def _devices(database: Database, gpu: list[Block]) -> list[dict[str, Any]]:
-    """The GPU that works most, as Kineto describes devices; empty where the report does not name it."""
+    """The GPU with most tasks, as Kineto describes devices; empty if the report does not name it."""
     rows = database.integers("TARGET_INFO_GPU", ("id", "cuDevice", "totalMemory"))
     names = [name or "" for name in database.texts("TARGET_INFO_GPU", "name")]
     numbers = np.concatenate([block.columns["device"] for block in gpu])
     values, count = np.unique(numbers[numbers >= 0], return_counts=True)
     used = int(values[count.argmax()]) if len(values) else 0
-    # CUDA's number of a device is not the report's where some devices are hidden from the process.
+    # CUDA's number of a device is not the report's if some devices are hidden from the process.
     cuda = np.where(rows["cuDevice"] == ABSENT, rows["id"], rows["cuDevice"])
     at = int((cuda == used).argmax()) if len(cuda) else 0
     if at >= len(names) or not names[at]:
@@ -179,24 +178,24 @@ def _events(
 
 def _one_table(tables: list[list[str]], codes: list[Array]) -> tuple[list[str], Int32]:
     """One table of the blocks' distinct strings, and the codes of all rows in it; MISSING stays MISSING."""
-    table, where = one_table(tables)
+    table, new_codes = one_table(tables)
     # A code that is MISSING (-1) is the last entry.
-    moved = [np.append(to, np.int32(MISSING))[code] for to, code in zip(where, codes, strict=True)]
+    moved = [np.append(to, np.int32(MISSING))[code] for to, code in zip(new_codes, codes, strict=True)]
     return list(table), np.concatenate(moved)
 
 
 def _tracks(blocks: list[Block]) -> tuple[list[tuple[str, str]], Int32]:
     """The threads and streams of all rows, and each row's place among them."""
-    spelled, places = [], []
+    names, places = [], []
     for block in blocks:
         on_gpu = "stream" in block.columns
         # One number per pair of device and stream, both of 32 bits.
         key = (block.columns["device"] << 32) + block.columns["stream"] if on_gpu else block.thread
         ids, place = distinct(key) if len(block) else (key, key)
-        spelled.append([_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()])
+        names.append([_gpu_track(number) if on_gpu else _cpu_track(number) for number in ids.tolist()])
         places.append(place)
-    table, where = one_table(spelled)
-    return list(table), np.concatenate([to[place] for to, place in zip(where, places, strict=True)])
+    table, new_places = one_table(names)
+    return list(table), np.concatenate([to[place] for to, place in zip(new_places, places, strict=True)])
 
 
 def _gpu_track(key: int) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from whatif.graph.types import Int64
 from whatif.ingest.file_bytes import ends_early
 from whatif.runtime.errors import WhatifError, expecting
 
-# Stands for NULL, for a column that the report's version lacks and for a value that is no integer.
+# The value for NULL, for a column that the report's version lacks and for what is no integer.
 ABSENT = int(np.iinfo(np.int64).min)
 
 # The module decodes SQLite's messages, which may quote a damaged schema.
@@ -39,7 +39,7 @@ class Database:
     """
 
     def __init__(self, path: Path, dropped: Counter[str]) -> None:
-        """Open the database. Raises WhatifError where it is damaged or another tool's."""
+        """Open the database. Raises WhatifError if it is damaged or another tool's."""
         self._dropped = dropped
         again = f"; export it again with {_EXPORT}"
         with expecting(f"{path}: expected a readable SQLite export of Nsight Systems", *_DAMAGE, OSError, hint=again):
@@ -56,7 +56,7 @@ class Database:
             )
 
     def _readable_tables(self) -> dict[str, frozenset[str]]:
-        """Return the columns of every ordinary table; closes the connection where the schema is damaged."""
+        """Return the columns of every ordinary table; closes the connection if the schema is damaged."""
         try:
             # SQLite stores any bytes as text; a name that is not UTF-8 is still a name.
             self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -88,9 +88,9 @@ class Database:
         known = [name for name in columns if name in self._columns.get(table, ())]
         values = np.empty(0, dtype=np.int64)
         if known:
-            asked = ", ".join(f'CASE typeof("{c}") WHEN \'integer\' THEN "{c}" ELSE {ABSENT} END' for c in known)
+            selected = ", ".join(f'CASE typeof("{c}") WHEN \'integer\' THEN "{c}" ELSE {ABSENT} END' for c in known)
             # An index holds the rows in another order than the next query of this table would find.
-            rows = self._rows(table, f'SELECT {asked} FROM "{table}" NOT INDEXED')
+            rows = self._rows(table, f'SELECT {selected} FROM "{table}" NOT INDEXED')
             values = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
         by_column = values.reshape(-1, max(len(known), 1)).T
         found = {name: np.ascontiguousarray(by_column[i]) for i, name in enumerate(known)}
@@ -98,43 +98,43 @@ class Database:
         return {name: found[name] if name in found else np.full(n_rows, ABSENT) for name in columns}
 
     def texts(self, table: str, column: str) -> list[str | None]:
-        """Return a text column of a table, in the order of ``integers``; None where it holds anything else."""
+        """Return a text column of a table, in the order of ``integers``; None if it holds anything else."""
         if column not in self._columns.get(table, ()):
             return []
-        asked = f'CASE typeof("{column}") WHEN \'text\' THEN "{column}" END'
-        return list(chain.from_iterable(self._rows(table, f'SELECT {asked} FROM "{table}" NOT INDEXED')))
+        selected = f'CASE typeof("{column}") WHEN \'text\' THEN "{column}" END'
+        return list(chain.from_iterable(self._rows(table, f'SELECT {selected} FROM "{table}" NOT INDEXED')))
 
     def strings(self, wanted: Int64) -> dict[int, str]:
-        """Return the strings of the table that all names live in, by id, those that are ``wanted``."""
+        """Return the ``wanted`` strings of the table of all names, by id."""
         ids = set(each_once(wanted).tolist())
-        asked = f"SELECT id, value FROM {STRINGS} WHERE typeof(id) = 'integer' AND typeof(value) = 'text'"
-        return {key: value for key, value in self._rows(STRINGS, asked) if key in ids}
+        query = f"SELECT id, value FROM {STRINGS} WHERE typeof(id) = 'integer' AND typeof(value) = 'text'"
+        return {key: value for key, value in self._rows(STRINGS, query) if key in ids}
 
     def labels(self, table: str) -> dict[int, str]:
-        """Return the human names of an enumeration of the report, by value."""
+        """Return the labels of an enumeration of the report, by value."""
         names = self.texts(table, "label")
         return {
             key: name for key, name in zip(self.integers(table, ("id",))["id"].tolist(), names, strict=False) if name
         }
 
     def _rows(self, table: str, query: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query as far as the file holds them; what is damaged costs the rest of that table."""
+        """Yield the rows of a query up to the first damage, which costs the rest of that table."""
         try:
             cursor = self._connection.execute(query)
             while rows := cursor.fetchmany(65_536):
                 yield from rows
         except _DAMAGE as error:
-            said = " ".join(str(error).split())  # it may quote pieces of a damaged schema
-            self._dropped[f"the rest of table {table} is damaged ({said})"] += 1
+            message = " ".join(str(error).split())  # it may quote pieces of a damaged schema
+            self._dropped[f"the rest of table {table} is damaged ({message})"] += 1
 
 
 def cut_at(path: Path) -> int | None:
-    """Return the size of a file that is shorter than its header says, bytes; None where it is whole.
+    """Return the size of a file that is shorter than its header states, bytes; None if it is complete.
 
-    SQLite takes what is missing at the end of a page for zeros.
+    SQLite reads the missing end of a page as zeros.
 
-    The header has the size of a page at byte 16, the number of pages at 28, and says at 92 for which change of the
-    file, numbered at 24, that number holds (SQLite, "Database File Format").
+    The header has the size of a page at byte 16 and the number of pages at 28, which is valid if the change counters at
+    24 and 92 agree (SQLite, "Database File Format").
     """
     with path.open("rb") as file:
         header = file.read(100)
@@ -145,5 +145,5 @@ def cut_at(path: Path) -> int | None:
     return size_bytes if is_cut else None
 
 
-# What only this tool writes beside its strings.
+# Prefixes of the tables that only Nsight Systems writes.
 _FAMILIES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "TARGET_INFO_", "ANALYSIS_DETAILS", "META_DATA_", "OSRT_API")

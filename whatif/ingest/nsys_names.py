@@ -1,4 +1,4 @@
-"""What the texts of NVTX ranges mean: operators of ``emit_nvtx``, marks that PyTorch writes, and people's own words."""
+"""The meaning of the texts of NVTX ranges: operators of ``emit_nvtx``, PyTorch's marks, and the user's ranges."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from whatif.ingest.marks import AUTOGRAD, STEP
 
 
 class RangeKind(IntEnum):
-    """What a range is to us."""
+    """The meaning of a range."""
 
     OPERATOR = 0
     MARK = 1  # PyTorch's or our own annotation, which keeps its name
-    STEP = 2  # may be a training step, in people's own words
+    STEP = 2  # may be a training step, named by the user
     UPDATE = 3
     ZERO_GRAD = 4
     LOADING = 5
@@ -28,7 +28,7 @@ class RangeKind(IntEnum):
 
 
 class RangeText(Struct, frozen=True):
-    """One text, read: ``sequence`` and ``dims`` are an operator's autograd number and input shapes."""
+    """A parsed text: ``sequence`` and ``dims`` are an operator's autograd number and input shapes."""
 
     kind: RangeKind
     name: str
@@ -40,13 +40,13 @@ _OPERATOR = re.compile(
     r"(aten|autograd|torch|prim|prims|c10d|_c10d_functional|inductor|quantized|torchvision|profiler)::"
     r"|CompiledFunction|Torch-Compiled Region|TorchDynamo |AOTDispatcher |triton_"
 )
-# Torch writes this one as an annotation beside the operators.
+# torch writes this one as an annotation beside the operators.
 _COMPILED_GRAPH = "## Call CompiledFxGraph"
 _MOST_DIGITS = 18  # of a number that fits in 64 bits
-# Shapes of one operator: longer ones are no shapes.
+# Longer texts are not the shapes of an operator.
 _LONGEST_SHAPES = 20_000
 
-# Words that people write around the parts of a step, whole and in any case; a number may follow.
+# Users' names for the parts of a step, matched as a whole and in any case; a number may follow.
 _NUMBER = r"[ _\-#:=.\[(]*\d*[\])]?"
 _WORDS = (
     (RangeKind.STEP, rf"((train|training|global)[ _\-]?)?(step|iteration|iter|batch){_NUMBER}"),
@@ -60,12 +60,12 @@ _WORDS = (
     (RangeKind.PHASE, r"(forward|fwd|backward|bwd)([ _\-]?(pass|step))?(\(\))?"),
 )
 _KINDS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _WORDS)
-# Words are short: a longer text is somebody's name for a layer.
+# A longer text is the name of a layer.
 _LONGEST_WORD = 60
 
 
 def read_text(text: str) -> RangeText:
-    """Read the text of a range. Never raises; every text that nothing else claims is a ``USER`` range.
+    """Parse the text of a range. Never raises; a text of no other kind is a ``USER`` range.
 
     ``torch.autograd.profiler.emit_nvtx`` (and ``nsys profile --pytorch=autograd-shapes-nvtx``) writes an operator as
     "aten::conv2d, seq = 12, op_id = 7, sizes = [[8, 3, 32, 32], []], input_op_ids = [...]", each part optional.
@@ -103,7 +103,7 @@ def without_number(name: str) -> str:
 
 
 def _cut_number(text: str, key: str) -> tuple[str, bool, int]:
-    """Cut ``key`` and the number behind it off the end of a text."""
+    """Cut ``key`` and the number after it off the end of a text."""
     head, found, number = text.rpartition(key)
     if found and len(number) <= _MOST_DIGITS and number.isdecimal():
         return head, True, int(number)
@@ -111,7 +111,7 @@ def _cut_number(text: str, key: str) -> tuple[str, bool, int]:
 
 
 def _shapes(text: str) -> Any:
-    """The shapes as lists of whole numbers; None where the text holds anything else."""
+    """The shapes as lists of integers; None if the text holds anything else."""
     if len(text) > _LONGEST_SHAPES:
         return None
     try:

@@ -29,10 +29,10 @@ RANGES = "NVTX_EVENTS"
 _PUSH_POP, _START_END = 59, 60
 # Libraries (NCCL, cuDNN, cuBLAS) write their ranges into domains of their own.
 _DEFAULT_DOMAIN = 0
-# Ranges whose name says "step" are steps where they cover this share of the time from the first to the last of them;
+# Ranges with the name of a step are steps if they cover this share of the time from the first to the last of them;
 # else they are something inside a step, such as the optimizer's.
 STEP_SHARE = 0.5
-# From so many steps on, what is named in only one of them is no layer ("epoch 3", "step 17 of 100").
+# From this many steps on, a range in only one of them is no layer ("epoch 3", "step 17 of 100").
 _TELLING_STEPS = 3
 
 
@@ -55,7 +55,7 @@ def read_ranges(
 ) -> tuple[Block, Block, list[tuple[Any, Any, Any]]]:
     """Return operators, annotations, and the table that the operators' column ``shape`` points into.
 
-    ``choose`` finds from the process of each range which ones belong to the process that is looked at.
+    ``choose`` returns the mask of the ranges to read, given the process of each.
     """
     ranges = _sorted_ranges(database, dropped, choose)
     names = [text.name for text in ranges.texts]
@@ -84,19 +84,19 @@ def read_ranges(
 
 def _sorted_ranges(database: Database, dropped: Counter[str], choose: Callable[[Int64], Bool]) -> _Ranges:
     rows = database.integers(RANGES, ("start", "end", "eventType", "globalTid", "endGlobalTid", "domainId", "textId"))
-    spelled = database.texts(RANGES, "text") or [None] * len(rows["start"])
-    n = min(len(spelled), len(rows["start"]))
+    inline_texts = database.texts(RANGES, "text") or [None] * len(rows["start"])
+    n = min(len(inline_texts), len(rows["start"]))
     rows = {name: column[:n] for name, column in rows.items()} | {"row": np.arange(n)}
-    rows = {name: column[_looked_at(rows)] for name, column in rows.items()}
-    mine = choose(process_of(rows["globalTid"]))
-    rows = timed({name: column[mine] for name, column in rows.items()}, dropped)
+    rows = {name: column[_usable(rows)] for name, column in rows.items()}
+    chosen = choose(process_of(rows["globalTid"]))
+    rows = timed({name: column[chosen] for name, column in rows.items()}, dropped)
     order = np.lexsort((-rows["end"], rows["start"]))
     rows = {name: column[order] for name, column in rows.items()}
     registered = database.strings(rows["textId"])
     read: dict[str, RangeText] = {}
     texts = []
     for row, key in zip(rows["row"].tolist(), rows["textId"].tolist(), strict=True):
-        text = spelled[row] or registered.get(key, "")
+        text = inline_texts[row] or registered.get(key, "")
         if text not in read:
             read[text] = read_text(text)
         texts.append(read[text])
@@ -106,8 +106,8 @@ def _sorted_ranges(database: Database, dropped: Counter[str], choose: Callable[[
     )  # fmt: skip
 
 
-def _looked_at(rows: dict[str, Int64]) -> Bool:
-    """Ranges of the default domain that end on the thread on which they began."""
+def _usable(rows: dict[str, Int64]) -> Bool:
+    """Mask of the ranges of the default domain that end on the thread on which they began."""
     is_range = (rows["eventType"] == _PUSH_POP) | (rows["eventType"] == _START_END)
     foreign = (rows["domainId"] != ABSENT) & (rows["domainId"] != _DEFAULT_DOMAIN)
     moved = (rows["endGlobalTid"] > 0) & (rows["endGlobalTid"] != rows["globalTid"])
@@ -116,9 +116,9 @@ def _looked_at(rows: dict[str, Int64]) -> Bool:
 
 
 def _name_steps(ranges: _Ranges, names: list[str]) -> tuple[Int64, Int64]:
-    """Return the steps the profiler's name for them, in place; returns their starts and ends.
+    """Give the steps the profiler's name for them, in place; return their starts and ends.
 
-    torch.profiler's own marks count first. Of people's ranges the outermost count that fill most of their time.
+    torch.profiler's own marks take precedence. Of the user's ranges the outermost count, if they cover enough time.
     """
     marked = [row for row in ranges.of(RangeKind.MARK).tolist() if is_profiler_step(names[row])]
     if marked:
@@ -150,8 +150,8 @@ def _covered_ns(ranges: _Ranges, rows: list[int]) -> int:
 
 
 def _name_marks(ranges: _Ranges, names: list[str]) -> None:
-    """Return updates and data loading PyTorch's names for them, in place."""
-    # PyTorch's own mark gives the optimizer's class as well, so where there is one it stays alone.
+    """Give updates and data loading PyTorch's names for them, in place."""
+    # PyTorch's own mark gives the optimizer's class as well, so no other is added to it.
     if not any(names[row].startswith("Optimizer.step#") for row in ranges.of(RangeKind.MARK).tolist()):
         for row in ranges.of(RangeKind.UPDATE).tolist():
             names[row] = "Optimizer.step#"
@@ -162,7 +162,7 @@ def _name_marks(ranges: _Ranges, names: list[str]) -> None:
 
 
 def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: Int64) -> None:
-    """Return the ranges that are layers our own name for layers, in place."""
+    """Give the ranges that are layers our own name for layers, in place."""
     rows = np.flatnonzero((ranges.kind == RangeKind.USER) & ranges.nests & ~_elsewhere(ranges))
     if len(starts_ns):
         step = np.searchsorted(starts_ns, ranges.start_ns[rows], side="right") - 1
@@ -181,16 +181,16 @@ def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: I
 
 
 def _elsewhere(ranges: _Ranges) -> Bool:
-    """Which ranges lie in an update, in data loading or in a backward pass of their own thread: no forward layers."""
+    """Mask of the ranges inside an update, data loading or a backward pass of their thread: no forward layers."""
     around = np.isin(ranges.kind, [RangeKind.UPDATE, RangeKind.ZERO_GRAD, RangeKind.LOADING])
     around |= np.array(
         [text.kind == RangeKind.PHASE and is_backward(text.name) for text in ranges.texts], dtype=np.bool_
     )
     inside = np.zeros(len(around), dtype=np.bool_)
     for thread in each_once(ranges.thread[around]).tolist():
-        mine = ranges.thread == thread
-        start_ns, end_ns = union(ranges.start_ns[around & mine], ranges.end_ns[around & mine])
-        inside[mine] = interval_of(ranges.start_ns[mine], start_ns, end_ns) >= 0
+        on_thread = ranges.thread == thread
+        start_ns, end_ns = union(ranges.start_ns[around & on_thread], ranges.end_ns[around & on_thread])
+        inside[on_thread] = interval_of(ranges.start_ns[on_thread], start_ns, end_ns) >= 0
     return inside
 
 
@@ -202,5 +202,5 @@ def _in_several_steps(rows: Int64, step: Int64, names: list[str]) -> Int64:
 
 
 def _joined(outer: str, name: str) -> str:
-    """The path of a range; a name that is qualified already stays as it is."""
+    """The path of a range; a qualified name stays as it is."""
     return name if not outer or name == outer or name.startswith(f"{outer}.") else f"{outer}.{name}"

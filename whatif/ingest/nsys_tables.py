@@ -30,7 +30,7 @@ GPU_TABLES = (KERNELS, COPIES, MEMSETS, GRAPHS)
 _TIMES = ("start", "end")
 _GPU = (*_TIMES, "deviceId", "streamId", "correlationId", "globalPid")
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
-# Times beyond this overflow in sums.
+# Sums of later times overflow.
 _LATEST_NS = 2**62
 # The driver writes all ones where an identifier does not apply.
 _NO_ID = 2**32 - 1
@@ -40,8 +40,8 @@ _VERSION = re.compile(r"(_ptsz)?_v\d{4,5}$")
 # CUpti_ActivityMemcpyKind of the CUPTI documentation, in Kineto's words.
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
                10: "PtoP"}  # fmt: skip
-_LAST_EXPLICIT_COPY = 10  # what lies above are migrations of managed memory
-# Values of ENUM_CUDA_MEM_KIND in reports that do not spell them out (Nsight Systems 2024.6 writes these).
+_LAST_EXPLICIT_COPY = 10  # larger ones are migrations of managed memory
+# Values of ENUM_CUDA_MEM_KIND in reports without that table (Nsight Systems 2024.6 writes these).
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static",
                  6: "Managed Static"}  # fmt: skip
 # CUpti_ActivitySynchronizationType, in Kineto's words.
@@ -55,8 +55,8 @@ DROPPED_MIGRATION = "migration of managed memory, which no stream orders"
 class Block(Struct, frozen=True):
     """Some rows of ``Events``: columns by name (those not given are MISSING), and a name and a detail per row.
 
-    ``process`` is the row's process as the report numbers it, ABSENT where it does not say; ``thread`` is the
-    serialized thread of CPU rows, ABSENT on the GPU.
+    ``process`` is the report's number of the row's process, ABSENT if unknown; ``thread`` is the serialized thread of
+    CPU rows, ABSENT on the GPU.
     """
 
     category: EventCategory
@@ -120,23 +120,23 @@ def _gpu_rows(database: Database, table: str, columns: tuple[str, ...], dropped:
 
 
 def read_kernels(database: Database, dropped: Counter[str]) -> Block:
-    """Kernels by their full names, or by their short ones where the report has no others."""
-    asked = ("demangledName", "shortName", "registersPerThread", *_GRID, *_BLOCK)
-    rows = _gpu_rows(database, KERNELS, asked, dropped)
+    """Kernels by their full names, or by their short ones if the report has no others."""
+    fields = ("demangledName", "shortName", "registersPerThread", *_GRID, *_BLOCK)
+    rows = _gpu_rows(database, KERNELS, fields, dropped)
     name_id = np.where(rows["demangledName"] == ABSENT, rows["shortName"], rows["demangledName"])
     names, name = _strings(database, name_id)
     block = _gpu_block(EventCategory.KERNEL, rows, names, name)
     # In float64: damaged sizes overflow in a product of integers.
     blocks, threads = (np.prod([rows[key] for key in keys], axis=0, dtype=np.float64) for keys in (_GRID, _BLOCK))
     warps = blocks * np.ceil(threads / THREADS_PER_WARP)
-    told = np.all([rows[key] > 0 for key in (*_GRID, *_BLOCK)], axis=0) & (warps < 2**53)
+    complete = np.all([rows[key] > 0 for key in (*_GRID, *_BLOCK)], axis=0) & (warps < 2**53)
     block.columns["registers"] = _small(rows["registersPerThread"])
-    block.columns["warps"] = np.where(told, warps, MISSING).astype(np.int64)
+    block.columns["warps"] = np.where(complete, warps, MISSING).astype(np.int64)
     return block
 
 
 def read_copies(database: Database, dropped: Counter[str]) -> Block:
-    """Copies, named as Kineto names them: "Memcpy HtoD (Pageable -> Device)"."""
+    """Copies with Kineto's names: "Memcpy HtoD (Pageable -> Device)"."""
     rows = _gpu_rows(database, COPIES, ("bytes", "copyKind", "srcKind", "dstKind"), dropped)
     migrates = rows["copyKind"] > _LAST_EXPLICIT_COPY
     if n_migrations := int(migrates.sum()):
@@ -144,33 +144,33 @@ def read_copies(database: Database, dropped: Counter[str]) -> Block:
         rows = {key: column[~migrates] for key, column in rows.items()}
     kinds = _MEMORY_KINDS | database.labels("ENUM_CUDA_MEM_KIND")
 
-    def spelled(copy: int, source: int, target: int) -> str:
+    def name_of(copy: int, source: int, target: int) -> str:
         ends = f" ({kinds.get(source, 'Unknown')} -> {kinds.get(target, 'Unknown')})" if source != ABSENT else ""
         return f"Memcpy {_COPY_KINDS.get(copy, 'Unknown')}{ends}"
 
-    names, name = _spelled([rows["copyKind"], rows["srcKind"], rows["dstKind"]], spelled)
+    names, name = _names_of([rows["copyKind"], rows["srcKind"], rows["dstKind"]], name_of)
     return _gpu_block(EventCategory.MEMCPY, rows, names, name)
 
 
 def read_memsets(database: Database, dropped: Counter[str]) -> Block:
-    """Memsets, named as Kineto names them: "Memset (Device)"."""
+    """Memsets with Kineto's names: "Memset (Device)"."""
     rows = _gpu_rows(database, MEMSETS, ("bytes", "memKind"), dropped)
     kinds = _MEMORY_KINDS | database.labels("ENUM_CUDA_MEM_KIND")
-    names, name = _spelled([rows["memKind"]], lambda kind: f"Memset ({kinds.get(kind, 'Unknown')})")
+    names, name = _names_of([rows["memKind"]], lambda kind: f"Memset ({kinds.get(kind, 'Unknown')})")
     return _gpu_block(EventCategory.MEMSET, rows, names, name)
 
 
 def read_graphs(database: Database, dropped: Counter[str]) -> Block:
     """CUDA graphs that were recorded as a whole (the default): each launch is one task."""
     rows = _gpu_rows(database, GRAPHS, ("graphId",), dropped)
-    names, name = _spelled([rows["graphId"]], lambda graph: f"CUDA graph {max(graph, 0)}")
+    names, name = _names_of([rows["graphId"]], lambda graph: f"CUDA graph {max(graph, 0)}")
     return _gpu_block(EventCategory.KERNEL, rows, names, name)
 
 
 def read_syncs(database: Database, dropped: Counter[str]) -> Block:
-    """Synchronisation records, joined with the event that they wait for where the report recorded events."""
+    """Synchronisation records, joined with the event that each waits for if the report has events."""
     rows = _gpu_rows(database, SYNCS, ("syncType", "eventId", "eventSyncId"), dropped)
-    names, name = _spelled([rows["syncType"]], lambda kind: _SYNC_KINDS.get(kind, "Unknown"))
+    names, name = _names_of([rows["syncType"]], lambda kind: _SYNC_KINDS.get(kind, "Unknown"))
     block = _gpu_block(EventCategory.SYNC, rows, names, name)
     record, stream = _awaited_records(database, rows)
     block.columns.update(detail=name, wait_correlation=record, wait_stream=stream)
@@ -183,11 +183,11 @@ def read_syncs(database: Database, dropped: Counter[str]) -> Block:
 def _awaited_records(database: Database, syncs: dict[str, Int64]) -> tuple[Int64, Int64]:
     """The call that recorded the event each synchronisation waits for, by correlation id, and its stream.
 
-    An event may be recorded again and again: newer reports number the records (``eventSyncId``); in others the last
+    An event may be recorded several times: newer reports number the records (``eventSyncId``); in others the last
     record before the wait counts, and correlation ids grow with time.
     """
-    asked = ("eventId", "eventSyncId", "correlationId", "streamId", "globalPid")
-    records = database.integers(CUDA_EVENTS, asked)
+    fields = ("eventId", "eventSyncId", "correlationId", "streamId", "globalPid")
+    records = database.integers(CUDA_EVENTS, fields)
     by_number: dict[tuple[int, int], int] = {}
     by_event: dict[tuple[int, int], list[tuple[int, int]]] = {}
     process = process_of(records["globalPid"]).tolist()
@@ -232,7 +232,7 @@ def _gpu_block(category: EventCategory, rows: dict[str, Int64], names: list[str]
 
 
 def _known(numbers: Int64) -> Int64:
-    """Identifiers and sizes with MISSING for what the report does not say or says does not apply."""
+    """Identifiers and sizes, with MISSING for those that are absent or do not apply."""
     return np.where((numbers < 0) | (numbers == _NO_ID), MISSING, numbers)
 
 
@@ -249,14 +249,14 @@ def _strings(database: Database, ids: Int64) -> tuple[list[str], Int32]:
     return [found.get(key, NO_NAME) for key in values.tolist()], place.astype(np.int32)
 
 
-def _spelled(columns: list[Int64], spell: Callable[..., str]) -> tuple[list[str], Int32]:
+def _names_of(columns: list[Int64], compose: Callable[..., str]) -> tuple[list[str], Int32]:
     """Names made of the values of columns, once for each distinct combination."""
     if not len(columns[0]):
         return [], np.empty(0, dtype=np.int32)
     places = [distinct(column)[1] for column in columns]
     key = np.ravel_multi_index(places, [int(place.max()) + 1 for place in places])
     _, first, name = np.unique(key, return_index=True, return_inverse=True)
-    names = [spell(*(int(column[row]) for column in columns)) for row in first.tolist()]
+    names = [compose(*(int(column[row]) for column in columns)) for row in first.tolist()]
     return names, name.astype(np.int32)
 
 
@@ -267,6 +267,6 @@ def distinct(values: Int64) -> tuple[Int64, Int64]:
         found, place = np.unique(values, return_inverse=True)
         return found, np.asarray(place, dtype=np.int64).reshape(-1)
     shifted = values - low
-    seen = np.zeros(high - low + 1, dtype=np.bool_)
-    seen[shifted] = True
-    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[shifted]
+    present = np.zeros(high - low + 1, dtype=np.bool_)
+    present[shifted] = True
+    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[shifted]

@@ -1,4 +1,4 @@
-"""What a PyTorch operator has to compute and to move, from the shapes and types that a trace records for it.
+"""FLOPs and bytes of a PyTorch operator, from the shapes and types that a trace records for it.
 
 FLOPs count a multiply-add as two. Bytes are compulsory traffic: each input once and the output once, as if nothing
 were cached between operators and nothing re-read within one. What the shapes do not determine is None, never a guess.
@@ -43,7 +43,7 @@ _MOST_INPUTS = 1000
 
 
 class OpCost(Struct, frozen=True):
-    """Work of one operator call: `flops` or `bytes` is None where shapes do not tell, `dtype` "" where types do not."""
+    """Work of one operator call: `flops` and `bytes` are None, and `dtype` "", if shapes and types do not give them."""
 
     flops: int | None
     bytes: int | None
@@ -51,7 +51,7 @@ class OpCost(Struct, frozen=True):
 
 
 class Tensor(NamedTuple):
-    """A tensor among an operator's inputs; ``element_bytes`` is None where its type is not known."""
+    """A tensor among an operator's inputs; ``element_bytes`` is None if its type is not known."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,19 +59,18 @@ class Tensor(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """All elements, bytes; 4 each where the type is not known."""
+        """All elements, bytes; 4 each if the type is not known."""
         return self.elements * (self.element_bytes or 4)
 
 
-# None stands for an input that is not a tensor.
+# None is an input that is not a tensor.
 Inputs = Sequence[Tensor | None]
-# Called with the operator's name, its inputs and its concrete inputs; an error among them means that these are not
-# the operator's shapes.
+# Called with the operator's name, its inputs and its concrete inputs; raises if these are not the operator's shapes.
 _Rule = Callable[[str, Inputs, list[Any]], OpCost | None]
 
 
@@ -79,7 +78,7 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
     """Return the work of one call of `op_name` ("aten::mm"), or None for an operator or shapes that it does not know.
 
     `input_dims`, `input_types` and `concrete_inputs` are "Input Dims", "Input type" and "Concrete Inputs" of a trace
-    event as decoded JSON; anything at all may stand there, nothing raises. A forward convolution needs the concrete
+    event as decoded JSON of any type; nothing raises. A forward convolution needs the concrete
     stride and padding to know its output; a backward one does not, and without its output mask it counts both
     gradients. Causal attention of as many queries as keys counts half of the score matrix: kernels skip the rest.
     """
@@ -99,7 +98,7 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
 
 
 def input_dtype(input_dims: Any, input_types: Any) -> str:
-    """Return the dtype of the first floating-point tensor among an operator's inputs, "" where there is none."""
+    """Return the dtype of the first floating-point tensor among an operator's inputs, "" if there is none."""
     tensors = input_tensors(input_dims, input_types) or []
     return next((tensor.dtype for tensor in tensors if tensor and tensor.dtype not in ("", "int")), "")
 
@@ -110,8 +109,8 @@ def input_tensors(dims: Any, types: Any) -> Inputs | None:
         return None
     types = types if isinstance(types, list) else []
     inputs: list[Tensor | None] = []
-    for shape, spelled in zip_longest(dims, types[: len(dims)]):
-        dtype, element_bytes = _TYPES.get(spelled.lower(), _NO_TYPE) if isinstance(spelled, str) else _NO_TYPE
+    for shape, type_name in zip_longest(dims, types[: len(dims)]):
+        dtype, element_bytes = _TYPES.get(type_name.lower(), _NO_TYPE) if isinstance(type_name, str) else _NO_TYPE
         # A scalar, a list or nothing has no dimensions: a tensor without any has a type.
         if not isinstance(shape, list) or not (_is_shape(shape) if shape else dtype):
             inputs.append(None)
@@ -127,7 +126,7 @@ def _is_shape(shape: list[Any]) -> bool:
 
 
 def _cost(flops: int | None, read: Sequence[Tensor], written: tuple[int, ...] | None, like: Tensor) -> OpCost | None:
-    """Sum up: all of `read` once, and one output of shape `written` whose elements are like those of `like`."""
+    """Sum the bytes of all of `read` and of one output of shape `written` with the elements of `like`."""
     size: int | None = None
     if (
         written is not None
@@ -185,7 +184,7 @@ def _matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
 
 
 def _grouped_matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
-    """_grouped_mm(a, b, offs): every row of a meets the matrix of its own expert, whichever that is."""
+    """_grouped_mm(a, b, offs): every row of a is multiplied with the matrix of one expert, whichever that is."""
     a, b = _need(inputs, 0, 1)
     rows, inner, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
     groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1
@@ -206,13 +205,13 @@ CONVOLUTION_OPTIONS = {
 
 
 def text_of(concrete: list[Any], position: int) -> str:
-    """Return a concrete input as the trace spells it; "" where it is no text."""
+    """Return a concrete input as the trace has it; "" if it is no text."""
     text = concrete[position] if position < len(concrete) else ""
     return text if isinstance(text, str) else ""
 
 
 def integers_of(concrete: list[Any], position: int, rank: int) -> list[int]:
-    """Return a concrete input of ``rank`` integers; one stands for all. Raises ValueError where it is none."""
+    """Return a concrete input of ``rank`` integers; a single one is repeated. Raises ValueError if it is none."""
     text = text_of(concrete, position)
     if not re.fullmatch(r"\[\d{1,9}(, \d{1,9})*\]", text, re.ASCII):
         raise ValueError("no list of integers")
@@ -230,8 +229,8 @@ def _convolution(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | Non
         return None
     if name in ("convolution", "_convolution") and text_of(concrete, 6) == "True":  # transposed
         return None
-    where = CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
-    stride, padding, dilation = (integers_of(concrete, position, rank) for position in where)
+    places = CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
+    stride, padding, dilation = (integers_of(concrete, position, rank) for position in places)
     spatial = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
         for size, kernel, step, pad, spread in zip(
@@ -278,14 +277,14 @@ def _convolution_backward_input(name: str, inputs: Inputs, concrete: list[Any]) 
     return _cost(2 * grad.elements * prod(weight.shape[1:]), [grad, weight], None, grad)
 
 
-# Which of the truths among an attention's arguments says that it is causal, where it is not the first one; and where a
-# number does, its place among the arguments (native_functions.yaml of PyTorch: compute_log_sumexp, custom_mask_type).
+# The boolean argument by which an attention is causal, if it is not the first one; and the place of the integer
+# argument, if it is one (native_functions.yaml of PyTorch: compute_log_sumexp, custom_mask_type).
 _CAUSAL_TRUTH = {"_scaled_dot_product_efficient_attention": 1, "_scaled_dot_product_cudnn_attention": 1}
 _CAUSAL_NUMBER = {"_efficient_attention_forward": 9, "_efficient_attention_backward": 14}
 
 
 def is_causal(op_name: str, concrete: list[Any]) -> bool:
-    """Whether an attention operator's concrete inputs make it leave out the keys behind each query."""
+    """Whether an attention operator's concrete inputs make it leave out the keys after each query."""
     name = op_name.removeprefix("aten::")
     if name in _CAUSAL_NUMBER:
         return text_of(concrete, _CAUSAL_NUMBER[name]) not in ("", "0")
@@ -314,7 +313,7 @@ def _attention(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
 
 
 def _attention_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
-    """(grad_out, q, k, v, ...): the scores again, then two products for each forward one (FlashAttention, alg. 4)."""
+    """(grad_out, q, k, v, ...): recomputes the scores, then two products per forward one (FlashAttention, alg. 4)."""
     grad, q, k, v = _need(inputs, 0, 1, 2, 3)
     score, value = _attention_flops(name, q, k, v, concrete)
     # The forward output is read once more, it is shaped like its gradient; the gradients of q, k and v are written.

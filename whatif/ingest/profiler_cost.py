@@ -1,9 +1,9 @@
-"""What the profiler cost the host, read from the trace alone, and where in the trace it lies.
+"""The profiler's cost to the host and its place in the trace, from the trace alone.
 
-Operators that do nothing but call another one ("aten::t" calls "aten::transpose") last as long as the profiler takes to
-write an event down. Their mean exclusive time A, thread by thread, times kappa is what an operator cost; it adapts
-to the host, the version of torch and the options of the profiler, which constants do not. Constants and ranges were
-fitted on recordings with and without the profiler (benchmarks/profiler_cost.py; docs/limits.md has the errors).
+Operators that only call another one ("aten::t" calls "aten::transpose") last as long as the profiler takes to record an
+event. Their mean exclusive time A, thread by thread, times kappa is the cost of an operator. Unlike a constant it
+adapts to the host, the version of torch and the options of the profiler. Constants and ranges were fitted on recordings
+with and without the profiler (benchmarks/profiler_cost.py; docs/limits.md has the errors).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Rate(Struct, frozen=True):
 # chosen so that recordings of one program with different costs come to the same host time (V100 ResNet-50 of 2020-12
 # and of 2021-06).
 KAPPA_CPU, KAPPA_GPU = Rate(0.75, 1.1, 1.55), Rate(1.0, 1.35, 1.65)
-# us an event: a Python function, an allocation, a call of CUDA (no clean figure is published for the last).
+# us per event: a Python function, an allocation, a call of CUDA (no clean figure is published for the last).
 PYTHON_US, MEMORY_US, CALL_US = Rate(0.3, 0.5, 0.8), Rate(0.1, 0.25, 0.4), Rate(0.2, 0.6, 1.5)
-# us a call stack and us a frame of it, where torch (1.8 to 1.11) walked it when an operator began: equal operators with
-# and without one in the V100 recording of 2021-06 differ by so much.
+# us per call stack and per frame of it, if torch (1.8 to 1.11) walked it at the start of an operator: the difference
+# between equal operators with and without one in the V100 recording of 2021-06.
 STACK_US, FRAME_US, STACK_RANGE = 1.0, 1.09, Rate(0.85, 1.0, 1.15)
-# us an operator, and us an input of it that was written down, where A cannot be read (torch 1.12 to 2.13, CPU): only
-# where the header shows that such a version wrote the trace.
+# us per operator and per recorded input of it, if A cannot be measured (torch 1.12 to 2.13, CPU): only if the header
+# shows that such a version wrote the trace.
 KNOWN_VERSIONS = ("record_shapes", "with_stack", "trace_id", "baseTimeNanoseconds")
 OPERATOR_US, INPUT_US, CONSTANT_RANGE = 0.60, 0.128, Rate(0.6, 1.3, 2.2)
 
 # The largest quarter of the wrappers' times is left out (they do some work of their own), and the first tenth of each
 # thread's time, which is cold.
 KEPT_SHARE, COLD_SHARE = 0.75, 0.1
-# Fewer wrappers tell no time.
+# Fewer wrappers give no mean.
 LEAST_WRAPPERS = 20
 # Where times are whole microseconds, a mean below this is biased low.
 LEAST_OF_WHOLE_US = 1.5
@@ -66,7 +66,7 @@ class ProfilerCost(Struct, frozen=True):
     _call_ns: float
 
     def of_pieces(self, track: int, pieces: CpuTasks) -> Float64:
-        """Return what each piece of a thread holds of the profiler's cost, ns, shape (n_pieces,)."""
+        """Return the profiler's cost in each piece of a thread, ns, shape (n_pieces,)."""
         rows = self._operators[track]
         at_ns = self._events.start_ns[rows]
         # An event's start is the end of the piece before it.
@@ -90,7 +90,7 @@ def _between(at_ns: Int64, cost_ns: Float64, pieces: CpuTasks, *, side: Literal[
 
 
 def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_calls: int) -> ProfilerCost | None:
-    """Return the profiler's cost of a trace that torch wrote; None where the trace does not show it.
+    """Return the profiler's cost of a trace that torch wrote; None if the trace does not show it.
 
     ``operators`` are the rows of all operators by track.
     """
@@ -143,25 +143,25 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
 
 
 def _constant_ns(events: Events, rows: Int64) -> Float64:
-    """The cost of operators whose trace does not show it, ns, before the range's factors."""
+    """The cost of operators by constants, ns, before the range's factors."""
     inputs = np.array([len(dims) if isinstance(dims, list) else 0 for dims, _, _ in events.shapes] + [0])
     return 1e3 * (OPERATOR_US + INPUT_US * inputs[events.shape[rows]])
 
 
 def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, operators: Grouped) -> dict[int, float]:
-    """Return A of each thread, ns; of all threads where one has too few wrappers; empty where no time can be read."""
-    # Where stacks were walked inside operators, wrappers hold that too: a thread without any gives the rest.
+    """Return A of each thread, ns; that of all threads for one with too few wrappers; empty if it is unknown."""
+    # Wrappers include the walks of call stacks inside them: threads without any are preferred.
     without = {t: times for t, times in wrapped_ns.items() if not stacks[operators[t]].any()}
-    told = without or wrapped_ns
-    pooled = np.concatenate(list(told.values()))
+    used = without or wrapped_ns
+    pooled = np.concatenate(list(used.values()))
     if len(pooled) < LEAST_WRAPPERS:
         return {}
     every_ns = _mean_ns(pooled)
-    parts = np.array_split(events.start_ns, 64)  # the first of them shows times with decimals
+    parts = np.array_split(events.start_ns, 64)  # stops at the first one with decimals in us
     if every_ns < 1e3 * LEAST_OF_WHOLE_US and not any((part_ns % 1000).any() for part_ns in parts):
         return {}
     return {
-        track: _mean_ns(times) if track in told and len(times) >= LEAST_WRAPPERS else every_ns
+        track: _mean_ns(times) if track in used and len(times) >= LEAST_WRAPPERS else every_ns
         for track, times in wrapped_ns.items()
     }
 
@@ -176,7 +176,7 @@ def wrapper_ns(events: Events, rows: Int64) -> Float64:
     """Return the exclusive times of the operators among a thread's events whose only child is an operator, ns."""
     start_ns, duration_ns = events.start_ns[rows], events.duration_ns[rows]
     is_operator = events.category[rows] == EventCategory.CPU_OP
-    # An event without a duration is inside of what it lies in, and has an inside of its own.
+    # An event without a duration still lies inside its parent, and may have children.
     ends_ns = np.sort(start_ns + np.maximum(duration_ns, 1), kind="stable")
     warm_ns = start_ns[0] + COLD_SHARE * (ends_ns[-1] - start_ns[0])
     own_ns = np.empty(len(rows), dtype=np.int64)

@@ -26,7 +26,7 @@ def read(
 
     For a timeline that ``whatif export`` wrote, return the graph of its prediction, or of its baseline without one.
     For a folder with the recordings of a run's ranks, or an nsys report of several processes, return one graph of all
-    ranks (``whatif.ingest.ranks``). An address that fsspec reaches, as ``s3://bucket/trace.json.gz``, is copied first.
+    ranks (``whatif.ingest.ranks``). An address that fsspec reaches (``s3://bucket/trace.json.gz``) is copied first.
     ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
     ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
     operators begin them (both only for a single trace). With ``cache`` the graph of a large file is kept in the user's
@@ -46,7 +46,7 @@ def read(
     known = recall(entry) if entry else None
     if known is not None:
         return known
-    # What reads a file takes a tenth of a second to load.
+    # These modules take a tenth of a second to load.
     from whatif.ingest.exported import is_exported, read_exported
     from whatif.ingest.graph_of_events import graph_of_events
     from whatif.ingest.ranks.read import read_ranks
@@ -54,8 +54,8 @@ def read(
 
     several = is_folder(path)
     if rule != StepRule() and (several or is_exported(local)):
-        what = "a folder of ranks" if several else "a timeline that whatif exported"
-        raise WhatifError(f"{named}: expected a trace for --step-count and --step-mark, got {what}; leave them out.")
+        got = "a folder of ranks" if several else "a timeline that whatif exported"
+        raise WhatifError(f"{named}: expected a trace for --step-count and --step-mark, got {got}; leave them out.")
     if several:
         return read_ranks([named]).graph
     if address:

@@ -13,16 +13,16 @@ from whatif.ingest.kineto import read_kineto
 from whatif.runtime.errors import WhatifError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-# What Nsight Systems calls its own format, which only its exporter reads.
+# Suffixes of Nsight Systems' own format, which only its exporter reads.
 NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def read_events(
     path: Path, progress: Callable[[int, int], None] | None = None, *, process: int | None = None
 ) -> Events:
-    """Return the events of a Kineto / Chrome trace or of an nsys report (SQLite), of that its ``process``.
+    """Return the events of a Kineto / Chrome trace, or of one ``process`` of an nsys report (SQLite).
 
-    Raises WhatifError, one sentence, where the file cannot be read.
+    Raises WhatifError, one sentence, if the file cannot be read.
     """
     if is_sqlite(path):
         from whatif.ingest.nsys import read_nsys  # loads sqlite3
@@ -47,12 +47,12 @@ def read_events(
 
 
 def is_sqlite(path: Path) -> bool:
-    """Say whether a file begins as SQLite's do; False for what cannot be read twice (a pipe) or at all."""
+    """Whether a file begins like a SQLite database; False if it cannot be read twice (a pipe) or at all."""
     try:
         if not path.is_file():
             return False
         with path.open("rb") as file:
             start = file.read(len(SQLITE_MAGIC))
             return bool(start) and SQLITE_MAGIC.startswith(start)
-    except (OSError, ValueError):  # the reader of traces says what is wrong with it
+    except (OSError, ValueError):  # the reader of traces reports the error
         return False

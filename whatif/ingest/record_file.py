@@ -1,4 +1,4 @@
-"""The record of a run: what a campaign writes beside its recordings, as JSON."""
+"""The record of a run, which a campaign writes beside its recordings as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file that may be a record; None where it cannot be (damaged, too large, a trace)."""
+    """Return the object in a JSON file that may be a record; None if it cannot be one (damaged, too large, a trace)."""
     try:
         found = msgspec.json.decode(read_at_most(path, MAX_RECORD_BYTES))
     except (WhatifError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -24,12 +24,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return the record of a run in a JSON file as it stands; None where the file is none."""
+    """Return the record of a run in a JSON file, unchanged; None if the file is no record."""
     found = read_json(path)
     return None if found is None else as_record(found)
 
 
 def as_record(found: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON object where it is the record of a run, else None."""
+    """Return the JSON object if it is the record of a run, else None."""
     named = all(isinstance(found.get(key), str) for key in ("model", "variant"))
     return found if named and ("status" in found or "median_ms" in found) else None

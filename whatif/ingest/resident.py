@@ -1,4 +1,4 @@
-"""What is in memory before a step begins: parameters, optimizer state, the batch, buffers."""
+"""Memory in use before a step begins: parameters, optimizer state, the batch, buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE_MOMENT = frozenset(("rmsprop", "adagrad", "lion", "rprop"))
 
 
 class Resident(Struct, frozen=True):
-    """What the recorder gives, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
+    """Sizes by the recorder, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
 
     parameters: int
     optimizer_state: int
@@ -28,11 +28,11 @@ class Resident(Struct, frozen=True):
     buffers: int
     gradients: dict[str, int]
     sizes: frozenset[int]
-    element: int = 0  # bytes of one number of the parameters; 0 if unknown
+    element: int = 0  # bytes per element of the parameters; 0 if unknown
 
 
 def resident(recorded: Recorded) -> Resident:
-    """Add up what a recording says beside its events; 0 where it says nothing."""
+    """Add up the sizes in the recorder's metadata; 0 for unknown ones."""
     parameters, buffers = 0, 0
     dtype = recorded.precision.parameters if recorded.precision is not None else None
     element = _TYPE_BYTES.get(str(dtype), 4)
@@ -65,7 +65,7 @@ def _state(recorded: Recorded, parameters: int) -> int:
 
 
 def state_of(optimizer: str | None, parameters: int) -> int:
-    """Return the state that an optimizer of a class keeps for parameters of so many bytes."""
+    """Return the bytes of state that an optimizer of a class keeps for ``parameters`` bytes of parameters."""
     name = (optimizer or "").lower()
     return parameters * (2 if name in _TWO_MOMENTS else 1 if name in _ONE_MOMENT else 0)
 

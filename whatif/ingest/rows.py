@@ -1,4 +1,4 @@
-"""Tasks on the way to a graph: rows that are not yet in order, and what each of them is."""
+"""Tasks on the way to a graph: rows that are not yet in order, and their roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whatif.ingest.events import MISSING
 
 
 class Role(IntEnum):
-    """What a row is besides a task of the recording; minus its value stands for the name in rows without an event."""
+    """The role of a row; minus its value is the name code of a row without an event."""
 
     TASK = 0
     CALL_WAIT = 1
@@ -34,7 +34,7 @@ class Rows(Struct, frozen=True):
 
 
 def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array) -> Rows:
-    """Return waits like the rows ``at``, but for what waits have in common and for the columns ``changed``."""
+    """Return waits as copies of the rows ``at``, with the columns common to all waits and those ``changed``."""
     n = len(at)
     common: dict[str, Array] = {
         "kind": np.full(n, TaskKind.WAIT, dtype=np.int8),
@@ -46,7 +46,7 @@ def wait_rows(columns: dict[str, Array], at: Array, role: Role, **changed: Array
 
 
 def joined(blocks: Sequence[Rows]) -> Rows:
-    """Return the rows of all blocks, which have the same columns, and take these from them: long traces are large."""
+    """Concatenate blocks of rows with the same columns, which are removed from them: long traces are large."""
     if len(blocks) == 1:
         return blocks[0]
     return Rows({name: np.concatenate([b.columns.pop(name) for b in blocks]) for name in list(blocks[0].columns)})
@@ -55,8 +55,8 @@ def joined(blocks: Sequence[Rows]) -> Rows:
 def rows_of_calls(columns: dict[str, Array], n_calls: int) -> Int64:
     """Return the row of each call's own task, -1 where the call is on no execution thread."""
     rows = np.full(n_calls, MISSING, dtype=np.int64)
-    own = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == Role.TASK))
-    rows[columns["call"][own]] = own
+    tasks = np.flatnonzero((columns["call"] >= 0) & (columns["role"] == Role.TASK))
+    rows[columns["call"][tasks]] = tasks
     return rows
 
 
@@ -72,6 +72,6 @@ def running_maximum(values: Int64, group: Array) -> Int64:
     bounds = np.append(np.flatnonzero(begins), len(group))
     falls = np.flatnonzero(~begins[1:] & (values[1:] < values[:-1])) + 1
     for run in each_once(np.searchsorted(bounds, falls, side="right") - 1).tolist():
-        own = slice(bounds[run], bounds[run + 1])
-        result[own] = np.maximum.accumulate(values[own])
+        span = slice(bounds[run], bounds[run + 1])
+        result[span] = np.maximum.accumulate(values[span])
     return result

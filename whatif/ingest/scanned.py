@@ -1,4 +1,4 @@
-"""Drives the scanner of trace events: room for its arrays, and what its numbers mean as columns."""
+"""Drives the scanner of trace events: allocates its arrays, and names the columns of its numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from whatif.ingest.json_chunks import decoded
 from whatif.ingest.kineto_fields import RawEvent, Scalar
 from whatif.runtime.loops import PLAIN, Loops
 
-# Compiled it takes the first byte of a word for the lowest.
+# The compiled scanner assumes little-endian words.
 LOOPS = Loops("whatif.ingest._scan", plain=PLAIN or sys.byteorder == "big")
 
-# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. Those from 32 on only tell
-# that an event is decoded as well.
+# The keys that the scanner knows, by number: 0 to 8 of an event, the others of its args. An event with one from 32 on
+# is decoded as well.
 _KEYS = (
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args",
     b"correlation", b"Correlation ID", b"External id", b"external id", b"stream", b"device",
@@ -32,18 +32,18 @@ _KEYS = (
 _FACTORS = (1, 5, 37, 43)
 _LONGEST_KEY = 64
 
-# What the scanner writes of each duration event, a row each.
+# The rows of the scanner's output, which has a column for each duration event.
 (
     CATEGORY, NAME, TRACK, START, DURATION, CORRELATION, EXTERNAL_ID, BYTES, STREAM, DEVICE, SEQUENCE, FORWARD_THREAD,
     REGISTERS, SHAPE, LAUNCH, FRAMES,
 ) = range(16)  # fmt: skip
-# The texts that have a number before any is seen.
+# Texts that are numbered in advance.
 _FIRST_TEXTS = (b"null", b'"[memory]"', b'"fwdbwd"', b'"python_function"')
 PYTHON_FUNCTION = 3
-# A stream or device that is absent, so that the event's tid or pid stands for it.
+# A stream or device that is absent, which the event's tid or pid replaces.
 ABSENT = -(2**63) + 2
 
-# Why it stopped, and what there was no room for.
+# Why the scanner stopped, and which of its arrays was full.
 ENDS, NO_ROOM, ODD = 0, 1, 2
 ROOM_ROWS, ROOM_TEXTS, ROOM_PAIRS, ROOM_BYTES = 0, 1, 2, 3
 _MOST_ROWS = 1 << 14
@@ -55,7 +55,7 @@ _EVENT = msgspec.json.Decoder(RawEvent)
 
 
 class Scan(NamedTuple):
-    """Events that were taken off a text, in their order. Codes are those of ``Scanner.text`` and ``Scanner.pair``."""
+    """Events scanned from a text, in their order. Codes are those of ``Scanner.text`` and ``Scanner.pair``."""
 
     rows: Int64  # (16, n)
     flows: Int64  # (4, n): phase as a byte, time, id, track
@@ -67,7 +67,7 @@ class Scan(NamedTuple):
 
 
 class Scanner:
-    """Takes events that are spelled as profilers spell them off the front of texts; numbers texts across them all."""
+    """Scans events in the profilers' format from the front of buffers; its codes of texts are valid for all buffers."""
 
     def __init__(self, loops: Loops = LOOPS) -> None:
         self._loops = loops
@@ -90,7 +90,7 @@ class Scanner:
 
     @property
     def room(self) -> tuple[int, int]:
-        """More than all texts, and more than all pairs, that are known."""
+        """Upper bounds of the numbers of known texts and of known pairs."""
         return len(self._texts), len(self._pairs)
 
     def text(self, code: int) -> bytes:
@@ -98,7 +98,7 @@ class Scanner:
         return self._arena[self._texts[code] : self._texts[code + 1]].tobytes()
 
     def value(self, code: int) -> Any:
-        """Return the number, string, boolean or None that a text spells."""
+        """Return the number, string, boolean or None of a text."""
         return _SCALAR.decode(self.text(code))
 
     def pair(self, code: int) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Scanner:
         return int(self._pairs[2 * code]), int(self._pairs[2 * code + 1])
 
     def scan(self, text: bytes, start: int) -> Scan | None:
-        """Take events off a text from ``start`` on; None where it takes none, or where one of them is damaged."""
+        """Scan events of a text from ``start`` on; None if there are none, or if one of them is damaged."""
         state, before = self._state, start
         while text[start : start + 1] in _SEPARATORS:
             start += 1
@@ -135,7 +135,7 @@ class Scanner:
         return Scan(rows, flows, rare, allocations, python, end - before, status)
 
     def _make_room(self) -> bool:
-        """Make four times as much room for texts and pairs; False where it is the rows that are full."""
+        """Make four times as much room for texts and pairs; False if the rows are full."""
         state = self._state
         if state[7] == ROOM_ROWS:
             return False
@@ -163,13 +163,13 @@ def _grown(array: Array) -> Array:
 def _key_tables() -> tuple[Array, ...]:
     """The tables by which the scanner finds a key: slots by level, spellings, lengths, and the factors of its hash."""
     slot = np.full(2 * 256, -1, np.int8)
-    spelled = np.zeros((len(_KEYS), _LONGEST_KEY), np.uint8)
+    spellings = np.zeros((len(_KEYS), _LONGEST_KEY), np.uint8)
     for number, key in enumerate(_KEYS):
         n, level = len(key), int(number > 8)
         mixed = key[0] * _FACTORS[0] + key[-1] * _FACTORS[1] + key[n * 5 >> 3] * _FACTORS[2] + n * _FACTORS[3]
         place = level * 256 + (mixed & 255)
         assert slot[place] < 0, key
         slot[place] = number
-        spelled[number, :n] = np.frombuffer(key, np.uint8)
+        spellings[number, :n] = np.frombuffer(key, np.uint8)
     lengths = np.array([len(key) for key in _KEYS], np.int32)
-    return slot, spelled.reshape(-1), lengths, np.array(_FACTORS, np.int32)
+    return slot, spellings.reshape(-1), lengths, np.array(_FACTORS, np.int32)

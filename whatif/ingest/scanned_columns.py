@@ -1,4 +1,4 @@
-"""From the scanner's numbers to the columns of ``ColumnBuilder``: the same that it makes of decoded events."""
+"""From the scanner's numbers to the columns of ``ColumnBuilder``, with the same values as of decoded events."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from whatif.ingest.scanned import (
 if TYPE_CHECKING:
     from whatif.ingest.kineto_columns import ColumnBuilder
 
-# Categories of duration events as a table: is a CPU's, a GPU's, a copy.
+# Masks over the categories of duration events: of the CPU, of the GPU, copies.
 _IS_CPU, _IS_GPU, _IS_COPY = (np.zeros(len(EventCategory), np.bool_) for _ in range(3))
 _IS_CPU[[EventCategory.CPU_OP, EventCategory.ANNOTATION]] = True
 _IS_GPU[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET, EventCategory.SYNC]] = True
@@ -57,7 +57,7 @@ _UNKNOWN = -(2**62)
 
 
 class _Table:
-    """What each of the scanner's codes means: found by ``meaning`` where it is first asked for, in order."""
+    """The meaning of each of the scanner's codes: computed by ``meaning`` at its first use, in order."""
 
     def __init__(self, meaning: Callable[[int], int]) -> None:
         self._meaning = meaning
@@ -69,15 +69,15 @@ class _Table:
         found: Int64 = self._known.take(codes)
         unknown = found == _UNKNOWN
         if unknown.any():
-            asked, first = np.unique(codes[unknown], return_index=True)
-            for code in asked[np.argsort(first)].tolist():
+            new_codes, first = np.unique(codes[unknown], return_index=True)
+            for code in new_codes[np.argsort(first)].tolist():
                 self._known[code] = self._meaning(code)
             found = self._known.take(codes)
         return found
 
 
 class ScannedColumns:
-    """Takes events off texts for a builder, beside those that it is given decoded."""
+    """Scans events of texts for a builder, which is given the other events decoded."""
 
     def __init__(self, builder: ColumnBuilder, scanner: Scanner | None = None) -> None:
         self._builder = builder
@@ -94,9 +94,9 @@ class ScannedColumns:
         self._warps = _Table(lambda code: builder.warps[self._raw(pair(code)[0]), self._raw(pair(code)[1])])
 
     def take(self, text: bytes) -> tuple[int, bool]:
-        """Take the events at the front of a text: returns how many bytes they were, and whether something odd follows.
+        """Take the events at the front of a text; return their number of bytes, and whether something odd follows.
 
-        Otherwise the text ends within the next event.
+        If nothing odd follows, the text ends within the next event.
         """
         taken_bytes = 0
         while True:
@@ -109,13 +109,13 @@ class ScannedColumns:
                 return taken_bytes, scan.status == ODD
 
     def _raw(self, code: int) -> bytes:
-        """The text of a code that counts from one; 0 stands for none."""
+        """The text of a code that counts from one; 0 is none."""
         return self._scanner.text(code - 1) if code else b""
 
     def _shape_of(self, code: int) -> int:
-        said, strides = self._scanner.pair(code)
-        both, concrete = self._scanner.pair(said)
-        dims, types = self._scanner.pair(both)
+        inputs, strides = self._scanner.pair(code)
+        dims_and_types, concrete = self._scanner.pair(inputs)
+        dims, types = self._scanner.pair(dims_and_types)
         return self._builder.shapes[self._raw(dims), self._raw(types), self._raw(concrete), self._raw(strides)]
 
     def _keep(self, scan: Scan) -> None:
@@ -141,7 +141,7 @@ class ScannedColumns:
             self._keep_rows(rows, category.astype(np.int8), args)
 
     def _sort_out(self, rows: Int64, category: Int64) -> Bool:
-        """Tell the old operators' categories, count unknown ones: returns which rows are kept."""
+        """Find the categories of old operators, count unknown ones; return the mask of the rows that are kept."""
         builder = self._builder
         old = category == Special.OLD_OPERATOR
         if old.any():
@@ -188,7 +188,7 @@ class ScannedColumns:
 
     @staticmethod
     def _of_gpu(gpu: Bool, numbers: Int64, track: Int64, fallback: _Table) -> Array:
-        """The device or the stream of GPU work; where its args do not tell, its pid or tid."""
+        """The device or the stream of GPU work; its pid or tid if its args lack it."""
         absent = np.flatnonzero(gpu & (numbers == ABSENT))
         column = np.where(gpu, numbers, MISSING)
         column[absent] = fallback[track[absent]]

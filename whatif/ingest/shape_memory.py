@@ -1,4 +1,4 @@
-"""The memory of a step where its allocations were not recorded: from the shapes of its operators."""
+"""The memory of a step without recorded allocations, from the shapes of its operators."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from whatif.ingest.op_cost import Tensor, input_tensors
 from whatif.ingest.resident import Resident
 from whatif.ingest.step_rows import StepRows
 
-# So many of one size are looked through: a step of a hundred thousand operators takes no more time for each.
+# Of one size at most this many are searched, so that the time per operator does not grow with the step.
 SEARCHED_TENSORS = 200
-# Operators of the backward pass whose last input is the space that a library's recurrent layer kept for it, in bytes.
+# Operators of the backward pass whose last input is the workspace that a library's recurrent layer kept, in bytes.
 _KEPT_SPACE = frozenset(("aten::mkldnn_rnn_layer_backward", "aten::_cudnn_rnn_backward"))
 
-# What a linear layer does with its weight ahead of the product.
+# Operators of a linear layer on its weight, before the product.
 _OF_WEIGHTS = frozenset(("aten::t", "aten::to", "aten::_to_copy"))
 
 
 class RowShapes(Struct):
-    """What the shapes of its operators tell of one row, bytes."""
+    """The memory of one row by the shapes of its operators, bytes."""
 
     activations: int = 0
     kept_input: int = 0
@@ -36,30 +36,30 @@ class RowShapes(Struct):
     input: int = 0
     weights: int = 0
     tables: int = 0
-    # Full-precision tensors that are there anyway, of which each product in 16 bits would keep a copy of its own.
+    # Full-precision tensors that are kept anyway, and of which each product in 16 bits would keep a copy.
     copied: int = 0
-    # Gradients of sums that wait for the other branch to be done.
+    # Gradients of sums that wait until the other branch is done.
     waiting: int = 0
-    # Of the activations: an attention's scores, and what dropout makes of them.
+    # Part of the activations: an attention's scores, before and after dropout.
     scores: int = 0
 
 
 class _Tensor(Struct):
     size: int
-    row: int  # which made it
+    row: int  # that made it
     kept: bool = False
     half: bool = False  # whether autocast would make it in 16 bits
     product: bool = False  # of an input with weights
-    # Where a softmax made it, or what came of that one by one: rows and what they keep of it, bytes.
+    # If a softmax made it, or operators one after the other from such a tensor: rows and the bytes that each keeps.
     scores: tuple[tuple[int, int], ...] | None = None
     used: bool = False
 
 
 class _Tensors(Struct):
-    """The tensors that were made so far by their sizes, the newest last.
+    """The tensors made so far by size, the newest last.
 
-    A recording does not say which tensor an operator takes: here it is the newest of its size, which in networks of
-    layers behind one another it is. Operators that take one tensor count it once.
+    A recording does not show which tensor an operator reads: the newest of its size is assumed, which is true of
+    networks of consecutive layers. A tensor that several operators read counts once.
     """
 
     by_size: dict[int, list[_Tensor]] = field(default_factory=dict)
@@ -71,10 +71,10 @@ class _Tensors(Struct):
         del found[:-SEARCHED_TENSORS]
 
     def newest(self, size: int, nth: int, row: int, *, for_product: bool = False) -> _Tensor:
-        """The nth newest tensor of a size; one whose allocation was not seen came from before.
+        """The nth newest tensor of a size; one that no operator made is assigned to the row before.
 
-        No network multiplies the product of one layer's weights with another's as it is: queries, keys and values are
-        products of one tensor.
+        For a product, products with weights are skipped: no network multiplies the product of one layer's weights
+        directly with another's; queries, keys and values are products of one tensor.
         """
         found = self.by_size.setdefault(size, [])
         if for_product:
@@ -84,32 +84,32 @@ class _Tensors(Struct):
         return found[-1 - nth]
 
     def second_term(self, size: int) -> _Tensor | None:
-        """The tensor that is added to the newest of a size: another that nothing has used, else a layer's result."""
+        """The tensor that is added to the newest of a size: another unused one, else one that is no product."""
         found = self.by_size.get(size, [])[-2::-1]
         unused = next((tensor for tensor in found if not tensor.used), None)
         return unused or next((tensor for tensor in found if not tensor.product), None)
 
     def share(self, size: int, parts: int, row: int) -> None:
-        """Make parts of the newest tensor of a size: views, which keep all of it."""
-        whole = self.newest(size, 0, row)
+        """Add parts of the newest tensor of a size: views, each of which keeps all of it."""
+        shared = self.newest(size, 0, row)
         found = self.by_size.setdefault(size // max(parts, 1), [])
-        found.extend([whole] * min(parts, SEARCHED_TENSORS))
+        found.extend([shared] * min(parts, SEARCHED_TENSORS))
         del found[:-SEARCHED_TENSORS]
 
 
 def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[RowShapes] | None:
-    """Return what the recorded shapes tell of each row of a step; None where operators have no shapes."""
+    """Return the memory of each row of a step by the recorded shapes; None if operators have no shapes."""
     shaped = rows.forward[events.shape[rows.forward] >= 0]
     if not len(shaped):
         return None
-    # A GPU's dropout is an operator inside of the one that people call; a CPU's is several.
+    # Dropout on a GPU is one operator inside the one that users call, on a CPU it is several.
     outer = "aten::dropout" if "aten::native_dropout" in events.names else ""
     known = np.array([has_rule(name) and name != outer for name in events.names], dtype=np.bool_)
     chosen = (events.shape[rows.forward] >= 0) & known[events.name[rows.forward]]
     found = [RowShapes() for _ in rows.names]
     tensors = _Tensors()
     end_ns, cache = -1, dict[tuple[int, int], Kept | None]()
-    unknown: tuple[int, Kept] | None = None  # whose result is not known yet
+    unknown: tuple[int, Kept] | None = None  # the last operator, if the size of its result is unknown
     for event, row in zip(rows.forward[chosen].tolist(), rows.forward_row[chosen].tolist(), strict=True):
         start_ns = int(events.start_ns[event])
         if start_ns < end_ns:  # inside an operator that was counted
@@ -122,7 +122,7 @@ def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[Row
             continue
         end_ns = int(events.end_ns[event])
         if unknown is not None:
-            _tell_result(found[unknown[0]], *unknown, kept.source, tensors)
+            _count_unknown_result(found[unknown[0]], *unknown, kept.source, tensors)
         unknown = (row, kept) if kept.unknown else None
         _count(found, row, kept, tensors, static, builds=bool(events.sequence[event] >= 0))
     _add_kept_space(events, rows, found)
@@ -131,7 +131,7 @@ def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[Row
 
 
 def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, static: Resident, *, builds: bool) -> None:
-    """Count what one operator keeps and makes for its row; ``builds``: it has a node in the backward pass."""
+    """Add the tensors that one operator keeps and makes to its row; ``builds``: it has a node in the backward pass."""
     if kept.parts:
         tensors.share(kept.inputs[0], kept.parts, row)
         return
@@ -146,8 +146,8 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, stati
     if source is not None and other is not None:
         half = half and other.half
         other.used = True
-        # Both terms have one gradient, which waits until the backward work is back where the other one was made. What
-        # made the newer one works on that very gradient.
+        # Both terms have the same gradient, which waits until the backward pass reaches the row of the other term. The
+        # row of the newer term works on that gradient.
         for number in range(other.row + 1, row):
             rows[number].waiting += kept.source if number != source.row else 0
     if builds:
@@ -172,8 +172,8 @@ def _count(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors, stati
         tensors.make(_Tensor(kept.output, row, keeps, half, kept.weight > 0, scores))
 
 
-def _tell_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Tensors) -> None:
-    """Count a result whose size its operator did not tell: it is what the next operator takes."""
+def _count_unknown_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Tensors) -> None:
+    """Count a result of unknown size: it has that of the next operator's input."""
     tensors.make(_Tensor(size, row, False, kept.half is True, kept.weight > 0))
     found.activations += kept.own_share * size
     found.full_precision += kept.own_share * size
@@ -182,7 +182,7 @@ def _tell_result(found: RowShapes, row: int, kept: Kept, size: int, tensors: _Te
 
 
 def _take_scores(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors) -> None:
-    """Count what is kept of scores when the second product of an attention takes them."""
+    """Count the kept bytes of scores when the second product of an attention reads them."""
     if kept.half is not True or kept.weight:
         return
     for place, size in enumerate(kept.inputs):
@@ -213,7 +213,7 @@ def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batc
 
 
 def _keep_own(found: RowShapes, row: int, kept: Kept, tensors: _Tensors) -> None:
-    """Count what an operator keeps of its own making, and what its backward work needs at once."""
+    """Count the tensors that an operator makes and keeps, and the workspace of its backward work."""
     found.activations += kept.own
     found.full_precision += kept.own
     found.weights += kept.weight
@@ -229,7 +229,7 @@ def _keep_own(found: RowShapes, row: int, kept: Kept, tensors: _Tensors) -> None
 
 
 def _add_kept_space(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
-    """Add what libraries keep for the backward work of recurrent layers, which only that work's inputs tell."""
+    """Add the workspace that libraries keep for the backward work of recurrent layers, known from its inputs alone."""
     special = np.array([name in _KEPT_SPACE for name in events.names], dtype=np.bool_)
     first, last = np.searchsorted(events.start_ns, [rows.backward_ns, rows.update_ns]).tolist()
     chosen = first + np.flatnonzero(special[events.name[first:last]] & (events.shape[first:last] >= 0))
@@ -243,7 +243,7 @@ def _add_kept_space(events: Events, rows: StepRows, found: list[RowShapes]) -> N
 
 
 def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
-    """Tell what flows into each row: the first tensor of its first operator with a shape that is not a weight's."""
+    """Set the input of each row: the first tensor of its first operator with a shape that is not a weight's."""
     looks_up = np.array(["embedding" in name or "index_select" in name for name in events.names], dtype=np.bool_)
     chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
     names, shapes = (column[rows.forward[chosen]].tolist() for column in (events.name, events.shape))
@@ -258,7 +258,7 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
     for number, (first, end) in zip(numbers.tolist(), pairwise([*firsts.tolist(), len(names)]), strict=True):
         # The first operators of a row may have numbers alone.
         called = [(events.names[names[at]], shapes[at]) for at in range(first, min(first + 8, end))]
-        # A linear layer whose operators alone are recorded begins with its weight: cast, and transposed.
+        # Without a mark of the layer, a linear layer begins with its weight: cast, and transposed.
         transposed = (tensor_of(shape) for name, shape in called if name == "aten::t")
         weight = next((tensor.shape for tensor in transposed if tensor is not None), None)
         taken = ((name, tensor) for name, shape in called if (tensor := tensor_of(shape)) is not None)

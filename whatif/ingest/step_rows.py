@@ -1,6 +1,6 @@
-"""One step of a recording as rows: visits of layers in the order of the forward pass, and who works when.
+"""One step of a recording as rows: visits of layers in the order of the forward pass, and their times.
 
-A row is what one layer runs without another layer in between; where nothing names layers, one operator is a row.
+A row is what one layer runs without another layer in between; without layer names, each operator is a row.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class StepRows(Struct, frozen=True):
     backward_row: Int64
     begin_ns: int
     forward_ns: int  # when the pass begins
-    builds_ns: int  # its first operator after which there is a backward one
+    builds_ns: int  # its first operator that builds the autograd graph
     backward_ns: int
     update_ns: int
     end_ns: int
     passes: int
-    # Rows [first, last] whose forward work ran again in the backward pass, each a run of its own.
+    # Rows [first, last] of each run of forward work that was repeated in the backward pass.
     again: tuple[tuple[int, int], ...] = ()
 
     def row_at(self, time_ns: Int64, starts_ns: Int64) -> Int64:
-        """Return the row that works at each time; ``starts_ns`` are the starts of all events of the recording."""
+        """Return the row at work at each time; ``starts_ns`` are the starts of all events of the recording."""
         found = np.zeros(len(time_ns), dtype=np.int64)
         for operators, row, part in (
             (self.forward, self.forward_row, time_ns < self.backward_ns),
@@ -50,7 +50,7 @@ class StepRows(Struct, frozen=True):
 
 
 def find_step_rows(parts: Parts) -> StepRows | None:
-    """Look at the middle one of the steady steps; None where no step has operators of a forward and a backward pass."""
+    """Return the rows of the middle step; None if it lacks operators of a forward and a backward pass."""
     events, labeller = parts.events, parts.labeller
     edges_ns = parts.steps.edges_ns
     if not len(events) or not parts.tracks:
@@ -72,7 +72,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     again, builds = builds[recomputing], builds[~recomputing]
     if not len(builds):
         return None
-    # A pass begins where an operator builds the graph behind a backward one.
+    # A pass begins at the first operator that builds the graph after a backward one.
     passes = np.flatnonzero(np.diff(np.searchsorted(events.start_ns[backward], events.start_ns[builds]), prepend=-1))
     first = int(events.start_ns[builds[passes[-1]]])
     if first > events.start_ns[backward[-1]]:  # the next step's forward pass
@@ -80,7 +80,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     backward = backward[events.start_ns[backward] >= first]
     backward_ns = int(events.start_ns[backward[0]])
     update_ns = int((events.end_ns[backward]).max())
-    # What comes before the first operator that builds belongs to the pass: a batch's types are changed there.
+    # Operators before the first one that builds belong to the pass: they cast the batch.
     forward = forward[events.start_ns[forward] < backward_ns]
     if len(passes) > 1:
         forward = forward[events.start_ns[forward] >= first]
@@ -110,13 +110,13 @@ def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
 def _runs(
     parts: Parts, names: tuple[str, ...], backward: Int64, backward_row: Int64, again: Int64
 ) -> tuple[tuple[int, int], ...]:
-    """The rows of what ran again, by the operator of the backward pass that asked for it: its row is the last one."""
+    """The rows of each recomputation, which one operator of the backward pass requests: its row is the last one."""
     starts_ns = parts.events.start_ns
-    asked = np.searchsorted(starts_ns[backward], starts_ns[again], side="right") - 1
+    requested_by = np.searchsorted(starts_ns[backward], starts_ns[again], side="right") - 1
     row = _rows_by_name(parts, names, again)
     found = {}
-    for number in each_once(asked).tolist():
-        rows = np.append(row[(asked == number) & (row >= 0)], backward_row[number])
+    for number in each_once(requested_by).tolist():
+        rows = np.append(row[(requested_by == number) & (row >= 0)], backward_row[number])
         found[number] = int(rows.min()), int(rows.max())
     return tuple(sorted(found.values()))
 
@@ -128,25 +128,25 @@ def _backward_rows(
     events = parts.events
     numbered = events.sequence[forward] >= 0
     sequence = np.append(events.sequence[forward][numbered], events.sequence[again])
-    own = np.append(row[numbered], _rows_by_name(parts, names, again))
+    created_row = np.append(row[numbered], _rows_by_name(parts, names, again))
     # The last operator in time that carries a number created the node.
     order = np.argsort(sequence, kind="stable")
-    sequence, own = sequence[order], own[order]
+    sequence, created_row = sequence[order], created_row[order]
     at = np.searchsorted(sequence, events.sequence[backward], side="right") - 1
     known: Bool = (at >= 0) & (events.sequence[backward] >= 0)
     known[known] &= sequence[at[known]] == events.sequence[backward][known]
-    known[known] &= own[at[known]] >= 0
+    known[known] &= created_row[at[known]] >= 0
     last = np.maximum.accumulate(np.where(known, np.arange(len(backward)), -1))
-    found: Array = np.where(last >= 0, own[at[np.maximum(last, 0)]], int(row.max(initial=0)))
+    found: Array = np.where(last >= 0, created_row[at[np.maximum(last, 0)]], int(row.max(initial=0)))
     return backward, found.astype(np.int64)
 
 
 def _rows_by_name(parts: Parts, names: tuple[str, ...], rows: Int64) -> Int64:
-    """The last row of the layer in which each event lies; -1 where there is none."""
+    """The last row of each event's layer; -1 if there is none."""
     last = {name: number for number, name in enumerate(names) if name}
     found = np.full(len(rows), -1, dtype=np.int64)
     for track in each_once(parts.events.track[rows]).tolist():
-        mine = np.flatnonzero(parts.events.track[rows] == track)
-        layer = parts.labeller.enclosing_layers(track, parts.events.start_ns[rows[mine]])
-        found[mine] = [last.get(parts.labeller.layers[code], -1) for code in layer.tolist()]
+        on_track = np.flatnonzero(parts.events.track[rows] == track)
+        layer = parts.labeller.enclosing_layers(track, parts.events.start_ns[rows[on_track]])
+        found[on_track] = [last.get(parts.labeller.layers[code], -1) for code in layer.tolist()]
     return found

@@ -1,4 +1,4 @@
-"""What CUPTI's synchronisation records tell: which event a wait is for, and which task lies ahead of that event."""
+"""Recorded waits for events, from CUPTI's synchronisation records, each with the last task before the event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.ingest.gpu_side import Calls, GpuSide, launch_order
 def recorded_sources(events: Events, calls: Calls, gpu: GpuSide) -> list[tuple[int, int, int]]:
     """Return (waiting call, id of the waiting stream, GPU task) for every recorded wait for an event.
 
-    The task is the last one launched on the event's stream before the event was recorded; -1 where there is none.
+    The task is the last one launched on the event's stream before the event was recorded; -1 if there is none.
     """
     rows = events.of_category[EventCategory.SYNC]
     rows = rows[events.wait_correlation[rows] > 0]
@@ -23,11 +23,11 @@ def recorded_sources(events: Events, calls: Calls, gpu: GpuSide) -> list[tuple[i
     launched_ns = launch_order(calls, gpu)
     found = []
     for row in rows.tolist():
-        asked, recorded = call_of.get(int(events.correlation[row])), call_of.get(int(events.wait_correlation[row]))
+        waiting, record = call_of.get(int(events.correlation[row])), call_of.get(int(events.wait_correlation[row]))
         awaited = code_of.get(int(events.wait_stream[row]))
-        if asked is None or recorded is None or awaited is None:
+        if waiting is None or record is None or awaited is None:
             continue
         tasks = on_stream[awaited]
-        before = int(np.searchsorted(launched_ns[tasks], calls.start_ns[recorded], side="left")) - 1
-        found.append((asked, int(events.stream[row]), int(tasks[before]) if before >= 0 else MISSING))
+        before = int(np.searchsorted(launched_ns[tasks], calls.start_ns[record], side="left")) - 1
+        found.append((waiting, int(events.stream[row]), int(tasks[before]) if before >= 0 else MISSING))
     return found

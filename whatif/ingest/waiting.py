@@ -126,7 +126,7 @@ def _targets(events: Events, calls: Calls, gpu: GpuSide) -> tuple[Bool, Int64, I
 
 
 def _last_launched(launched_ns: Int64, gpu: GpuSide, time_ns: Int64) -> Array:
-    """The last task of each stream launched before each time, shape (n_times, n_streams); -1 where there is none."""
+    """The last task of each stream launched before each time, shape (n_times, n_streams); -1 if there is none."""
     last = np.full((len(time_ns), len(gpu.streams)), MISSING, dtype=np.int64)
     for code in range(len(gpu.streams)):
         tasks = np.flatnonzero(gpu.stream == code)

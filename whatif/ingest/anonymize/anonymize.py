@@ -1,4 +1,4 @@
-"""Copy a recording without what says where and by whom it was made, so that it can be shared."""
+"""Copy a recording without anything that identifies people or machines, so that it can be shared."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ TEXT_ARGUMENTS = frozenset((
 ))  # fmt: skip
 # And in these fields beside the events.
 TEXT_HEADERS = frozenset(("whatif", "deviceProperties", "distributedInfo", "displayTimeUnit"))
-# Numbers and lists of them stay wherever they stand, written as text or not; addresses of machines are no numbers.
+# Numbers and lists of numbers stay everywhere, also as text; addresses of machines are no numbers.
 _NUMBERS = re.compile(rb'(?:\d\.\d+(?![\d.])|[\d\s\[\],"+\-]|true|false|null)*+')
 # Cleaned arguments are kept for as many distinct texts; traces repeat a few thousand.
 _MOST_CACHED = 200_000
-# What the labels of tracks may say: which one it is, and whether it is a thread of torch's own.
+# Labels of tracks that stay: the number, and whether it is one of torch's threads.
 _TRACK_LABEL = re.compile(r"(?:stream|thread) -?\d+(?: \(pt_\w+\))?|CPU|GPU \d+|python")
 _TRACK_NUMBER = re.compile(r"(?:stream|thread) -?\d+")
 
-# The values of an operator's arguments that stay: numbers, lists of them, what is true or none, and einsum's equations.
+# The values of an operator's arguments that stay: numbers, lists of them, True, False, None, and einsum's equations.
 _VALUE = r"(?:-?(?:\d{1,19}(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|inf|nan)|True|False|None)"
 _PLAIN_VALUE = re.compile(rf"|{_VALUE}|\[(?:{_VALUE}(?:, ?{_VALUE})*)?\]|[a-z]{{1,6}}(?:,[a-z]{{1,6}})*->[a-z]{{0,6}}")
 _VALUES = "Concrete Inputs"
 DROPPED_VALUES = "values of arguments that are no numbers"
-# Annotations of torch's and our own, and operators of libraries that everybody has: they need no review.
+# Annotations of torch and of whatif, and operators of common libraries: they need no review.
 _OWN_ANNOTATION = re.compile(
     r"(?:ProfilerStep#\d+|Optimizer\.(?:step|zero_grad)#\w+\.\w+|enumerate\(DataLoader\)#\S+"
     r"|whatif::(?!layer)\w+.*|Torch-Compiled Region.*"
@@ -63,7 +63,7 @@ _Scalar = str | int | float | bool | None | msgspec.UnsetType
 
 
 class _Event(msgspec.Struct, gc=False, omit_defaults=True):
-    """The fields of an event that are copied. Times stay text, to the last digit."""
+    """The fields of an event that are copied. Times stay text, exact to the last digit."""
 
     ph: _Scalar = msgspec.UNSET
     cat: _Scalar = msgspec.UNSET
@@ -79,25 +79,25 @@ class _Event(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Anonymized(Struct, frozen=True):
-    """What was written, what was taken out of it by kind, and how many layer words were numbered."""
+    """The file written, counts of what was removed by kind, and how many layer words were numbered."""
 
     path: Path
     removed: dict[str, int]
     lost: dict[str, int]  # events that could not be read, by reason
     renamed_words: int | None
-    kept: dict[str, tuple[str, ...]]  # by kind: the texts of known words that somebody chose
+    kept: dict[str, tuple[str, ...]]  # by kind: the texts of known words that a user chose
 
 
 def anonymize(
     path: str | Path, output: str | Path | None = None, *, rename_layers: bool = False, progress: Progress | None = None
 ) -> Anonymized:
-    """Write a copy of a Kineto recording, or of a campaign's record, that does not say where and by whom it was made.
+    """Write a copy of a Kineto recording, or of a campaign's record, that does not show where and by whom it was made.
 
-    Paths, stacks, command lines and the names of hosts, users and processes go. Events, times, shapes, annotations and
-    the names of kernels, operators and layers stay (layers numbered where ``rename_layers``), where they are made
-    of words that every trace has: paths and addresses are cut out, and any other word gets a stand-in. ``output`` is a
-    file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz" beside the input. Raises
-    WhatifError where the input is no such file, or the output is the input.
+    Paths, stacks, command lines and the names of hosts, users and processes are removed. Events, times, shapes,
+    annotations and the names of kernels, operators and layers stay (layers numbered if ``rename_layers``), if they
+    consist of words found in every trace: paths and addresses are cut out, and any other word gets a stand-in.
+    ``output`` is a file, or a folder for one of the same name; by default it is "NAME.anonymous.json.gz" beside the
+    input. Raises WhatifError if the input is no such file, or the output is the input.
     """
     if not str(path):
         raise WhatifError("expected the path of a trace, got an empty text; name a file.")
@@ -134,7 +134,7 @@ def anonymize(
                 f"{path}: expected values nested a few levels deep, got hundreds; this is no trace of a profiler."
             ) from None
     renamed = len(scrubber.layers) if scrubber.layers is not None else None
-    removed = {what: n for what, n in sorted(scrubber.removed.items()) if n}
+    removed = {kind: n for kind, n in sorted(scrubber.removed.items()) if n}
     return Anonymized(target, removed, dict(lost), renamed, kept)
 
 
@@ -155,14 +155,14 @@ def _target(source: Path, output: str | Path | None) -> Path:
 @contextmanager
 def _writing(path: Path, compressed: bool) -> Iterator[IO[bytes]]:
     with path.open("wb") as raw:
-        # No name and no time inside.
+        # No file name and no time in the gzip header.
         packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) if compressed else raw
         with packed:
             yield packed  # type: ignore[misc]
 
 
 def _clean_record(record: dict[str, Any], scrubber: Scrubber) -> Any:
-    """A campaign's record; of what failed the last line stays, which says why."""
+    """A campaign's record; of a failure only the last line stays, which gives the reason."""
     failure = record.get("failure")
     if isinstance(failure, str):
         lines = failure.strip().splitlines() or [""]
@@ -172,7 +172,7 @@ def _clean_record(record: dict[str, Any], scrubber: Scrubber) -> Any:
 
 
 def _copy(events: EventArray[_Event], scrubber: Scrubber, out: IO[bytes]) -> dict[str, tuple[str, ...]]:
-    """Write the events as they are read, then the header, which is known only behind them; return what was kept."""
+    """Write the events as they are read, then the header, which is known only after them; return the kept texts."""
     cleaner = _EventCleaner(scrubber)
     encoder = msgspec.json.Encoder()
     separator = b""
@@ -196,12 +196,12 @@ def _has_text(encoded: bytes) -> bool:
     return b'"' in encoded and _NUMBERS.fullmatch(encoded) is None
 
 
-# Stands for the name of any Python function that is not a module's.
+# Replaces the name of any Python function that is not a module's.
 _A_FUNCTION = "a function"
 
 
 class _EventCleaner:
-    """Cleans events in place; texts repeat, so each is looked at once."""
+    """Cleans events in place; texts repeat, so the results are cached."""
 
     def __init__(self, scrubber: Scrubber) -> None:
         self._scrubber = scrubber
@@ -212,10 +212,10 @@ class _EventCleaner:
         self.kept: dict[str, set[str]] = {kind: set() for kind in ("annotations", "operators", "layers and classes")}
 
     def clean(self, event: _Event) -> bool:
-        """Clean an event; False where nothing of it is to stay."""
+        """Clean an event; False if it is to be dropped."""
         name = event.name
         if event.cat == "python_function" and not (isinstance(name, str) and name.startswith("nn.Module: ")):
-            # What it is stays secret; that it was written down cost the program time.
+            # Its name is private; the event stays, as recording it cost the program time.
             self._scrubber.removed[STACK_FRAMES] += 1
             event.name, event.args = _A_FUNCTION, msgspec.UNSET
             return True
@@ -226,8 +226,8 @@ class _EventCleaner:
             event.name = clean = self._name(name, is_annotation=annotates, kernel=event.cat in ("kernel", "Kernel"))
             self._note(clean, event.cat, annotates=annotates)
         for part in ("ts", "dur"):
-            told = bytes(getattr(event, part))
-            if told[:1] in (b'"', b"[", b"{") and not _NUMBERS.fullmatch(told):
+            raw = bytes(getattr(event, part))
+            if raw[:1] in (b'"', b"[", b"{") and not _NUMBERS.fullmatch(raw):
                 setattr(event, part, _NOTHING)
         for part in ("ph", "cat", "pid", "tid", "id", "s", "bp"):
             value = getattr(event, part)
@@ -237,7 +237,7 @@ class _EventCleaner:
         return True
 
     def _note(self, name: str, category: object, *, annotates: bool) -> None:
-        """Keep in mind which names people chose."""
+        """Collect the names that users chose."""
         if name.startswith((LAYER_ANNOTATION, "nn.Module: ")):
             self.kept["layers and classes"].add(name.partition("::layer::")[2] or name.removeprefix("nn.Module: "))
         elif annotates and not _OWN_ANNOTATION.fullmatch(name):
@@ -261,7 +261,7 @@ class _EventCleaner:
         return kept
 
     def _is_sound(self, key: str) -> bool:
-        """Whether the name of an argument says nothing itself."""
+        """Whether the name of an argument contains nothing private."""
         if key not in self._sound_keys:
             if self._scrubber.words(self._scrubber.text(key)) != key:
                 return False
@@ -271,11 +271,11 @@ class _EventCleaner:
     def _clean_value(self, encoded: bytes) -> msgspec.Raw:
         value = msgspec.json.decode(encoded)
         clean = self._scrubber.value(value)
-        # The very text where nothing had to go: numbers in it keep their last digit.
+        # The original text if nothing was removed: numbers in it keep their last digit.
         return msgspec.Raw(encoded if clean == value else msgspec.json.encode(clean))
 
     def _plain_values(self, encoded: bytes) -> msgspec.Raw:
-        """The values of an operator's arguments that may stay; any other becomes "", which says nothing."""
+        """The values of an operator's arguments that may stay; any other becomes ""."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, list):
@@ -290,7 +290,7 @@ class _EventCleaner:
         return msgspec.Raw(encoded if clean == value else msgspec.json.encode(clean))
 
     def _clean_label(self, event: _Event) -> bool:
-        """The label of a track: Kineto writes the command line of the process and the names of its threads there."""
+        """Clean the label of a track, where Kineto writes the process's command line and the names of its threads."""
         arguments = event.args if isinstance(event.args, dict) else {}
         label = next((key for key in ("name", "labels") if key in arguments), None)
         event.args = {key: raw for key, raw in arguments.items() if not _has_text(bytes(raw))}

@@ -1,4 +1,4 @@
-"""Text of a trace without what names people and machines: paths, addresses, host and user names, layers on request."""
+"""Remove from a trace's text what identifies people and machines: paths, addresses, names, layers on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DOMAIN = re.compile(
     r"(?:com|org|net|edu|gov|io|ai|dev|cloud|internal|local|lan|corp|intra|home|svc|test|example)(?![A-Za-z0-9-])",
     re.IGNORECASE,
 )
-# Names as clusters give them: "gpu-node-07", "ip-10-0-0-1", and numbers that name a thing in the whole world.
+# Names of hosts in clusters: "gpu-node-07", "ip-10-0-0-1", and UUIDs.
 _HOST_NAME = re.compile(
     r"(?<![A-Za-z0-9-])(?:ip(?:-\d+){4}"
     r"|(?:[a-z]+-)*(?:node|host|gpu|worker|server|box|login|compute|rack|pod|dgx|vm)s?-?\d+(?:-\d+)*)(?!\d)"
@@ -51,16 +51,16 @@ _SHORTEST_SECRET = 4
 PATH, ADDRESS, SECRET = "texts with a path", "texts with an address", "texts with a host or user name"
 UNKNOWN = "texts with unknown words, now replaced"
 
-# Fields that say who and where, wherever they stand in what a recorder wrote beside the events.
+# Fields that identify people or machines, anywhere in a recorder's metadata.
 _PRIVATE_FIELD = re.compile(
     r"host(_?name)?|node(_?name)?|user(_?name)?|login|cwd|home|path|executable|argv|command(_?line)?|cmdline|cmd"
     r"|process(_?name)?|env(iron(ment)?)?|script|stacks?|call_?stack|stack_?frames|traceback|trace_?name|trace_?id|pid"
     r"|e-?mail|ip|address|uuid|serial(_?number)?",
     re.IGNORECASE,
 )
-# Parameter names of torch's own layers, which say nothing.
+# Parameter names of torch's own layers, which are not private.
 _PLAIN_WORDS = frozenset(("", "(root)", "weight", "bias", "Global"))
-# Where what a recorder wrote holds layer names: tables with a row each, tables keyed by name, lists of parameters.
+# Places of layer names in a recorder's metadata: tables with a row each, tables keyed by name, lists of parameters.
 _LAYER_TABLES = frozenset(("layers", "modules", "grad_ready_order", "gradient_ready_order"))
 _KEYED_BY_LAYER = frozenset(("layers", "modules", "shapes", "parameters"))
 _LAYER_LISTS = frozenset(("parameters", "grad_ready_order", "gradient_ready_order"))
@@ -69,7 +69,7 @@ _MODULE_MARK = re.compile(r"(nn\.Module: )(.*?)(_\d+)?", re.DOTALL)
 
 
 def dropped_field(key: str) -> str:
-    """Name the kind of thing that goes with a field: how a count of it is named."""
+    """Return the kind under which a removed field is counted."""
     return f"fields named {key[:60]!r}"
 
 
@@ -93,9 +93,9 @@ class LayerNames:
 
 
 class Scrubber:
-    """Takes what is private out of texts and JSON values; ``removed`` counts it by what it was.
+    """Removes what is private from texts and JSON values; ``removed`` counts it by kind.
 
-    Where ``known_words`` says so, every word that names in traces are not made of gets a stand-in, too.
+    With ``known_words``, every word that does not belong to names in traces gets a stand-in, too.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, rename_layers: bool = False, known_words: bool = False) -> None:
@@ -106,7 +106,7 @@ class Scrubber:
         self._secret = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
 
     def text(self, text: str, *, secrets: bool = True) -> str:
-        """Return ``text`` without paths and addresses, and without host and user names where ``secrets`` says so."""
+        """Return ``text`` without paths and addresses, and without host and user names if ``secrets``."""
         if secrets and self._secret is not None:
             text = self._without(self._secret, "(name)", SECRET, text)
         text = self._without(_URL, "(address)", ADDRESS, text)
@@ -125,23 +125,23 @@ class Scrubber:
         self.removed[UNKNOWN] += clean != text
         return clean
 
-    def _without(self, pattern: re.Pattern[str], instead: str, what: str, text: str) -> str:
+    def _without(self, pattern: re.Pattern[str], instead: str, kind: str, text: str) -> str:
         text, found = pattern.subn(instead, text)
-        self.removed[what] += bool(found)
+        self.removed[kind] += bool(found)
         return text
 
     def name(self, name: str, *, is_annotation: bool, kernel: bool = False) -> str:
-        """Return an event's name; of what torch and libraries name themselves no word is taken for a person's."""
+        """Return an event's name, cleaned; known host and user names are removed from users' annotations only."""
         if self.layers is not None:
             if mark := _LAYER_MARK.fullmatch(name):
                 return mark[1] + self.layers(mark[2])
             if mark := _MODULE_MARK.fullmatch(name):
                 return mark[1] + self.layers(mark[2]) + (mark[3] or "")
-        own = is_annotation and not name.startswith(("Optimizer.", "ProfilerStep#", "enumerate(DataLoader)#"))
-        return self.words(self.text(name, secrets=own), kernel=kernel)
+        by_user = is_annotation and not name.startswith(("Optimizer.", "ProfilerStep#", "enumerate(DataLoader)#"))
+        return self.words(self.text(name, secrets=by_user), kernel=kernel)
 
     def value(self, value: Any, field: str = "") -> Any:
-        """Return a JSON value with every text in it clean, and without the fields that say who and where."""
+        """Return a JSON value with every text in it clean, and without private fields."""
         if isinstance(value, str):
             return self.words(self.text(value))
         if isinstance(value, list):
@@ -170,7 +170,7 @@ class Scrubber:
 
 
 def find_secrets(start: bytes) -> set[str]:
-    """Return names of hosts and users to look for: those that the start of a file gives, and this machine's own."""
+    """Return names of hosts and users to look for: those in the start of a file, and this machine's own."""
     found = {match.decode("utf-8", "replace") for match in (*_HOST.findall(start), *_HOME.findall(start))}
     with suppress(OSError):
         found.add(socket.gethostname())

@@ -13,7 +13,7 @@ _SWITCH = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])|(?<=[a-z])(
 # Number formats and sizes, which look like keys.
 _FORMAT = re.compile(r"[a-z]*\d?e[2-5]m[0-7]\w{0,4}|\d+(?:x\d+)+|(?:\d{1,2}[cde]{1,3})+\d{0,2}")
 _STAND_IN = re.compile(r"[Aa]non[a-j]{1,7}")
-# A word that consists of known ones as long as this is known: "fusedgemm".
+# A word of two known ones, each at least this long, is known: "fusedgemm".
 _LONG = 4
 # Kernels are named by compilers: short words are template arguments there, and "f16f16f32" are number formats.
 _SHORT_IN_KERNELS = 3
@@ -39,12 +39,12 @@ class Words:
         return len(self._stand_ins)
 
     def __call__(self, text: str, *, kernel: bool = False) -> str:
-        """Return ``text`` with every word known; of a ``kernel`` also short words stay."""
+        """Return ``text`` with stand-ins for unknown words; in the name of a ``kernel`` short words stay as well."""
         text = _TOKEN.sub(lambda found: self._token(found[0], kernel), text)
         return _WORD.sub(lambda found: self._word(found[0], kernel), text)
 
     def _token(self, token: str, kernel: bool) -> str:
-        """A stand-in for what looks like a key: letters and digits in turns, with no known word in it."""
+        """Replace a token that looks like a key: letters and digits in turns, with no known word in it."""
         if _LONG_NUMBER.search(token) and not (kernel and token.isdecimal()):  # a kernel's may be a compiler's hash
             return self._instead(token)
         least = 4 if kernel else 3 if len(token) < 12 else 2

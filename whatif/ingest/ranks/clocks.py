@@ -11,7 +11,7 @@ from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.ranks.collectives import Collectives
 from whatif.ingest.ranks.match import Match
 
-# No rank leaves them before the last one has come.
+# Collectives that no rank leaves before the last one has arrived.
 MEETING = (
     "all_reduce",
     "all_gather",
@@ -22,9 +22,9 @@ MEETING = (
     "reducescatter",
     "alltoall",
 )
-# Computers' clocks keep within 100 ppm (crystals); what looks like more is no drift.
+# Clocks of computers keep within 100 ppm (crystals); a larger slope is no drift.
 MOST_DRIFT = 500e-6
-# A slope needs so many collectives, and has to exceed what their scatter alone makes of medians, three times over.
+# A drift needs this many collectives, and has to exceed three times the slope that their scatter alone can give.
 FEWEST_FOR_DRIFT, SIGNIFICANT = 24, 3.0
 
 
@@ -38,7 +38,7 @@ class Clock(Struct, frozen=True):
     drift: float = 0.0
     pivot_ns: int = 0
     spread_ns: int = 0  # median distance of the collectives' ends from the first rank's, after the correction
-    n_collectives: int = 0  # by which it was found; 0: by what the clocks themselves showed
+    n_collectives: int = 0  # used to find it; 0: it follows from the clocks' own times
 
     def common_ns(self, time_ns: Int64) -> Int64:
         """Return the times of a rank's own clock on the common one."""
@@ -49,8 +49,8 @@ class Clock(Struct, frozen=True):
 def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequence[int]) -> list[Clock]:
     """Return the clock of each rank; the first one's is the common one.
 
-    Ranks that meet the first one in no collective are found over those that do; those that meet none are placed by
-    what their clocks show.
+    Ranks without a collective in common with the first one are aligned by way of others; those without any keep the
+    times of their own clocks.
     """
     operations = [np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks]
     meeting = matched.column(operations).astype(np.bool_) if len(matched.rank) else np.zeros(0, dtype=np.bool_)
@@ -68,20 +68,20 @@ def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequen
         if not len(new):
             return clocks
         new = new[np.argsort(rank[new], kind="stable")]
-        for mine in np.split(new, np.flatnonzero(np.diff(rank[new])) + 1):
-            one = int(rank[mine[0]])
-            clocks[one] = _fit(end_ns[mine], reference_ns[collective[mine]])
-            known[one] = True
-            everywhere = by_rank[bounds[one] : bounds[one + 1]]
-            common_ns[everywhere] = clocks[one].common_ns(end_ns[everywhere])
+        for rows in np.split(new, np.flatnonzero(np.diff(rank[new])) + 1):
+            new_rank = int(rank[rows[0]])
+            clocks[new_rank] = _fit(end_ns[rows], reference_ns[collective[rows]])
+            known[new_rank] = True
+            rank_rows = by_rank[bounds[new_rank] : bounds[new_rank + 1]]
+            common_ns[rank_rows] = clocks[new_rank].common_ns(end_ns[rank_rows])
 
 
 def _fit(own_ns: Int64, reference_ns: Int64) -> Clock:
-    """The clock by which ``own_ns`` come closest to ``reference_ns``: by medians, as some ends are late anyway."""
-    away_ns = own_ns - reference_ns
-    offset_ns = _median(away_ns)
-    left_ns = away_ns - offset_ns
-    spread_ns = _median(np.abs(left_ns))
+    """Fit the clock that brings ``own_ns`` closest to ``reference_ns``, by medians, as some ends are late anyway."""
+    difference_ns = own_ns - reference_ns
+    offset_ns = _median(difference_ns)
+    residual_ns = difference_ns - offset_ns
+    spread_ns = _median(np.abs(residual_ns))
     plain = Clock(offset_ns, spread_ns=spread_ns, n_collectives=len(own_ns))
     if len(own_ns) < FEWEST_FOR_DRIFT:
         return plain
@@ -89,13 +89,13 @@ def _fit(own_ns: Int64, reference_ns: Int64) -> Clock:
     third = len(order) // 3
     early, late = order[:third], order[-third:]
     apart_ns = _median(own_ns[late]) - _median(own_ns[early])
-    grown_ns = _median(left_ns[late]) - _median(left_ns[early])
+    grown_ns = _median(residual_ns[late]) - _median(residual_ns[early])
     if apart_ns <= 0 or abs(grown_ns / apart_ns) > MOST_DRIFT:
         return plain
     drift, pivot_ns = grown_ns / apart_ns, _median(own_ns)
-    straight = left_ns - np.rint(drift * (own_ns - pivot_ns)).astype(np.int64)
-    offset_ns += _median(straight)
-    spread_after_ns = _median(np.abs(straight - _median(straight)))
+    corrected_ns = residual_ns - np.rint(drift * (own_ns - pivot_ns)).astype(np.int64)
+    offset_ns += _median(corrected_ns)
+    spread_after_ns = _median(np.abs(corrected_ns - _median(corrected_ns)))
     if abs(grown_ns) <= SIGNIFICANT * max(spread_after_ns, 1) / np.sqrt(third) * 2 or spread_after_ns >= spread_ns:
         return plain
     return Clock(offset_ns, drift, pivot_ns, spread_after_ns, len(own_ns))

@@ -32,12 +32,12 @@ class Collectives(Struct, frozen=True):
     task: Int32  # of the rank's graph
     start_ns: Int64  # on the rank's own clock, from the graph's origin
     end_ns: Int64
-    step: Int64  # by the profiler's own count where known; -1 outside all steps
-    size_bytes: Int64  # -1 where it is unknown
-    group_size: Int64  # -1 where it is unknown
-    operation: tuple[str, ...]  # all_reduce, ...; the kernel's name where neither it nor the trace gives one
-    group: tuple[str, ...]  # the process group, as the trace calls it; "" where it does not
-    first_step: int = 0  # what the profiler calls the graph's step 0
+    step: Int64  # by the profiler's own count if known; -1 outside all steps
+    size_bytes: Int64  # -1 if unknown
+    group_size: Int64  # -1 if unknown
+    operation: tuple[str, ...]  # all_reduce, ...; the kernel's name if neither it nor the trace gives one
+    group: tuple[str, ...]  # the trace's name of the process group, "" if it is unknown
+    first_step: int = 0  # the profiler's number of the graph's step 0
 
     def __len__(self) -> int:
         return len(self.task)
@@ -58,15 +58,15 @@ class Collectives(Struct, frozen=True):
 
 
 def first_step_of(events: Events) -> int:
-    """Return the number of the first step by the profiler's marks, by which ranks count alike; 0 without such marks."""
+    """Return the number of the first step in the profiler's marks, which is common to all ranks; 0 without marks."""
     found = [int(match.group(1)) for name in events.names if (match := PROFILER_STEP.match(name))]
     return min(found, default=0) if min(found, default=0) < 2**40 else 0
 
 
 def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
-    """Return the communication kernels of a rank's graph with what the trace shows of each.
+    """Return the communication kernels of a rank's graph with their operation, size and group in the trace.
 
-    An old trace says nothing about a kernel: then the annotation around its launch has operation and size.
+    Old traces lack these: then the annotation around a kernel's launch gives operation and size.
     """
     task = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION).astype(np.int32)
     event = _events_of(graph, events, task)
@@ -114,12 +114,12 @@ def _events_of(graph: TaskGraph, events: Events, task: Int32) -> Int64:
 
 
 def origin_ns(graph: TaskGraph, events: Events) -> int:
-    """Return what the events' times show where the graph's are 0."""
+    """Return the time of the events at which that of the graph is 0."""
     return graph.info.origin_ns - events.base_ns
 
 
 def _called(graph: TaskGraph, events: Events, task: Int32) -> tuple[list[str], Int64]:
-    """The operation and bytes by the annotation around each task's launch; "" and -1 where there is none."""
+    """The operation and bytes by the annotation around each task's launch; "" and -1 if there is none."""
     names = ["", *(match.group(2) if (match := CALLED.match(name)) else "" for name in events.names)]
     marks = np.array([bool(name) for name in names[1:]], dtype=np.bool_)
     rows = np.flatnonzero(marks.take(events.name)) if len(events) else np.empty(0, dtype=np.int64)
@@ -150,5 +150,5 @@ def _shape_bytes(shape: tuple[Any, Any, Any]) -> int:
     return size if size < 2**62 else -1
 
 
-# C++'s names of types that the reader's table knows by c10's.
+# From C++'s names of types to c10's, which the reader's table has.
 _C10 = {"long int": "long", "short int": "short", "unsigned char": "byte", "signed char": "char"}

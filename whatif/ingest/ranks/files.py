@@ -13,16 +13,16 @@ from msgspec import Struct, field
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import RECORDING_SUFFIXES, is_address, is_folder, recordings_in
 
-# rank3, rank_3, rank-03, or the number ahead of torch's own ending: worker_3.1234.pt.trace.json.
+# rank3, rank_3, rank-03, or the number before torch's own ending: worker_3.1234.pt.trace.json.
 IN_NAME = (re.compile(r"rank[ _.-]?(\d{1,6})", re.IGNORECASE), re.compile(r"(?:worker|trainer|gpu)[ _.-]?(\d{1,6})"))
 _DIGITS = re.compile(r"(\d+)")
 
 
 def find_recordings(paths: Sequence[str | Path]) -> list[str]:
-    """Return the files that are meant, those of folders among them, in the order of their names.
+    """Return the files that ``paths`` names, including those in folders, in the order of their names.
 
-    Files and folders are paths of this machine, or addresses that fsspec reaches. Raises WhatifError where a folder
-    holds none, or where one file is named twice.
+    Files and folders are paths of this machine, or addresses that fsspec reaches. Raises WhatifError if a folder
+    holds none, or if one file is named twice.
     """
     found: list[str] = []
     for path in paths:
@@ -43,7 +43,7 @@ def find_recordings(paths: Sequence[str | Path]) -> list[str]:
 
 
 def chosen(files: Sequence[str], only: Sequence[int] | None) -> list[str]:
-    """Return the files of the ranks that ``only`` names, where their names tell the ranks apart; else all files."""
+    """Return the files of the ranks in ``only``, if every file's name has a different rank; else all files."""
     named = [_in_name(file) for file in files]
     if only is None or None in named or len(set(named)) < len(named):
         return list(files)
@@ -56,20 +56,20 @@ def _name(path: str) -> str:
 
 
 def _in_order(path: str) -> tuple[object, ...]:
-    """By name, numbers in it by their value: rank10 behind rank9."""
+    """Key that sorts by name, numbers in it by value: rank10 after rank9."""
     parts = _DIGITS.split(_name(path))
     return (*((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)), path)
 
 
 class RankFacts(Struct, frozen=True):
-    """What a recording says of its place in the run; None where it does not tell."""
+    """A recording's place in the run; None if it is unknown."""
 
     rank: int | None
     world_size: int | None
 
 
 def rank_facts(header: dict[str, Any]) -> RankFacts:
-    """Return the rank and the number of ranks by the header that torch writes (``distributedInfo``)."""
+    """Return the rank and the number of ranks in the header that torch writes (``distributedInfo``)."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, size = info.get("rank"), info.get("world_size")
@@ -80,7 +80,7 @@ def rank_facts(header: dict[str, Any]) -> RankFacts:
 
 
 class Places(Struct, frozen=True):
-    """The rank of each file, in the order of the files, the number of ranks of the run, and what is to be reported."""
+    """The rank of each file, in the order of the files, the number of ranks of the run, and warnings."""
 
     ranks: tuple[int, ...]
     world_size: int
@@ -88,7 +88,7 @@ class Places(Struct, frozen=True):
 
 
 def place(files: Sequence[str], facts: Sequence[RankFacts]) -> Places:
-    """Return each file its rank. Raises WhatifError where two files are one rank, or are of runs of different sizes."""
+    """Give each file its rank. Raises WhatifError if two files are one rank, or of runs of different sizes."""
     warnings = []
     sizes = sorted({t.world_size for t in facts if t.world_size is not None})
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""Which collectives of the ranks are one and the same: by step, process group, operation, size, and their order."""
+"""Match the collectives of the ranks: by step, process group, operation, size, and their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whatif.ingest.ranks.collectives import Collectives
 
 
 class Match(Struct, frozen=True):
-    """Who takes part in which collective, a row for each rank in each, ordered by collective, then by rank.
+    """The members of each collective: a row for each rank in each, ordered by collective, then by rank.
 
     Columns of shape (n_members,): ``collective`` counts from 0, ``rank`` is the place among the ranks that were read,
     ``row`` the place in that rank's ``Collectives``.
@@ -41,8 +41,8 @@ class Match(Struct, frozen=True):
 def match(ranks: Sequence[Collectives]) -> Match:
     """Return the collectives that ranks have in common; it takes O(n log n) for n collectives of all ranks together.
 
-    Within a step the k-th one of a kind (group, operation, size) on one rank is the k-th on every other. Where ranks
-    have a different number of a kind, it is unknown which is missing: all of it stays unmatched.
+    Within a step the k-th one of a kind (group, operation, size) on one rank is the k-th on every other. If ranks have
+    different numbers of a kind, it is unknown which are missing: all of the kind stay unmatched.
     """
     lengths = [len(c) for c in ranks]
     rank = np.repeat(np.arange(len(ranks)), lengths)
@@ -75,7 +75,7 @@ def match(ranks: Sequence[Collectives]) -> Match:
     group_size = np.concatenate([c.group_size for c in ranks])[order][begins]
     alone = members < 2
     uneven = ~alone & (fewest != most)
-    # A part of the ranks, and it is unknown which of them belong together.
+    # Groups of some of the ranks, and it is unknown which ranks belong together.
     nameless = np.array([not name for c in ranks for name in c.group], dtype=np.bool_)[order][begins]
     split = ~alone & ~uneven & nameless & (group_size > 0) & (group_size < members)
     sound = ~(alone | uneven | split)

@@ -1,11 +1,11 @@
 """Several ranks as one graph: their threads side by side, and each collective a meeting of all its ranks.
 
-A collective of n ranks has a hub, a task without length on a channel. Before its transfer each rank has an arrival,
-without length too, which waits for all that the transfer waits for on that rank. The hub waits for the arrivals, the
+A collective of n ranks has a hub, a task of zero duration on a channel. Before its transfer each rank has an arrival,
+of zero duration too, with all dependencies that the transfer has on that rank. The hub waits for the arrivals, the
 transfers for the hub: n edges in and n out.
 
-Transforms are written for one rank. So a graph of several can be taken apart again: each rank's part, without
-arrivals and hubs, is a graph like that of one recording, with a column (``COLLECTIVE``) that says which task is whose.
+Transforms are written for one rank, so a graph of several can be taken apart again. Each rank's part, without
+arrivals and hubs, is like the graph of one recording, with a column (``COLLECTIVE``) of the tasks' collectives.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from whatif.ingest.ranks.clocks import MEETING
 from whatif.simulation.sharing import USES
 from whatif.simulation.transfers import workers_of
 
-# Attached: 1 + the collective that a task is one rank's part of, 0 for all others; negative for a rank that has left
-# before the others come, whom they wait for and who waits for no other.
+# Attached: 1 + the collective of which a task is one rank's part, 0 for all others; negative for a rank that leaves
+# before the others arrive: they wait for it, and it waits for no other.
 COLLECTIVE = "collective"
-# Threads that belong to no rank.
+# The rank of threads that belong to none.
 NOBODY = -1
-# How often the times by which tasks are put in order are pushed behind hubs before a general sort takes over.
+# How often the times by which tasks are ordered are moved after hubs before a general sort takes over.
 _ROUNDS = 50
 
 
 def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], begins_ns: Sequence[int]) -> TaskGraph:
     """Return one graph of the ranks ``numbers`` (ascending); part i begins at ``begins_ns[i]`` (0 or more).
 
-    ``info`` is what is known of all; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
+    ``info`` describes all of them; its ``ranks`` are the parts' own. Tasks with the same ``COLLECTIVE`` meet.
     """
     blocks = [_with_names(part, begin_ns) for part, begin_ns in zip(parts, begins_ns, strict=True)]
     names, name_codes = one_table(block.names for block in blocks)
@@ -73,17 +73,17 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
                  "threads": new_thread}  # fmt: skip
 
     def placed(each: Column, i: int) -> Array:
-        """A column of part i with what it says of tables, numbers and time as it is among all ranks."""
-        own: Array = getattr(blocks[i], each.name)
+        """A column of part i with the codes, numbers and times of the merged graph."""
+        values: Array = getattr(blocks[i], each.name)
         if each.across_ranks == "table":
             codes = new_codes[str(each.codes)][i]
             if not np.array_equal(codes, np.arange(len(codes))):
-                own = np.append(codes, np.int32(-1))[own]  # -1 is the last entry
+                values = np.append(codes, np.int32(-1))[values]  # -1 is the last entry
         elif each.across_ranks == "number" and first_number[each.name][i]:
-            own = np.where(own >= 0, own + first_number[each.name][i], -1)
+            values = np.where(values >= 0, values + first_number[each.name][i], -1)
         elif each.across_ranks == "time" and begins_ns[i]:
-            own = np.where(own >= 0, own + begins_ns[i], -1)
-        return own.astype(each.dtype, copy=False)
+            values = np.where(values >= 0, values + begins_ns[i], -1)
+        return values.astype(each.dtype, copy=False)
 
     dtypes = {name: column.dtype for block in blocks for name, column in block.attached.items()}
     attached: dict[str, list[Array]] = {name: [] for name in dtypes}
@@ -127,11 +127,11 @@ def _joined(columns: list[Array]) -> Array:
 
 
 def _uses(column: Array, new_thread: Array) -> Array:
-    """What tasks use of devices and links, which are named by 1 + the thread that stands for them, renumbered."""
+    """Renumber the devices and links that tasks use: each is 1 + the thread that represents it."""
     column = column.copy()
-    for thing in ("device", "link"):
-        used = column[thing] > 0
-        column[thing][used] = new_thread[column[thing][used] - 1] + 1
+    for resource in ("device", "link"):
+        used = column[resource] > 0
+        column[resource][used] = new_thread[column[resource][used] - 1] + 1
     return column
 
 
@@ -140,7 +140,7 @@ def _prefix(number: int) -> str:
 
 
 class _Begin(NamedTuple):
-    """What holds a part back until its recording begins: which part, until when, and on which thread."""
+    """The delay of a part until its recording begins: the part, the time, and the thread of the wait."""
 
     part: int
     begin_ns: int
@@ -148,7 +148,7 @@ class _Begin(NamedTuple):
 
 
 def _with_names(part: TaskGraph, begin_ns: int) -> TaskGraph:
-    """The graph of one rank with the names, and the thread, of the tasks that are put into it."""
+    """The graph of one rank with the names, and the thread, of the tasks that will be added."""
     if not begin_ns and not part.attached.get(COLLECTIVE, np.zeros(1)).any():
         return part
     names = tuple(dict.fromkeys((*part.names, ARRIVAL_NAME, BEGIN_NAME)))
@@ -157,21 +157,21 @@ def _with_names(part: TaskGraph, begin_ns: int) -> TaskGraph:
 
 
 def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> TaskGraph:
-    """The graph with an arrival ahead of each transfer and a hub for every collective, in the order of recorded time.
+    """The graph with an arrival before each transfer and a hub for every collective, in the order of recorded time.
 
-    Part i has the tasks from ``bounds[i]`` on, and keeps their order. An arrival waits for all that its transfer waits
-    for. Every dependency points forward.
+    Part i has the tasks from ``bounds[i]`` on, and keeps their order. An arrival has all dependencies of its transfer.
+    Every dependency points forward.
     """
     n = len(graph)
     collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(n, dtype=np.int64)))
     transfer = np.flatnonzero(collective)
-    # Ahead of which task each begin and each arrival stands; where both stand ahead of one, the begin comes first.
+    # The task before which each begin and each arrival is inserted; of both before one task, the begin comes first.
     ahead = np.concatenate([np.array([bounds[begin.part] for begin in begins], dtype=np.int64), transfer])
     turn = np.argsort(ahead, kind="stable")
     place = np.empty(len(ahead), dtype=np.int64)
     place[turn] = ahead[turn] + np.arange(len(ahead))
     begin, arrival = place[: len(begins)], place[len(begins) :]
-    # Rows in the order of their parts, begins and arrivals with them: which task each is, or stands ahead of.
+    # Rows in the order of their parts, begins and arrivals with them: the task that each is, or that it precedes.
     is_new = np.zeros(n + len(place), dtype=np.bool_)
     is_new[place] = True
     within = np.arange(len(is_new)) - np.cumsum(is_new) + is_new
@@ -185,7 +185,7 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
     of_waiting = np.searchsorted(present, collective[waiting])
     row_bounds = [bound + int(np.count_nonzero(ahead < bound)) for bound in bounds]
     key, hub_key = _times(start_ns, hub_start_ns, row_bounds, (arrival, which), (row_of[waiting], of_waiting))
-    # In the order of time; of those at one time the hubs come last.
+    # In order of time; at one time the hubs come last.
     order = np.argsort(key, kind="stable")
     hub_order = np.argsort(hub_key, kind="stable")
     hub = np.empty(len(present), dtype=np.int64)
@@ -203,19 +203,19 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
     threads = (Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
     like = np.concatenate([transfer, transfer[first]])
     taken_over = {each.name: getattr(graph, each.name)[like] for each in COLUMNS if each.inherits}
-    helps = filled(len(like), {
+    added = filled(len(like), {
         **taken_over, "start_ns": np.concatenate([graph.start_ns[transfer], hub_start_ns]), "kind": TaskKind.WAIT,
     })  # fmt: skip
     if len(like):
-        helps["name"][: len(transfer)], helps["name"][len(transfer) :] = map(names.index, (ARRIVAL_NAME, HUB_NAME))
-        helps["thread"][len(transfer) :] = len(graph.threads) + lane
+        added["name"][: len(transfer)], added["name"][len(transfer) :] = map(names.index, (ARRIVAL_NAME, HUB_NAME))
+        added["thread"][len(transfer) :] = len(graph.threads) + lane
     until_ns = np.array([each.begin_ns for each in begins], dtype=np.int64)
-    holds = filled(len(begins), {
+    delays = filled(len(begins), {
         "thread": np.array([each.thread for each in begins], dtype=np.int32), "kind": TaskKind.WAIT,
         "name": names.index(BEGIN_NAME) if begins else 0,
         **dict.fromkeys(("duration_ns", "low_ns", "high_ns", "start_ns"), until_ns),
     })  # fmt: skip
-    rows = {name: np.concatenate([helps[name], holds[name]]) for name in helps}
+    rows = {name: np.concatenate([added[name], delays[name]]) for name in added}
     new = np.concatenate([arrival, hub, begin])
     edited, moved = woven_in(graph, rows, new, old)
     if len(transfer):
@@ -233,11 +233,11 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
         Dependencies.of(arrival, hub[which], DependencyKind.COMMUNICATION),
         Dependencies.of(hub[of_waiting], moved[waiting], DependencyKind.COMMUNICATION, lag_ns),
     ]
-    for each, own in zip(begins, begin.tolist(), strict=True):
+    for each, begin_id in zip(begins, begin.tolist(), strict=True):
         from_task, to_task = bounds[each.part : each.part + 2]
         firsts = from_task + np.unique(graph.thread[from_task:to_task], return_index=True)[1]
         held = np.concatenate([moved[firsts], arrival_of[firsts][arrival_of[firsts] >= 0]])
-        dependencies.append(Dependencies.of(np.full(len(held), own), held, DependencyKind.EVENT))
+        dependencies.append(Dependencies.of(np.full(len(held), begin_id), held, DependencyKind.EVENT))
     return reorder(
         edited.replace(
             names=names, threads=(*graph.threads, *threads), dependencies=Dependencies.concatenate(dependencies)
@@ -248,13 +248,13 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
 def _times(
     start_ns: Int64, hub_ns: Int64, bounds: Sequence[int], into: tuple[Int64, Int64], out: tuple[Int64, Int64]
 ) -> tuple[Int64, Int64]:
-    """Times by which tasks and hubs can be sorted: hubs behind their arrivals, transfers behind their hubs.
+    """Times by which tasks and hubs can be sorted: hubs after their arrivals, transfers after their hubs.
 
-    ``into`` pairs arrivals with hubs, ``out`` transfers. Within a part no task stands before one ahead of it.
+    ``into`` pairs arrivals with hubs, ``out`` transfers with hubs. Within a part the times never decrease.
     """
     key, hub_key = start_ns.copy(), hub_ns.copy()
     _never_back(key, bounds)
-    # Only these rows are pushed; what they push in turn follows at the end.
+    # Only these rows are moved; the rows after them follow at the end.
     rows = np.sort(np.concatenate([into[0], out[0]]))
     arrival, transfer = np.searchsorted(rows, into[0]), np.searchsorted(rows, out[0])
     of_rows, row_bounds = key[rows], np.searchsorted(rows, bounds).tolist()
@@ -271,7 +271,7 @@ def _times(
 
 
 def _never_back(key: Int64, bounds: Sequence[int]) -> None:
-    """Let no task stand before one ahead of it in its part, in place; one without a time stands with that."""
+    """Make the times of each part non-decreasing, in place; a task without a time gets that of the one before."""
     for begin, end in pairwise(bounds):
         np.maximum.accumulate(key[begin:end], out=key[begin:end])
 
@@ -295,27 +295,27 @@ def rank_numbers(graph: TaskGraph) -> list[int]:
 
 def take_apart(graph: TaskGraph) -> list[TaskGraph]:
     """Return the graph of each rank of a merged one, without arrivals and hubs, in the order of ``info.ranks``."""
-    helps = np.array([name in (ARRIVAL_NAME, HUB_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
-    kept = ~helps.take(graph.name)
+    is_added = np.array([name in (ARRIVAL_NAME, HUB_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
+    kept = ~is_added.take(graph.name)
     rank = np.where(kept, ranks_of(graph), NOBODY)
     ends = graph.dependencies
     inside = np.where(kept[ends.source] & kept[ends.target], rank[ends.target], NOBODY)
     new_id = np.full(len(graph), -1, dtype=np.int32)
     parts = []
     numbers = rank_numbers(graph)
-    lots = zip(_by(rank, numbers), _by(inside, numbers), _by(rank[graph.waits.task], numbers), strict=True)
+    shares = zip(_by(rank, numbers), _by(inside, numbers), _by(rank[graph.waits.task], numbers), strict=True)
     for number, begin_ns, info, (tasks, edges, waits) in zip(
-        numbers, begins_of(graph), graph.info.ranks, lots, strict=True
+        numbers, begins_of(graph), graph.info.ranks, shares, strict=True
     ):
         new_id[tasks] = np.arange(len(tasks), dtype=np.int32)
         new_thread = np.full(len(graph.threads), -1, dtype=np.int32)
-        own = [code for code, t in enumerate(graph.threads) if t.rank == number and not t.name.endswith(BEGIN_NAME)]
-        new_thread[own] = np.arange(len(own), dtype=np.int32)
+        codes = [code for code, t in enumerate(graph.threads) if t.rank == number and not t.name.endswith(BEGIN_NAME)]
+        new_thread[codes] = np.arange(len(codes), dtype=np.int32)
         columns = {name: column[tasks] for name, column in columns_of(graph).items()}
         columns["thread"] = new_thread[columns["thread"]]
         columns["start_ns"] = np.where(columns["start_ns"] >= 0, columns["start_ns"] - begin_ns, -1)
         scope = graph.waits.scope[waits]
-        threads = (graph.threads[code] for code in own)
+        threads = (graph.threads[code] for code in codes)
         parts.append(
             graph.replace(
                 **columns,
@@ -337,47 +337,47 @@ def take_apart(graph: TaskGraph) -> list[TaskGraph]:
 
 
 def _by(rank: Array, numbers: Sequence[int]) -> list[Array]:
-    """The places at which each number stands, in their order."""
+    """The places of each number in ``rank``, ascending."""
     order = np.argsort(rank, kind="stable")
     first = np.searchsorted(rank[order], numbers)
     last = np.searchsorted(rank[order], numbers, side="right")
     return [order[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
 
-def said_by_rank(sentences: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
-    """What is said of each of the ranks ``numbers``: what all have in common once, the rest with its rank."""
+def sentences_by_rank(sentences: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
+    """The sentences on the ranks ``numbers``: those common to all once, the others with their ranks."""
     of: dict[str, list[int]] = {}
-    for number, own in zip(numbers, sentences, strict=True):
-        for sentence in own:
+    for number, own_sentences in zip(numbers, sentences, strict=True):
+        for sentence in own_sentences:
             of.setdefault(sentence, []).append(number)
     found = []
-    for sentence, which in of.items():
-        some = ", ".join(map(str, which[:5])) + (", …" if len(which) > 5 else "")
-        named = f"rank {some}: " if len(which) == 1 else f"ranks {some}: "
-        found.append(sentence if len(which) == len(numbers) else named + sentence)
+    for sentence, ranks in of.items():
+        some = ", ".join(map(str, ranks[:5])) + (", …" if len(ranks) > 5 else "")
+        named = f"rank {some}: " if len(ranks) == 1 else f"ranks {some}: "
+        found.append(sentence if len(ranks) == len(numbers) else named + sentence)
     return found
 
 
-def _only_spoke(new: TaskGraph, old: TaskGraph) -> bool:
+def _only_notes(new: TaskGraph, old: TaskGraph) -> bool:
     """Whether a transform left notes and nothing else."""
     columns = {field.name for field in fields(TaskGraph)} - {"notes", "declined"}
     return all(getattr(new, column) is getattr(old, column) for column in columns)
 
 
 def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> TaskGraph:
-    """Return a merged graph in which each rank's part is what ``transform`` makes of it."""
+    """Apply ``transform`` to each rank's part of a merged graph; return the merged result."""
     before = take_apart(graph)
     after = []
     for part in before:
         changed = transform(part)
         if not isinstance(changed, TaskGraph):
-            return cast(TaskGraph, changed)  # the caller says what is wrong with it
+            return cast(TaskGraph, changed)  # the caller reports the error
         after.append(changed)
     if all(new is old for new, old in zip(after, before, strict=True)):
         return graph
-    notes = tuple(said_by_rank([part.notes for part in after], rank_numbers(graph)))
-    if all(_only_spoke(new, old) for new, old in zip(after, before, strict=True)):
-        declined = min((part.declined for part in after), key=len)  # nothing changes where every rank says so
+    notes = tuple(sentences_by_rank([part.notes for part in after], rank_numbers(graph)))
+    if all(_only_notes(new, old) for new, old in zip(after, before, strict=True)):
+        declined = min((part.declined for part in after), key=len)  # nothing changes if every rank declines
         return graph.replace(notes=notes, declined=(*graph.declined, *declined))
     first = after[0].info
     workers = graph.info.workers if first.workers == before[0].info.workers else first.workers
@@ -396,34 +396,34 @@ def rank_by_rank(graph: TaskGraph, transform: Callable[[TaskGraph], Any]) -> Tas
         execution=first.execution,
         changes=first.changes,
     )
-    return merge(_meeting_anew(after), info, rank_numbers(graph), begins_of(graph)).replace(notes=notes)
+    return merge(_match_added(after), info, rank_numbers(graph), begins_of(graph)).replace(notes=notes)
 
 
-def _each_run_by_itself(column: Array, number: int) -> int:
-    """Give each run but the first of the collectives 1 to ``number`` a number of its own; return the most runs."""
+def _number_each_run(column: Array, number: int) -> int:
+    """Give each run but the first of the collectives 1 to ``number`` a new number; return the largest count of runs."""
     tasks = np.flatnonzero(column)
     tasks = tasks[np.argsort(np.abs(column[tasks]), kind="stable")]
-    met = np.abs(column[tasks])
-    run = np.arange(len(tasks)) - np.searchsorted(met, met)
+    number_of = np.abs(column[tasks])
+    run = np.arange(len(tasks)) - np.searchsorted(number_of, number_of)
     column[tasks] += np.sign(column[tasks]) * run * number
     return int(run.max(initial=0)) + 1
 
 
-def _meeting_anew(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
-    """The parts in which what a transform put in meets as well: the k-th all-reduce of a name is that of every rank.
+def _match_added(parts: Sequence[TaskGraph]) -> list[TaskGraph]:
+    """Match the collectives that a transform added: the k-th all-reduce of a name is that of every rank.
 
-    Where a transform runs a collective several times, its k-th run on each rank is one meeting. What the ranks do
-    not have alike matches none, and neither does what one rank sends another.
+    If a transform runs a collective several times, the k-th runs of all ranks are one. Collectives that the ranks do
+    not have alike stay unmatched, and so do sends from one rank to another.
     """
     columns = [part.attached.get(COLLECTIVE, np.zeros(len(part), dtype=np.int64)).copy() for part in parts]
     new: list[dict[str, Array]] = []
     for part, column in zip(parts, columns, strict=True):
-        put_in = (part.kind == TaskKind.COMMUNICATION) & (column == 0) & (part.start_ns < 0) & (workers_of(part) > 0)
-        codes = each_once(part.name[put_in]).tolist()
+        added = (part.kind == TaskKind.COMMUNICATION) & (column == 0) & (part.start_ns < 0) & (workers_of(part) > 0)
+        codes = each_once(part.name[added]).tolist()
         meets = [code for code in codes if collective_of(part.names[code], "") in MEETING]
-        new.append({part.names[code]: np.flatnonzero(put_in & (part.name == code)) for code in meets})
+        new.append({part.names[code]: np.flatnonzero(added & (part.name == code)) for code in meets})
     number = max((int(np.abs(column).max(initial=0)) for column in columns), default=0)
-    number *= max(_each_run_by_itself(column, number) for column in columns)
+    number *= max(_number_each_run(column, number) for column in columns)
     for name in sorted(set().union(*new)):
         counts = {len(tasks.get(name, ())) for tasks in new}
         if len(counts) != 1:

@@ -31,7 +31,7 @@ from whatif.ingest.ranks.files import (
 )
 from whatif.ingest.ranks.gloo import with_gloo
 from whatif.ingest.ranks.match import Match, match
-from whatif.ingest.ranks.merge import COLLECTIVE, merge, said_by_rank
+from whatif.ingest.ranks.merge import COLLECTIVE, merge, sentences_by_rank
 from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
 from whatif.ingest.read_events import read_events
 from whatif.runtime.errors import WhatifError
@@ -42,10 +42,10 @@ from whatif.simulation.transfers import LATENCY, WORKERS
 
 # Ranks of one run on clocks that a time server keeps differ by milliseconds; a larger difference is reported.
 FAR_NS = 10_000_000_000
-# With fewer of the collectives in common than this share the recordings are of one program only by chance.
+# Recordings with a smaller share of collectives in common are not of one run.
 FEWEST_MATCHED = 0.5
 
-# Processes take a second to start, which reads about so many bytes; text shrinks tenfold in .gz : our measurements.
+# Starting processes takes a second, as does reading this many bytes; text shrinks tenfold in .gz: our measurements.
 _WORTH_BYTES, _PACKED = 100_000_000, 10
 
 
@@ -63,7 +63,7 @@ class Ranks(Struct, frozen=True):
 
     @property
     def clock_offsets_ns(self) -> tuple[int, ...]:
-        """By how much each rank's own clock is ahead of the first one's, ns."""
+        """How far each rank's clock is ahead of the first one's, ns."""
         infos = self.graph.info.ranks
         return tuple(
             clock.offset_ns + info.origin_ns - infos[0].origin_ns
@@ -80,9 +80,9 @@ def read_ranks(
 ) -> Ranks:
     """Return one graph of several ranks, whose recordings ``paths`` names by file or by folder.
 
-    Files and folders may lie on other machines: any address that fsspec reaches, as ``s3://bucket/run``. ``only`` are
+    Files and folders may be on other machines, at any address that fsspec reaches (``s3://bucket/run``). ``only`` are
     the ranks to read, of many. ``jobs`` is where they are read (``whatif.runtime.jobs``); by default in as many
-    processes as there are cores where that is quicker. ``progress(done, total)`` is called for each file. Raises
+    processes as there are cores if that is faster. ``progress(done, total)`` is called for each file. Raises
     WhatifError, one sentence, if a file cannot be read, if two are the same rank, or if they do not belong to one run.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
@@ -117,7 +117,7 @@ def _none_of(ranks: Sequence[int], paths: Sequence[str | Path]) -> WhatifError:
 
 
 def _usual_jobs(files: Sequence[str]) -> int:
-    """As many processes as there are cores where reading takes longer than starting them, and joblib is there."""
+    """As many processes as there are cores, if reading takes longer than starting them and joblib is installed."""
     packed = sum(os.path.getsize(file) * (_PACKED if file.endswith(".gz") else 1)
                  for file in files if os.path.isfile(file))  # fmt: skip
     if packed < _WORTH_BYTES or find_spec("joblib") is None:
@@ -126,7 +126,7 @@ def _usual_jobs(files: Sequence[str]) -> int:
 
 
 def _ranks_of(file: str) -> list[tuple[str, _Rank]]:
-    """The rank of a file by the file's name, or each process of an nsys report with its number behind the name."""
+    """The rank of a file by the file's name, or each process of an nsys report with its number after the name."""
     with local_copy(file) as path:
         try:
             return [(file, _read(path, file))]
@@ -157,7 +157,7 @@ def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
 def merged(
     graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], places: Places, paths: Sequence[str]
 ) -> Ranks:
-    """Return one graph of the ranks' graphs, in the order of their ranks. Raises WhatifError where nothing fits."""
+    """Return one graph of the ranks' graphs, in the order of their ranks. Raises WhatifError if they do not match."""
     matched = match(collectives)
     warnings = [*places.warnings, *_doubts(graphs, collectives, matched, paths)]
     clocks = find_clocks(collectives, matched, [graph.info.origin_ns for graph in graphs])
@@ -188,7 +188,7 @@ def merged(
 
 
 def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Finding, ...]:
-    """What was found in the ranks' recordings, files that were cut first; their collectives' waits are known here."""
+    """Findings of the ranks' recordings, cut files first; without waits in collectives, which are known here."""
     found = [
         replace(finding, sentence=f"rank {number}: {finding.sentence}") if len(graphs) > 1 else finding
         for number, graph in zip(numbers, graphs, strict=True)
@@ -199,8 +199,8 @@ def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Find
 
 
 def _quirks(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> list[str]:
-    """What was odd in the ranks' recordings: what all have in common once, the rest with its rank."""
-    return said_by_rank([graph.info.quirks for graph in graphs], numbers)
+    """Quirks of the ranks' recordings: those common to all once, the others with their ranks."""
+    return sentences_by_rank([graph.info.quirks for graph in graphs], numbers)
 
 
 def _doubts(
@@ -237,7 +237,7 @@ def _doubts(
 def _without_waiting(
     graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, waits: Waits
 ) -> list[TaskGraph]:
-    """Each rank's graph with its matched collectives as long as their transfers, and numbered."""
+    """Each rank's graph with its matched collectives numbered, and shortened to their transfers."""
     size_bytes = matched.column([c.size_bytes for c in collectives])
     _, kinds = one_table(c.operation for c in collectives)
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
@@ -246,14 +246,14 @@ def _without_waiting(
     by_rank = np.argsort(matched.rank, kind="stable")
     bounds = np.searchsorted(matched.rank[by_rank], np.arange(len(graphs) + 1))
     parts = []
-    for i, (graph, own) in enumerate(zip(graphs, collectives, strict=True)):
+    for i, (graph, collectives_of_rank) in enumerate(zip(graphs, collectives, strict=True)):
         rows = by_rank[bounds[i] : bounds[i + 1]]
-        task = own.task[matched.row[rows]]
-        # A transfer begins a stream's lag behind the arrival, which stands on the stream ahead of it.
+        task = collectives_of_rank.task[matched.row[rows]]
+        # A transfer begins a stream's lag after the arrival, which precedes it on the stream.
         lag_ns = graph.thread_lag_ns[graph.thread[task]]
         transfer_ns = np.maximum(waits.transfer_ns[rows] - np.where(waits.joins[rows], lag_ns, 0), 0)
-        # Ranks that began to record at different steps count them alike, from the first rank's first one.
-        ahead = own.first_step - collectives[0].first_step
+        # Steps count from the first rank's first one, even if ranks began to record at different steps.
+        ahead = collectives_of_rank.first_step - collectives[0].first_step
         step = np.where(graph.step >= 0, np.maximum(graph.step + ahead, -1), -1).astype(np.int32)
         graph = graph.replace(step=step) if ahead else graph
         parts.append(

@@ -1,9 +1,9 @@
-"""Waiting for peers and transfer, separated: a rank arrives at a collective, and bytes move when all have arrived.
+"""Separate waiting for peers from transfer: a rank arrives at a collective, and bytes move when all have arrived.
 
-On rank r it lasts from arrival s_r to end e_r. Where no rank leaves before the last one has come, at A = max s_r, the
-wait is A - s_r and the transfer e_r - A. Clocks are only nearly one: a transfer that is shorter than the shortest time
-that any rank spent in the collective (the last one to come waits for no other) by no more than clocks differ is that.
-In a broadcast or a send a rank may be done before others come: those that left before A waited for no other.
+On rank r it lasts from arrival s_r to end e_r. If no rank leaves before the last one has arrived, at A = max s_r, the
+wait is A - s_r and the transfer e_r - A. Clocks agree only nearly: a transfer shorter than the shortest time of any
+rank in the collective (the last one to arrive does not wait) by no more than clocks differ is taken to be that time.
+In a broadcast or a send a rank may be done before others arrive: those that left before A waited for no other.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from whatif.ingest.ranks.clocks import MEETING, Clock
 from whatif.ingest.ranks.collectives import Collectives
 from whatif.ingest.ranks.match import Match
 
-# Ends scatter by a clock's spread; what lies within three of it is no difference : our choice.
+# Ends scatter by a clock's spread; differences within three spreads do not count: our choice.
 WITHIN = 3
 
 
 @dataclass(frozen=True)
 class Waits:
-    """What each rank did in each collective: columns of shape (n_members,), as those of ``Match``; common clock, ns."""
+    """Arrival, wait and transfer of each rank in each collective: columns like those of ``Match``; common clock, ns."""
 
     arrival_ns: Int64
     wait_ns: Int64
     transfer_ns: Int64
-    joins: Bool  # waits for the last one to come; the others left before
+    joins: Bool  # waits for the last one to arrive; the others left before
 
 
 def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Clock]) -> Waits:
-    """Return what the members of each matched collective waited and transferred."""
+    """Return the times that the members of each matched collective waited and transferred."""
     arrival_ns = matched.column([clock.common_ns(c.start_ns) for c, clock in zip(ranks, clocks, strict=True)])
-    # Durations are the rank's own: a drift within one collective is nothing.
+    # Durations are on the rank's own clock: its drift within one collective is negligible.
     spent_ns = matched.column([c.end_ns - c.start_ns for c in ranks])
     meeting = matched.column([np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks])
     first = matched.first
@@ -64,15 +64,15 @@ def latency_ns(size_bytes: Int64, transfer_ns: Int64, kind: Int64) -> Int64:
     """Return the part of each transfer that its bytes do not explain, ns: a line through the transfers of its kind.
 
     Least squares over size and time of a kind (operation and number of ranks), between 0 and the shortest of them; 0
-    where sizes are unknown or all the same, as the two parts cannot be separated then. Columns of shape (n,).
+    if sizes are unknown or all the same, as the two parts cannot be separated then. Columns of shape (n,).
     """
     result = np.zeros(len(kind), dtype=np.int64)
     for code in each_once(kind).tolist():
-        mine = np.flatnonzero((kind == code) & (size_bytes >= 0))
-        size, time_ns = size_bytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
-        if len(mine) < 2 or size.min() == size.max():
+        members = np.flatnonzero((kind == code) & (size_bytes >= 0))
+        size, time_ns = size_bytes[members].astype(np.float64), transfer_ns[members].astype(np.float64)
+        if len(members) < 2 or size.min() == size.max():
             continue
         slope = np.cov(size, time_ns)[0, 1] / np.var(size, ddof=1)
         start_ns = time_ns.mean() - max(slope, 0.0) * size.mean()
-        result[mine] = int(np.clip(start_ns, 0, time_ns.min()))
+        result[members] = int(np.clip(start_ns, 0, time_ns.min()))
     return result
