@@ -17,7 +17,7 @@ from whatif.ingest.step_rows import StepRows
 # c10's number of CUDA and HIP devices.
 GPU_DEVICE = 1
 # Backward nodes whose forward operators autocast runs in full precision, so that the tensors which these keep stay in
-# it. Elementwise operators, pooling and batch normalization follow their input, in most models of 16 bits.
+# it. Elementwise operators, pooling and batch normalization follow their input, which has 16 bits in most models.
 _FULL_PRECISION = re.compile(r"LayerNorm|Softmax|NllLoss|CrossEntropy|Embedding|GroupNorm|IndexSelect|RmsNorm|MseLoss")
 
 

@@ -87,7 +87,7 @@ class Stamps(Struct, frozen=True):
         return len(self.time_ns)
 
     def in_order(self) -> Stamps:
-        """Return the stamps sorted by time; those of most traces are already."""
+        """Return the stamps sorted by time; those of most traces already are."""
         if (self.time_ns[1:] >= self.time_ns[:-1]).all():
             return self
         order = np.argsort(self.time_ns, kind="stable")
@@ -162,7 +162,7 @@ class Events(Struct, frozen=True, dict=True):
 
     @property
     def base_ns(self) -> int:
-        """The header's base of the trace's times, ns; 0 if times are absolute."""
+        """The header's base of the trace's times, ns; 0 without a valid one."""
         base = self.header.get("baseTimeNanoseconds")
         return base if type(base) is int and 0 <= base < 2**62 else 0
 

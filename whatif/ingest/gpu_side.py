@@ -67,7 +67,7 @@ class GpuSide(Struct, frozen=True):
     launch_lag_ns: int
     stream_lag_ns: Int64  # (n_streams,)
     queue_depth: int
-    through_ns: Int64  # (n_calls,): when the call entered the launch queue; its start if there was room
+    queued_ns: Int64  # (n_calls,): when the call entered the launch queue; its start if there was room
     usual_ns: Int64  # (n_calls,): the usual duration of the call's API, 0 if that launches nothing
 
 
@@ -164,7 +164,7 @@ def find_gpu_side(events: Events, calls: Calls, *, is_amd: bool) -> GpuSide:
     return GpuSide(
         event=rows, stream=stream, streams=[(int(d), int(s)) for d, s in streams], start_ns=start_ns, end_ns=end_ns,
         correlated=correlated, call=call, before_ns=before_ns, launch_lag_ns=lag_ns, stream_lag_ns=stream_lag_ns,
-        queue_depth=depth, through_ns=_through(start_ns, stream, call, calls, depth), usual_ns=median_ns,
+        queue_depth=depth, queued_ns=_queued_ns(start_ns, stream, call, calls, depth), usual_ns=median_ns,
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _stream_lags(gap_ns: Int64, queued: Bool, stream: Int32, n_streams: int) -> 
 
 
 def _api_medians(calls: Calls, call: Int64) -> Int64:
-    """The median duration of each call's API, shape (n_calls,); 0 if no task of ``call`` is launched by that API."""
+    """The median duration of each call's API, shape (n_calls,); 0 if it launched no task (``call``: each task's)."""
     duration_ns = calls.end_ns - calls.start_ns
     medians = np.zeros(len(duration_ns), dtype=np.int64)
     for name in np.flatnonzero(np.bincount(calls.name[call[call >= 0]])):
@@ -251,13 +251,13 @@ def _queue_depth(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, medi
     return depth
 
 
-def _through(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, depth: int) -> Int64:
+def _queued_ns(start_ns: Int64, stream: Int32, call: Int64, calls: Calls, depth: int) -> Int64:
     """When each call entered the queue: not before the task ``depth`` places before its own had started."""
-    through_ns = calls.start_ns.copy()
+    queued_ns = calls.start_ns.copy()
     if not depth:
-        return through_ns
+        return queued_ns
     for begin, end in _runs(stream):
         waiting = np.flatnonzero(call[begin:end][depth:] >= 0)
         at = call[begin:end][depth + waiting]
-        np.maximum.at(through_ns, at, start_ns[begin:end][waiting] + 1)
-    return np.minimum(through_ns, calls.end_ns)
+        np.maximum.at(queued_ns, at, start_ns[begin:end][waiting] + 1)
+    return np.minimum(queued_ns, calls.end_ns)

@@ -132,7 +132,7 @@ def keep(entry: Entry, graph: TaskGraph) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cached graphs; None if the user disabled the cache."""
+    """Return the folder of the cached graphs; None if the user disabled the cache or has no home folder."""
     named = os.environ.get(CACHE_VARIABLE)
     if named == "":
         return None

@@ -248,7 +248,7 @@ class _Namer:
             label, is_user = self._frame(frames[row][1])
             outer = stack[-1] if stack else (0, "", False)
             if is_user and self._by == "stack":
-                callers = next((label for _, label, is_users in reversed(stack) if is_users), "")
+                callers = next((label for _, label, user_code in reversed(stack) if user_code), "")
                 label = f"{callers}{SEPARATOR}{label}" if callers else label
             elif not is_user:
                 appends = outer[2] and label and self._by in ("line", "stack")

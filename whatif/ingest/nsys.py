@@ -47,7 +47,7 @@ def pid_of(process: int) -> int:
 def read_nsys(path: Path, *, process: int | None = None, progress: Callable[[int, int], None] | None = None) -> Events:
     """Return the duration events of one process of a report, sorted by (start_ns, -duration_ns).
 
-    Without ``process`` it is the only one that keeps a GPU busy; SeveralProcessesError names several ones.
+    Without ``process`` it is the only one that keeps a GPU busy; several ones raise SeveralProcessesError.
     Times are nanoseconds from the start of the session. Damaged rows are left out and counted by reason in
     ``Events.dropped``. ``progress`` is called with (bytes, bytes in all), as if all tables were of one size.
 

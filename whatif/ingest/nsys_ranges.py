@@ -163,7 +163,7 @@ def _name_marks(ranges: _Ranges, names: list[str]) -> None:
 
 def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: Int64) -> None:
     """Give the ranges that are layers our own name for layers, in place."""
-    rows = np.flatnonzero((ranges.kind == RangeKind.USER) & ranges.nests & ~_elsewhere(ranges))
+    rows = np.flatnonzero((ranges.kind == RangeKind.USER) & ranges.nests & ~_not_forward(ranges))
     if len(starts_ns):
         step = np.searchsorted(starts_ns, ranges.start_ns[rows], side="right") - 1
         inside = (step >= 0) & (ranges.end_ns[rows] <= ends_ns[np.maximum(step, 0)])
@@ -180,7 +180,7 @@ def _name_layers(ranges: _Ranges, names: list[str], starts_ns: Int64, ends_ns: I
             names[row] = LAYER_ANNOTATION + path
 
 
-def _elsewhere(ranges: _Ranges) -> Bool:
+def _not_forward(ranges: _Ranges) -> Bool:
     """Mask of the ranges inside an update, data loading or a backward pass of their thread: no forward layers."""
     around = np.isin(ranges.kind, [RangeKind.UPDATE, RangeKind.ZERO_GRAD, RangeKind.LOADING])
     around |= np.array(

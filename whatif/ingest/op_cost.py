@@ -184,7 +184,7 @@ def _matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
 
 
 def _grouped_matmul(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
-    """_grouped_mm(a, b, offs): every row of a is multiplied with the matrix of one expert, whichever that is."""
+    """_grouped_mm(a, b, offs): every row of a is multiplied by the matrix of one expert, whichever that is."""
     a, b = _need(inputs, 0, 1)
     rows, inner, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
     groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1

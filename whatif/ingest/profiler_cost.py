@@ -143,7 +143,7 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
 
 
 def _constant_ns(events: Events, rows: Int64) -> Float64:
-    """The cost of operators by constants, ns, before the range's factors."""
+    """The cost of operators from constants, ns, before the range's factors."""
     inputs = np.array([len(dims) if isinstance(dims, list) else 0 for dims, _, _ in events.shapes] + [0])
     return 1e3 * (OPERATOR_US + INPUT_US * inputs[events.shape[rows]])
 

@@ -20,7 +20,7 @@ _ONE_MOMENT = frozenset(("rmsprop", "adagrad", "lion", "rprop"))
 
 
 class Resident(Struct, frozen=True):
-    """Sizes by the recorder, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
+    """Sizes from the recorder's metadata, bytes; ``gradients`` by layer, ``sizes`` of single parameters' gradients."""
 
     parameters: int
     optimizer_state: int

@@ -1,4 +1,4 @@
-"""From the scanner's numbers to the columns of ``ColumnBuilder``, with the same values as of decoded events."""
+"""From the scanner's numbers to the columns of ``ColumnBuilder``, the same as from decoded events."""
 
 from __future__ import annotations
 

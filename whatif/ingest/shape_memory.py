@@ -46,11 +46,11 @@ class RowShapes(Struct):
 
 class _Tensor(Struct):
     size: int
-    row: int  # that made it
+    row: int  # the one that made it
     kept: bool = False
     half: bool = False  # whether autocast would make it in 16 bits
     product: bool = False  # of an input with weights
-    # If a softmax made it, or operators one after the other from such a tensor: rows and the bytes that each keeps.
+    # If a softmax made it, or operators other than products made it of such a tensor: rows and the bytes they keep.
     scores: tuple[tuple[int, int], ...] | None = None
     used: bool = False
 

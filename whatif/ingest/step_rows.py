@@ -50,7 +50,7 @@ class StepRows(Struct, frozen=True):
 
 
 def find_step_rows(parts: Parts) -> StepRows | None:
-    """Return the rows of the middle step; None if it lacks operators of a forward and a backward pass."""
+    """Return the rows of the middle step; None if it lacks operators of a forward or a backward pass."""
     events, labeller = parts.events, parts.labeller
     edges_ns = parts.steps.edges_ns
     if not len(events) or not parts.tracks:

@@ -47,10 +47,10 @@ class CallTimes(Struct, frozen=True):
 def call_times(events: Events, calls: Calls, gpu: GpuSide) -> CallTimes:
     """Split every call into work and waiting."""
     n = len(calls.event)
-    held = np.flatnonzero(gpu.through_ns > calls.start_ns)
+    held = np.flatnonzero(gpu.queued_ns > calls.start_ns)
     work_ns = calls.end_ns - calls.start_ns
-    work_ns[held] = np.minimum(calls.end_ns[held] - gpu.through_ns[held], gpu.usual_ns[held])
-    key_ns = gpu.through_ns
+    work_ns[held] = np.minimum(calls.end_ns[held] - gpu.queued_ns[held], gpu.usual_ns[held])
+    key_ns = gpu.queued_ns
     can_wait, scope, target, done_ns = _targets(events, calls, gpu)
     times = CallTimes(
         work_ns, key_ns, can_wait, scope, target, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)

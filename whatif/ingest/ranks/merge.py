@@ -116,7 +116,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
     # Many ranks fill the memory: what the joined graph was made of is not held any longer.
     for part in (blocks, attached, dependencies, waits):
         part.clear()
-    return _met(graph, sizes.tolist(), begins)
+    return _with_hubs(graph, sizes.tolist(), begins)
 
 
 def _joined(columns: list[Array]) -> Array:
@@ -156,7 +156,7 @@ def _with_names(part: TaskGraph, begin_ns: int) -> TaskGraph:
     return part.replace(names=names, threads=threads)
 
 
-def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> TaskGraph:
+def _with_hubs(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> TaskGraph:
     """The graph with an arrival before each transfer and a hub for every collective, in the order of recorded time.
 
     Part i has the tasks from ``bounds[i]`` on, and keeps their order. An arrival has all dependencies of its transfer.
@@ -184,7 +184,7 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
     waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0] if len(transfer) else transfer
     of_waiting = np.searchsorted(present, collective[waiting])
     row_bounds = [bound + int(np.count_nonzero(ahead < bound)) for bound in bounds]
-    key, hub_key = _times(start_ns, hub_start_ns, row_bounds, (arrival, which), (row_of[waiting], of_waiting))
+    key, hub_key = _sort_keys(start_ns, hub_start_ns, row_bounds, (arrival, which), (row_of[waiting], of_waiting))
     # In order of time; at one time the hubs come last.
     order = np.argsort(key, kind="stable")
     hub_order = np.argsort(hub_key, kind="stable")
@@ -245,7 +245,7 @@ def _met(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> T
     )[0]
 
 
-def _times(
+def _sort_keys(
     start_ns: Int64, hub_ns: Int64, bounds: Sequence[int], into: tuple[Int64, Int64], out: tuple[Int64, Int64]
 ) -> tuple[Int64, Int64]:
     """Times by which tasks and hubs can be sorted: hubs after their arrivals, transfers after their hubs.
@@ -253,7 +253,7 @@ def _times(
     ``into`` pairs arrivals with hubs, ``out`` transfers with hubs. Within a part the times never decrease.
     """
     key, hub_key = start_ns.copy(), hub_ns.copy()
-    _never_back(key, bounds)
+    _non_decreasing(key, bounds)
     # Only these rows are moved; the rows after them follow at the end.
     rows = np.sort(np.concatenate([into[0], out[0]]))
     arrival, transfer = np.searchsorted(rows, into[0]), np.searchsorted(rows, out[0])
@@ -262,15 +262,15 @@ def _times(
         before = of_rows.copy()
         np.maximum.at(hub_key, into[1], of_rows[arrival] + 1)
         np.maximum.at(of_rows, transfer, hub_key[out[1]] + 1)
-        _never_back(of_rows, row_bounds)
+        _non_decreasing(of_rows, row_bounds)
         if np.array_equal(of_rows, before):
             break
     key[rows] = of_rows
-    _never_back(key, bounds)
+    _non_decreasing(key, bounds)
     return key, hub_key
 
 
-def _never_back(key: Int64, bounds: Sequence[int]) -> None:
+def _non_decreasing(key: Int64, bounds: Sequence[int]) -> None:
     """Make the times of each part non-decreasing, in place; a task without a time gets that of the one before."""
     for begin, end in pairwise(bounds):
         np.maximum.accumulate(key[begin:end], out=key[begin:end])
