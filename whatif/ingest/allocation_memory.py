@@ -24,15 +24,15 @@ _FULL_PRECISION = re.compile(r"LayerNorm|Softmax|NllLoss|CrossEntropy|Embedding|
 class Blocks(Struct, frozen=True):
     """Blocks of memory, one row each, shape (n_blocks,): times of allocation and free, ns, and bytes.
 
-    ``birth_ns`` is -1 if it lies before the step, ``death_ns`` the step's end if the block outlives the step. ``taken``
-    and ``given`` are the places of both in the recording, which order events of one time; -1: before the recording.
+    ``birth_ns`` is -1 if it lies before the step, ``death_ns`` the step's end if the block outlives it. The places
+    of both in the recording, ``allocated`` and ``freed``, order events of one time; -1: before the recording.
     """
 
     birth_ns: Int64
     death_ns: Int64
     size_bytes: Int64
-    taken: Int64
-    given: Int64
+    allocated: Int64
+    freed: Int64
 
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
@@ -42,14 +42,14 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     address, time_ns, size = (
         column[order] for column in (allocations.address, allocations.time_ns, allocations.size_bytes)
     )
-    taken = size > 0
+    allocated = size > 0
     follows = np.append(address[1:] == address[:-1], False)
-    given_next = np.append(size[1:] < 0, False)
-    birth = np.flatnonzero(taken)
-    has_end = (follows & given_next)[birth]
+    freed_next = np.append(size[1:] < 0, False)
+    birth = np.flatnonzero(allocated)
+    has_end = (follows & freed_next)[birth]
     death_ns = np.where(has_end, time_ns[np.minimum(birth + 1, len(order) - 1)], end_ns)
     # Freed, but allocated before the recording began.
-    orphan = ~taken & ~np.append(False, (taken & follows & given_next)[:-1])
+    orphan = ~allocated & ~np.append(False, (allocated & follows & freed_next)[:-1])
     births = np.concatenate([time_ns[birth], np.full(int(orphan.sum()), -1)])
     deaths = np.concatenate([death_ns, time_ns[orphan]])
     sizes = np.concatenate([size[birth], -size[orphan]])
@@ -76,26 +76,26 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     activations, gradients = (uses.by_row(chosen) for chosen in (uses.kept, uses.gradient))
     expected = sum(static.gradients.values())
     # Gradients that the step does not allocate existed before: they are added to, or not set to None.
-    stay = rows.passes > 1 or 2 * int(gradients.sum()) < expected
-    if stay:
+    gradients_stay = rows.passes > 1 or 2 * int(gradients.sum()) < expected
+    if gradients_stay:
         gradients = first_of_name(rows.names, static.gradients)
-    held = 0 if stay else _held_in_forward(rows, blocks, expected)
+    held_gradients = 0 if gradients_stay else _held_in_forward(rows, blocks, expected)
     live = np.cumsum(activations)
-    later_gradients = np.zeros_like(live) if stay else np.cumsum(gradients[::-1])[::-1]
+    later_gradients = np.zeros_like(live) if gradients_stay else np.cumsum(gradients[::-1])[::-1]
     # Of the changes at the time of the release, only the last leaves the level from which the pass starts.
     released = int(np.searchsorted(levels.time_ns, _released_ns(rows, blocks), side="right")) - 1
     in_forward = (levels.time_ns < rows.backward_ns) & (np.arange(len(levels.time_ns)) >= released)
     in_backward = (levels.time_ns >= rows.backward_ns) & (levels.time_ns < rows.update_ns)
     most, _ = levels.most(in_forward, row, len(live))
-    forward = np.maximum(most - live - held, 0)
+    forward = np.maximum(most - live - held_gradients, 0)
     most, at_ns = levels.most(in_backward, row, len(live))
-    backward = np.maximum(most - live - later_gradients - (gradients if stay else 0), 0)
+    backward = np.maximum(most - live - later_gradients - (gradients if gradients_stay else 0), 0)
     fixed = np.minimum(_as_large_as_parameters(blocks, uses, static, at_ns), backward)
     most, _ = levels.most(levels.time_ns >= rows.update_ns, np.zeros_like(row), 1)
     resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
     inputs, buffers = static.inputs + static.buffers, static.buffers
     if resident_bytes is not None:
-        known = static.parameters + static.optimizer_state + (int(gradients.sum()) if stay else 0)
+        known = static.parameters + static.optimizer_state + (int(gradients.sum()) if gradients_stay else 0)
         inputs = max(resident_bytes - known, 0)
         # Held all the time: parameters that the recording does not name and the like, but not a batch that is reused.
         buffers = max(inputs - static.inputs, 0)
@@ -112,9 +112,9 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
             LayerMemory(name, *sizes)
             for name, *sizes in zip(rows.names, *(column.tolist() for column in columns), strict=True)
         ),
-        update_workspace=max(int(most[0]) - (0 if stay else int(gradients.sum())), 0),
-        gradients_stay=stay,
-        gradients_in_forward=held > 0,
+        update_workspace=max(int(most[0]) - (0 if gradients_stay else int(gradients.sum())), 0),
+        gradients_stay=gradients_stay,
+        gradients_in_forward=held_gradients > 0,
         source="allocations",
     )
 
@@ -189,7 +189,7 @@ class _Levels(Struct, frozen=True):
         ends = blocks.death_ns < end_ns
         time_ns = np.concatenate([np.maximum(blocks.birth_ns, begin_ns), blocks.death_ns[ends]])
         change = np.concatenate([blocks.size_bytes, -blocks.size_bytes[ends]])
-        order = np.lexsort((np.concatenate([blocks.taken, blocks.given[ends]]), time_ns))
+        order = np.lexsort((np.concatenate([blocks.allocated, blocks.freed[ends]]), time_ns))
         return _Levels(time_ns[order], np.cumsum(change[order]))
 
     def most(self, chosen: Bool, row: Int64, n_rows: int) -> tuple[Int64, Int64]:
@@ -214,14 +214,14 @@ def first_of_name(names: tuple[str, ...], sizes: dict[str, int]) -> Int64:
 def _held_in_forward(rows: StepRows, blocks: Blocks, expected: int) -> int:
     """Bytes of the last step's gradients, if they live until the end of the forward pass."""
     late = (blocks.birth_ns < 0) & (blocks.death_ns >= rows.backward_ns - (rows.backward_ns - rows.begin_ns) // 10)
-    held = int(blocks.size_bytes[late].sum())
-    return held if expected and 2 * held > expected else 0
+    held_bytes = int(blocks.size_bytes[late].sum())
+    return held_bytes if expected and 2 * held_bytes > expected else 0
 
 
 def _released_ns(rows: StepRows, blocks: Blocks) -> int:
     """When the last block that the step before left is freed before the pass: the update's end had them all."""
-    left = (blocks.birth_ns < 0) & (blocks.death_ns < rows.builds_ns)
-    return int(blocks.death_ns[left].max(initial=rows.begin_ns))
+    leftover = (blocks.birth_ns < 0) & (blocks.death_ns < rows.builds_ns)
+    return int(blocks.death_ns[leftover].max(initial=rows.begin_ns))
 
 
 def _as_large_as_parameters(blocks: Blocks, uses: _Uses, static: Resident, at_ns: Int64) -> Int64:

@@ -54,9 +54,9 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     gpu = gpu_rows(parts, cpu, row_of_call)
     origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
     waits = connect.stream_waits(events, parts.calls, parts.call_times, parts.gpu, origin_ns)
-    held = _stream_wait_rows(gpu, waits)
-    lead = _lead_in_rows(cpu, parts, origin_ns)
-    blocks = [cpu, gpu, held, lead]
+    delays = _stream_wait_rows(gpu, waits)
+    lead_ins = _lead_in_rows(cpu, parts, origin_ns)
+    blocks = [cpu, gpu, delays, lead_ins]
     blocks = [block for block in blocks if len(block) or block is cpu]
     order = order_by(*(np.concatenate([b.columns[key] for b in blocks]) for key in ("key_ns", "thread", "sequence")))
     place = np.empty(len(order), dtype=np.int64)

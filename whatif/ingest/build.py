@@ -121,7 +121,7 @@ def cpu_rows(parts: Parts) -> Rows:
     # From here on all threads at once: there may be tens of thousands.
     thread = np.repeat(np.arange(len(all_pieces), dtype=np.int32), [len(pieces.start_ns) for pieces in all_pieces])
     cost_ns = np.concatenate(profiler_ns) if profiler_ns else np.zeros(len(thread))
-    held = {
+    thread_columns = {
         "thread": thread,
         "profiler_events": np.concatenate(profiler_events).astype(np.int32),
         "profiler_ns": np.rint(np.minimum(cost_ns, np.iinfo(np.int32).max)).astype(np.int32),
@@ -129,8 +129,8 @@ def cpu_rows(parts: Parts) -> Rows:
     pieces, labels = concatenated(all_pieces), concatenated(all_labels)
     for lists in (all_pieces, all_labels, profiler_events, profiler_ns):  # large, and copied
         lists.clear()
-    rows = _piece_rows(parts, pieces, labels, held)
-    del pieces, labels, held, thread, cost_ns
+    rows = _piece_rows(parts, pieces, labels, thread_columns)
+    del pieces, labels, thread_columns, thread, cost_ns
     _mark_idle(rows.columns, np.concatenate(works_for))
     return joined([rows, *_waits_after(parts, rows.columns, bursts)])
 
@@ -154,7 +154,7 @@ def _merged(intervals: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
     return starts[order], ends[order]
 
 
-def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, Array]) -> Rows:
+def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, thread_columns: dict[str, Array]) -> Rows:
     """The pieces of all threads as tasks."""
     events, calls, times = parts.events, parts.calls, parts.call_times
     n = len(pieces.start_ns)
@@ -185,7 +185,7 @@ def _piece_rows(parts: Parts, pieces: CpuTasks, labels: Labels, held: dict[str, 
         "landmark": labels.landmark,
         "in_optimizer": labels.in_optimizer,
         "recomputed": labels.recomputed,
-        **held,
+        **thread_columns,
         "call": pieces.call.astype(np.int32),
         "operator": operator.astype(np.int32),
         "event": event,

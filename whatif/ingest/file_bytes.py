@@ -133,24 +133,24 @@ def ahead(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
     for piece in pieces:
         yield piece  # reading only the start needs no thread
         break
-    made: queue.Queue[bytes | BaseException | None] = queue.Queue(most)
+    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(most)
     stopped = threading.Event()
 
     def make() -> None:
         last: BaseException | None = None
         try:
             for piece in pieces:
-                made.put(piece)
+                ready.put(piece)
                 if stopped.is_set():
                     return
         except BaseException as error:  # as of a damaged file
             last = error
-        made.put(last)
+        ready.put(last)
 
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     try:
-        while isinstance(got := made.get(), bytes):
+        while isinstance(got := ready.get(), bytes):
             yield got
         if got is not None:
             raise got
@@ -158,7 +158,7 @@ def ahead(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
         stopped.set()
         while thread.is_alive():  # it may wait for room
             with suppress(queue.Empty):
-                made.get(timeout=0.01)
+                ready.get(timeout=0.01)
 
 
 def _salvage(file: IO[bytes], skip_bytes: int) -> Iterator[bytes]:

@@ -85,8 +85,8 @@ def _some(count: int, noun: str, verb: tuple[str, str]) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'} {verb[count != 1]}"
 
 
-def _of(count: int, of: int, noun: tuple[str, str], verb: tuple[str, str]) -> str:
-    return f"{count:,} of {of:,} {noun[of != 1]} {verb[count != 1]}"
+def _of(count: int, total: int, noun: tuple[str, str], verb: tuple[str, str]) -> str:
+    return f"{count:,} of {total:,} {noun[total != 1]} {verb[count != 1]}"
 
 
 def _cut(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:

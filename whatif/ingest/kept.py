@@ -114,8 +114,8 @@ def keep(entry: Entry, graph: TaskGraph) -> None:
             return
         metadata = _Metadata(plain_of(graph, graph.info), {name: _sum(column) for name, column in columns.items()})
         text = msgspec.json.encode(metadata)
-        again = msgspec.json.decode(text, type=_Metadata)
-        if msgspec.json.encode(again) != text or info_of(again.plain) != graph.info or graph.declined:
+        decoded = msgspec.json.decode(text, type=_Metadata)
+        if msgspec.json.encode(decoded) != text or info_of(decoded.plain) != graph.info or graph.declined:
             return
         entry.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{entry.folder.name}.", suffix=_PART, dir=entry.folder.parent))

@@ -114,8 +114,8 @@ def _with_weight(x: Tensor, weight: Tensor, out: int) -> Kept:
 def _batched_product(name: str, tensors: list[Tensor], call: Any) -> Kept:
     a, b = tensors[-2:]
     out = a.shape[0] * a.shape[1] * b.shape[2] * (a.element_bytes or 4)
-    both = a.size_bytes + b.size_bytes
-    return Kept((a.size_bytes, b.size_bytes), output=out, input_gradients=both, half=True)
+    input_bytes = a.size_bytes + b.size_bytes
+    return Kept((a.size_bytes, b.size_bytes), output=out, input_gradients=input_bytes, half=True)
 
 
 def _convolution(name: str, tensors: list[Tensor], call: Any) -> Kept:

@@ -92,7 +92,7 @@ def _memory_of_shapes(
     )
     # A run that begins within the one before is part of it: one segment was recomputed twice.
     runs: list[tuple[int, int]] = []
-    for first, last in rows.again:
+    for first, last in rows.recomputed_runs:
         if not runs or first >= runs[-1][1]:
             runs.append((first, last + 1))
     return recomputed(memory, runs)

@@ -41,8 +41,8 @@ class Database:
     def __init__(self, path: Path, dropped: Counter[str]) -> None:
         """Open the database. Raises WhatifError if it is damaged or another tool's."""
         self._dropped = dropped
-        again = f"; export it again with {_EXPORT}"
-        with expecting(f"{path}: expected a readable SQLite export of Nsight Systems", *_DAMAGE, OSError, hint=again):
+        hint = f"; export it again with {_EXPORT}"
+        with expecting(f"{path}: expected a readable SQLite export of Nsight Systems", *_DAMAGE, OSError, hint=hint):
             # Immutable: no lock, no journal, nothing is written beside the file.
             self._connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             self._columns = self._readable_tables()

@@ -270,7 +270,7 @@ def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
 
     try:
         kind = column.dtype
-        dtype = np.dtype(kind if isinstance(kind, str) else [(str(part), str(of)) for part, of in kind])
+        dtype = np.dtype(kind if isinstance(kind, str) else [(str(part), str(part_type)) for part, part_type in kind])
     except (TypeError, ValueError) as error:
         raise damaged(f"no type of numbers: {error}") from error
     parts = [dtype] if dtype.fields is None else [part for part, *_ in dtype.fields.values()]

@@ -187,13 +187,13 @@ def _take_scores(rows: list[RowShapes], row: int, kept: Kept, tensors: _Tensors)
         return
     for place, size in enumerate(kept.inputs):
         nth = kept.inputs[:place].count(size)
-        made = tensors.by_size.get(size, [])
-        taken = made[-1 - nth] if nth < len(made) else None
-        if taken is None or taken.scores is None:
+        same_size = tensors.by_size.get(size, [])
+        tensor = same_size[-1 - nth] if nth < len(same_size) else None
+        if tensor is None or tensor.scores is None:
             continue
-        for number, kept_bytes in (*taken.scores, (row, 0 if taken.kept else taken.size)):
+        for number, kept_bytes in (*tensor.scores, (row, 0 if tensor.kept else tensor.size)):
             rows[number].scores += kept_bytes
-        taken.scores = None
+        tensor.scores = None
 
 
 def _keep_inputs(found: RowShapes, row: int, kept: Kept, tensors: _Tensors, batch_bytes: int) -> None:
@@ -261,8 +261,8 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
         # Without a mark of the layer, a linear layer begins with its weight: cast, and transposed.
         transposed = (tensor_of(shape) for name, shape in called if name == "aten::t")
         weight = next((tensor.shape for tensor in transposed if tensor is not None), None)
-        taken = ((name, tensor) for name, shape in called if (tensor := tensor_of(shape)) is not None)
-        inputs = (tensor for name, tensor in taken if tensor.shape != weight or name not in _OF_WEIGHTS)
+        candidates = ((name, tensor) for name, shape in called if (tensor := tensor_of(shape)) is not None)
+        inputs = (tensor for name, tensor in candidates if tensor.shape != weight or name not in _OF_WEIGHTS)
         found[number].input = next((tensor.size_bytes for tensor in inputs), 0)
 
 

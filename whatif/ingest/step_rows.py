@@ -34,7 +34,7 @@ class StepRows(Struct, frozen=True):
     end_ns: int
     passes: int
     # Rows [first, last] of each run of forward work that was repeated in the backward pass.
-    again: tuple[tuple[int, int], ...] = ()
+    recomputed_runs: tuple[tuple[int, int], ...] = ()
 
     def row_at(self, time_ns: Int64, starts_ns: Int64) -> Int64:
         """Return the row at work at each time; ``starts_ns`` are the starts of all events of the recording."""
@@ -69,7 +69,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
         return None
     builds = inside[labeller.is_building[inside]]
     recomputing = labeller.is_recomputing[builds]
-    again, builds = builds[recomputing], builds[~recomputing]
+    recomputed, builds = builds[recomputing], builds[~recomputing]
     if not len(builds):
         return None
     # A pass begins at the first operator that builds the graph after a backward one.
@@ -87,11 +87,11 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     if not len(forward):  # another thread than the main one runs it
         return None
     names, row = _rows(parts, forward)
-    backward, backward_row = _backward_rows(parts, names, forward, row, backward, again)
+    backward, backward_row = _backward_rows(parts, names, forward, row, backward, recomputed)
     return StepRows(
         names, forward, row, backward, backward_row,
         begin_ns, first if len(passes) > 1 else begin_ns, first, backward_ns, update_ns, end_ns, len(passes),
-        _runs(parts, names, backward, backward_row, again),
+        _runs(parts, names, backward, backward_row, recomputed),
     )  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
 
 
 def _runs(
-    parts: Parts, names: tuple[str, ...], backward: Int64, backward_row: Int64, again: Int64
+    parts: Parts, names: tuple[str, ...], backward: Int64, backward_row: Int64, recomputed: Int64
 ) -> tuple[tuple[int, int], ...]:
     """The rows of each recomputation, which one operator of the backward pass requests: its row is the last one."""
     starts_ns = parts.events.start_ns
-    requested_by = np.searchsorted(starts_ns[backward], starts_ns[again], side="right") - 1
-    row = _rows_by_name(parts, names, again)
+    requested_by = np.searchsorted(starts_ns[backward], starts_ns[recomputed], side="right") - 1
+    row = _rows_by_name(parts, names, recomputed)
     found = {}
     for number in each_once(requested_by).tolist():
         rows = np.append(row[(requested_by == number) & (row >= 0)], backward_row[number])
@@ -122,13 +122,13 @@ def _runs(
 
 
 def _backward_rows(
-    parts: Parts, names: tuple[str, ...], forward: Int64, row: Int64, backward: Int64, again: Int64
+    parts: Parts, names: tuple[str, ...], forward: Int64, row: Int64, backward: Int64, recomputed: Int64
 ) -> tuple[Int64, Int64]:
     """The backward operators, and the row of the forward operator that created each; else that of the one before."""
     events = parts.events
     numbered = events.sequence[forward] >= 0
-    sequence = np.append(events.sequence[forward][numbered], events.sequence[again])
-    created_row = np.append(row[numbered], _rows_by_name(parts, names, again))
+    sequence = np.append(events.sequence[forward][numbered], events.sequence[recomputed])
+    created_row = np.append(row[numbered], _rows_by_name(parts, names, recomputed))
     # The last operator in time that carries a number created the node.
     order = np.argsort(sequence, kind="stable")
     sequence, created_row = sequence[order], created_row[order]

@@ -63,8 +63,8 @@ def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequen
     by_rank = np.argsort(rank, kind="stable")
     bounds = np.searchsorted(rank[by_rank], np.arange(len(ranks) + 1))
     while True:
-        reference_ns, has = _medians(collective[known[rank]], common_ns[known[rank]], matched.n_collectives)
-        new = np.flatnonzero(~known[rank] & has[collective])
+        reference_ns, has_value = _medians(collective[known[rank]], common_ns[known[rank]], matched.n_collectives)
+        new = np.flatnonzero(~known[rank] & has_value[collective])
         if not len(new):
             return clocks
         new = new[np.argsort(rank[new], kind="stable")]
@@ -112,7 +112,7 @@ def _medians(group: Int64, values: Int64, n_groups: int) -> tuple[Int64, Bool]:
     order = np.lexsort((values, group))
     count = np.bincount(group, minlength=n_groups)
     first = np.cumsum(count) - count
-    has = count > 0
+    has_value = count > 0
     result = np.zeros(n_groups, dtype=np.int64)
-    result[has] = values[order][(first + (count - 1) // 2)[has]]
-    return result, has
+    result[has_value] = values[order][(first + (count - 1) // 2)[has_value]]
+    return result, has_value

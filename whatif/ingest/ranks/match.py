@@ -93,8 +93,8 @@ def match(ranks: Sequence[Collectives]) -> Match:
     kept = sound[of_kind]
     occurrence = np.arange(len(order)) - run_starts[run]
     order, of_kind, occurrence = order[kept], of_kind[kept], occurrence[kept]
-    by = np.lexsort((rank[order], occurrence, of_kind))
-    order, of_kind, occurrence = order[by], of_kind[by], occurrence[by]
+    by_collective = np.lexsort((rank[order], occurrence, of_kind))
+    order, of_kind, occurrence = order[by_collective], of_kind[by_collective], occurrence[by_collective]
     new = np.append(True, (of_kind[1:] != of_kind[:-1]) | (occurrence[1:] != occurrence[:-1]))[: len(order)]
     collective = np.cumsum(new) - 1
     unmatched = np.array(lengths) - np.bincount(rank[order], minlength=len(ranks))

@@ -167,9 +167,9 @@ def _with_hubs(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]
     transfer = np.flatnonzero(collective)
     # The task before which each begin and each arrival is inserted; of both before one task, the begin comes first.
     ahead = np.concatenate([np.array([bounds[begin.part] for begin in begins], dtype=np.int64), transfer])
-    turn = np.argsort(ahead, kind="stable")
+    by_place = np.argsort(ahead, kind="stable")
     place = np.empty(len(ahead), dtype=np.int64)
-    place[turn] = ahead[turn] + np.arange(len(ahead))
+    place[by_place] = ahead[by_place] + np.arange(len(ahead))
     begin, arrival = place[: len(begins)], place[len(begins) :]
     # Rows in the order of their parts, begins and arrivals with them: the task that each is, or that it precedes.
     is_new = np.zeros(n + len(place), dtype=np.bool_)
@@ -346,12 +346,12 @@ def _by(rank: Array, numbers: Sequence[int]) -> list[Array]:
 
 def sentences_by_rank(sentences: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
     """The sentences on the ranks ``numbers``: those common to all once, the others with their ranks."""
-    of: dict[str, list[int]] = {}
+    ranks_with: dict[str, list[int]] = {}
     for number, own_sentences in zip(numbers, sentences, strict=True):
         for sentence in own_sentences:
-            of.setdefault(sentence, []).append(number)
+            ranks_with.setdefault(sentence, []).append(number)
     found = []
-    for sentence, ranks in of.items():
+    for sentence, ranks in ranks_with.items():
         some = ", ".join(map(str, ranks[:5])) + (", …" if len(ranks) > 5 else "")
         named = f"rank {some}: " if len(ranks) == 1 else f"ranks {some}: "
         found.append(sentence if len(ranks) == len(numbers) else named + sentence)

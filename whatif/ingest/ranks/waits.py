@@ -43,10 +43,10 @@ def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Cl
     if not len(first):
         empty = np.empty(0, dtype=np.int64)
         return Waits(empty, empty, empty, empty.astype(np.bool_))
-    of = matched.collective
-    all_here_ns = np.maximum.reduceat(arrival_ns, first)[of]
+    collective = matched.collective
+    all_here_ns = np.maximum.reduceat(arrival_ns, first)[collective]
     joins = meeting | (arrival_ns + spent_ns >= all_here_ns)
-    shortest_ns = np.minimum.reduceat(np.where(joins, spent_ns, np.iinfo(np.int64).max), first)[of]
+    shortest_ns = np.minimum.reduceat(np.where(joins, spent_ns, np.iinfo(np.int64).max), first)[collective]
     transfer_ns = arrival_ns + spent_ns - all_here_ns
     unsure_ns = WITHIN * np.array([clock.spread_ns for clock in clocks], dtype=np.int64)[matched.rank]
     transfer_ns = np.where(transfer_ns + unsure_ns >= shortest_ns, np.maximum(transfer_ns, shortest_ns), transfer_ns)
