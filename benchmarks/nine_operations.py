@@ -174,7 +174,7 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
     t_s, t_known = case.rows.t_s, np.where(out, np.nan, case.rows.t_s)
     began = time.process_time()
     found = _searched(case, out, results)
-    result: dict[str, Any] = {"rows": len(t_s), "held_out": int(out.sum()), "component": found.told()}
+    result: dict[str, Any] = {"rows": len(t_s), "held_out": int(out.sum()), "component": found.formula()}
     for key, logs, component in (
         ("raw_pc", False, True), ("raw", False, False), ("log_pc", True, True), ("log", True, False),
     ):  # fmt: skip

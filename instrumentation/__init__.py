@@ -22,7 +22,7 @@ _MODULE_OF = {"record": ".recorder", "Recording": ".recorder", "step": ".collect
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for on first use, so that `import whatif.instrumentation` does not import torch."""
+    """Import the requested name on first use, so that `import whatif.instrumentation` does not import torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name], __name__), name)

@@ -1,7 +1,7 @@
-"""Records a script or module that knows nothing of `whatif`, while it runs as `python` would run it.
+"""Records an unmodified script or module, which runs as `python` would run it.
 
-Output, exit status, signals, `finally` blocks and `atexit` handlers are the script's own. It runs to its end, unless it
-is to be stopped: then an exception that is a SystemExit ends it, and its `finally` blocks run.
+Output, exit status, signals, `finally` blocks and `atexit` handlers are unchanged. The script runs to its end, unless
+it is to be stopped: then a subclass of SystemExit is raised in it, and its `finally` blocks run.
 """
 
 import atexit
@@ -28,15 +28,15 @@ from .recorder import describe_error
 
 @dataclass(frozen=True)
 class Collected:
-    """How a script ended, and its recording: `failure` says why there is none."""
+    """How a script ended, and its recording; `failure` is the reason if there is none."""
 
     status: int
     recording: Path | None
     failure: str | None
     steps: int
-    stopped: bool = False  # before its end, as it was to be
-    caught: bool = False  # the script caught the stop and went on
-    together: bool = False  # whether other processes trained with it
+    stopped: bool = False  # ended by `stop` once the recording was written
+    caught: bool = False  # the script caught the stop and kept running
+    together: bool = False  # other processes trained with it
     interrupted: bool = False
 
 
@@ -50,12 +50,12 @@ def collect(
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Collected:
-    """Run the script, or the module of that name, with its arguments; record some of its steps into `output`.
+    """Run the script, or the module of that name, with `args`; record some of its steps into `output`.
 
-    The file is written as soon as the steps are recorded, and with `stop` the script is ended then; a script that ends
+    The file is written as soon as the steps are recorded; with `stop` the script is then ended. A script that ends
     earlier leaves a file if 3 steps were recorded. The script's uncaught exception is printed as Python prints it.
-    Other options are those of `Collector`. Raises WhatifError, before the script runs, when it does not exist or
-    options cannot work.
+    `options` are passed to `Collector`. Raises WhatifError before the script runs if it does not exist or if the
+    options are invalid.
     """
     run = _module_runner(script, args) if module else _script_runner(script, args)
     if not module and Path(output).exists() and Path(output).samefile(script):
@@ -68,7 +68,7 @@ def collect(
         ended = _run(run)
         if os.getpid() != process:
             _end_forked(_status(ended))
-        # A signal that was held back while the rest was written ends the script as well.
+        # A signal that was held back while the file was written ends the script as well.
         ended = _run(collector.finish) or ended
     _free_gpu_memory()
     cut = stop and collector.written is not None and (_was_cut(ended) or bool(cut_threads))
@@ -97,7 +97,7 @@ def _plan(script: str, collector: Collector, stop: bool) -> str:
 
 
 def _script_runner(script: str, args: list[str]) -> Callable[[], object]:
-    """Return what runs the file as `python script args` does. Raises WhatifError where there is none."""
+    """Return a function that runs the file as `python script args` does. Raises WhatifError if it does not exist."""
     if not Path(script).is_file():
         is_module = not script.endswith((".py", ".ipynb")) and all(map(str.isidentifier, script.split(".")))
         hint = f", or run a module with `whatif collect -m {script}`" if is_module else ""
@@ -118,7 +118,7 @@ def _script_runner(script: str, args: list[str]) -> Callable[[], object]:
 
 
 def _look_first_in(folder: str) -> None:
-    """Make the folder the first in which modules are looked for, in place of the one of whatif's own start."""
+    """Put the folder first on the module search path, in place of the entry from whatif's own start."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -128,10 +128,10 @@ def _compiled(path: str) -> CodeType:
 
 
 def _module_runner(module: str, args: list[str]) -> Callable[[], object]:
-    """Return what runs the module as `python -m module args` does. Raises WhatifError where there is none."""
+    """Return a function that runs the module as `python -m module args` does. Raises WhatifError if it is not found."""
     folder = str(Path.cwd())
     _look_first_in(folder)
-    # The outermost package only: to find what is inside would run it.
+    # The outermost package only: finding a submodule would run the package.
     if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
         raise WhatifError(
             f"{module}: expected a module that Python finds from {folder}, got none: check the name, or give the"
@@ -146,7 +146,7 @@ def _module_runner(module: str, args: list[str]) -> Callable[[], object]:
 
 
 def _run(run: Callable[[], object]) -> BaseException | None:
-    """Return what ended the script, None where it ran to its last line."""
+    """Return the exception that ended the script, None if it ran to its last line."""
     try:
         run()
     except BaseException as error:
@@ -155,14 +155,14 @@ def _run(run: Callable[[], object]) -> BaseException | None:
 
 
 def _was_cut(ended: BaseException | None) -> bool:
-    """Whether the stop ended the script, or Ctrl-C before it; a script may catch it and end in its own way."""
+    """Whether the stop, or Ctrl-C, ended the script; the script may have caught it and raised another exception."""
     while ended is not None and not isinstance(ended, RecordingWrittenError | KeyboardInterrupt):
         ended = ended.__context__
     return ended is not None
 
 
 def _status(ended: BaseException | None) -> int:
-    """Return the exit status that Python would end with; print what it would print."""
+    """Return the exit status that Python would end with, and print what Python would print."""
     if ended is None:
         return 0
     if isinstance(ended, SystemExit):
@@ -171,31 +171,31 @@ def _status(ended: BaseException | None) -> int:
         print(ended.code, file=sys.stderr, flush=True)
         return 1
     sys.stdout.flush()
-    ended = ended.with_traceback(_of_the_script(ended.__traceback__))
+    ended = ended.with_traceback(_script_frames(ended.__traceback__))
     sys.excepthook(type(ended), ended, ended.__traceback__)
     return 1
 
 
 def _end_forked(status: int) -> NoReturn:
-    """End a process that the script forked as Python does; the recording is its parent's."""
+    """End a process that the script forked the way Python does; its parent writes the recording."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # Its copy of the profiler has no threads: to tear it down would wait for them without end.
+    # Its copy of the profiler has no threads: tearing it down would wait for them forever.
     os._exit(status)
 
 
-def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this file and of runpy, which lie around the script's own."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+def _script_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this file and of runpy, which enclose those of the script."""
+    wrappers = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in wrappers:
         trace = trace.tb_next
     return trace
 
 
 def _free_gpu_memory() -> None:
-    """Return back what the script held on a GPU: the process that measures its operators next needs room."""
+    """Free the script's GPU memory: the process that measures its operators next needs it."""
     if GPU.in_use():
         gc.collect()
         GPU.empty_cache()
@@ -203,9 +203,9 @@ def _free_gpu_memory() -> None:
 
 @contextmanager
 def _quiet_threads() -> Iterator[list[threading.Thread | None]]:
-    """Let a thread that trains end without a traceback: Python is quiet about SystemExit, but not its subclasses.
+    """Let a thread that trains end without a traceback: Python ignores SystemExit, but not its subclasses.
 
-    Returns a list of the threads that a stop ended, which grows.
+    Yields a list to which each thread that a stop ends is appended.
     """
     before = threading.excepthook
     ended: list[threading.Thread | None] = []

@@ -1,7 +1,7 @@
 """Finds the steps and the model of a program that is already running, and drives its recording.
 
 A training step ends when the optimizer's `step()` returns, an inference step when the model's forward call returns.
-Nothing that goes wrong here reaches the program: it goes on as it would without a recording.
+Failures here do not reach the program: it continues as it would without a recording.
 """
 
 import functools
@@ -21,32 +21,32 @@ from whatif.runtime.errors import WhatifError
 
 from .find_model import OutermostModules, choose_model
 from .gpu import GPU
-from .late_signals import signals_wait, work_first
+from .late_signals import call_before_exit, signals_wait
 from .layers import HookHere
 from .messages import trains_with_others
 from .recorder import FEWEST_STEPS, FEWEST_UNTRACED_STEPS, Recording, describe_error, record
 from .script_profilers import ScriptProfilers
 
-# Steps spent on finding the model and all optimizers of a step, before the recording's own warm-up.
+# Steps spent on finding the model and all optimizers of a step, before the warm-up of the recording.
 _SEARCH_STEPS = 2
-# CPU time of child processes above which the script's work was probably theirs; loaders of a script without steps use
+# CPU time of child processes above which they probably did the training; data loaders of a script without steps use
 # less. Our choice.
 _CHILDREN_S = 1.0
 
-# A script that reaches its third stop is not about to end by itself.
+# A script that is stopped a third time keeps catching the exception.
 _WARNS_AT_STOP = 3
 
 
 class RecordingWrittenError(SystemExit):
-    """Stops the script; `except Exception` in it lets this pass."""
+    """Stops the script; its `except Exception` does not catch this."""
 
 
 class Collector:
     """A context manager that records the first steps of the program that runs in its block into `output`.
 
-    `finish` says at the end whether that worked. With `stop` the program is ended by a SystemExit once the recording is
-    written; with `inference` forward calls are the steps. `say` is called with sentences on the progress. The other
-    options are those of `record`, and are checked at once: raises WhatifError where they cannot work.
+    `finish` returns the file, or sets `failure`. With `stop` the program is ended by a SystemExit once the recording is
+    written; with `inference` forward calls are the steps. `say` is called with progress messages. The other options are
+    those of `record` and are checked at once: raises WhatifError if they are invalid.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Collector:
             lines=lines,
             say=self._say,
         )
-        self._plan = self._new_recording(nn.Module(), None)  # Raises now what is wrong with the output or the options.
+        self._plan = self._new_recording(nn.Module(), None)  # Raises if the output or the options are invalid.
         self._steps, self._untraced_steps = steps, untraced_steps
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -92,17 +92,17 @@ class Collector:
         self._explicit = False
         self._search_steps_left = _SEARCH_STEPS
         self._modules: OutermostModules | None = None
-        self._called: list[nn.Module] = []  # what that found
+        self._called: list[nn.Module] = []  # outermost modules that `_modules` found
         self._profilers: ScriptProfilers | None = None
-        self._gave_way_after = 0  # steps, of which the last one ran with a profiler of the program's own
-        self._began_after = 0  # steps, before the first one of the optimizer or model that was found last
-        self._models = 0  # models of a step of inference
+        self._gave_way_after = 0  # steps up to the last one that ran under the program's own profiler
+        self._began_after = 0  # steps before the first step of the optimizer or model found last
+        self._models = 0  # models called in one inference step
         self.written: Path | None = None  # the recording's file, once it is written
 
     def __enter__(self) -> Self:
         global _active
         _active = self
-        self._children_s = os.times().children_user  # of whatever this process started before
+        self._children_s = os.times().children_user  # of processes started before
         self._profilers = ScriptProfilers(self._give_way)
         if self._inference:
             self._modules = OutermostModules(self._after_outermost)
@@ -111,7 +111,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._let_go()
+        self._detach_all()
         if self._recording is not None:
             self._recording.abandon()
 
@@ -122,16 +122,16 @@ class Collector:
 
     @property
     def planned(self) -> Path:
-        """The file that will be written, as far as that is known before: of several ranks each has its own."""
+        """The file that will be written, as far as known in advance: each of several ranks has its own."""
         return self.output.with_name(self._plan.path.name)
 
     @property
     def steps_needed(self) -> int:
-        """How many steps the program has to take for a whole recording."""
+        """Number of steps that the program has to run for a complete recording."""
         return _SEARCH_STEPS + 1 + self._plan.steps_needed
 
     def explicit_step(self) -> None:
-        """End a step because the program says so; the first one only announces that it will."""
+        """End a step that the program marks; the first call only switches from optimizer steps to marked ones."""
         if self._explicit:
             self._end_step()
             return
@@ -141,7 +141,7 @@ class Collector:
             self._modules = OutermostModules()
 
     def finish(self) -> Path | None:
-        """Write what there is when the program has ended; return the file, or None with `failure` set."""
+        """Write the steps recorded so far when the program has ended; return the file, or None with `failure` set."""
         with self._signals_wait(writes=self._recording is not None and self._recording.enough):
             self._write()
         return self.written
@@ -156,7 +156,7 @@ class Collector:
                 self.failure = "interrupted while writing." if interrupted else self._too_few()
 
     def _signals_wait(self, *, writes: bool) -> AbstractContextManager[None]:
-        """Hold signals back while the file is written, or while a step ends that could be written."""
+        """Hold signals back while the file is written, or at the end of a step once there are enough for a file."""
         if self._recording is None or not (writes or self._recording.enough):
             return nullcontext()
         if not writes:
@@ -165,8 +165,8 @@ class Collector:
         rule = f"passed on to the script once {name} is written; a second one is passed on at once."
         return signals_wait(lambda signal: self._say(f"{signal}: {rule}"))
 
-    def _write_first(self, signal: str) -> None:
-        """Write what there is before a signal ends the process."""
+    def _write_before_exit(self, signal: str) -> None:
+        """Write the steps recorded so far before a signal ends the process."""
         if self._recording is not None and self._recording.enough:
             self._write()
             outcome = "written;" if self.failure is None else f"not written: {self.failure}"
@@ -199,8 +199,8 @@ class Collector:
             return f"expected {needed} steps from the script's last new {self._ends_steps} on, got {got}: {advice}."
         return f"expected {needed} steps, got {got}: {advice}."
 
-    def _let_go(self) -> None:
-        """Take everything off the program that finds its steps."""
+    def _detach_all(self) -> None:
+        """Remove all hooks from the program."""
         global _active
         if _active is self:
             _active = None
@@ -215,14 +215,14 @@ class Collector:
         self._called = []
 
     def _after_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take note of an optimizer that was not seen before."""
+        """Register an optimizer at its first step."""
         if any(optimizer is known for known in self._optimizers) or torch.compiler.is_compiling():
             return
         self._optimizers.append(optimizer)
         self.steps_seen += len(self._optimizers) == 1
-        # This hook runs inside torch's own mark of the optimizer's step: a step that ended here would cut that mark in
-        # two. From the next call on the step ends after the whole call.
-        inner, own = optimizer.step, "step" in vars(optimizer)
+        # This hook runs inside torch's annotation of the optimizer's step: a step that ended here would cut the
+        # annotation in two. From the next call on the step ends after the whole call.
+        inner, on_instance = optimizer.step, "step" in vars(optimizer)
 
         @functools.wraps(inner)
         def step_and_end(*args: Any, **kwargs: Any) -> Any:
@@ -234,8 +234,8 @@ class Collector:
 
         def restore() -> None:
             if vars(optimizer).get("step") is not step_and_end:
-                return  # Somebody, a scheduler for example, has put theirs around it.
-            if own:
+                return  # Something else, for example a scheduler, has wrapped it since.
+            if on_instance:
                 optimizer.step = inner  # type: ignore[method-assign]
             else:
                 del optimizer.step
@@ -246,7 +246,7 @@ class Collector:
             self._begin_again()
 
     def _after_outermost(self, module: nn.Module) -> None:
-        """End a step of inference with the model whose first call came last; `module` is called by no other module."""
+        """End an inference step after the model whose first call came last; `module` is an outermost one."""
         if self._explicit or self._modules is None:
             return
         models = [found for found in self._modules.found if next(found.parameters(), None) is not None]
@@ -260,8 +260,8 @@ class Collector:
         self._end_step()
 
     def _begin_again(self) -> None:
-        """Search anew: several optimizers, or models, make one step, ended by the one whose first call came last."""
-        if self._recording is not None and self._recording.tracing and GPU.in_use():  # It has one session.
+        """Restart the search: a step may have several optimizers or models; the one first called last ends it."""
+        if self._recording is not None and self._recording.tracing and GPU.in_use():  # One GPU session per process.
             self._say(f"warning: the script has a new {self._ends_steps}: the recorded steps do different work")
             return
         if self._recording is not None:
@@ -275,24 +275,24 @@ class Collector:
 
     def _abandon(self) -> None:
         if self._recording is not None:
-            with self._as_ours():
+            with self._ignored():
                 self._recording.abandon()
             self._recording = None
         self._search_steps_left = _SEARCH_STEPS
 
     def _give_way(self) -> None:
-        """Make room for a profiler that the program starts; once that is off, search anew."""
+        """Stop for a profiler that the program starts; restart the search once it is off."""
         self._abandon()
         if self._profilers is not None and self._profilers.begun == 1:
             self._say("the script starts a profiler of its own: the recording begins when that is off.")
         self._gave_way_after = self.steps_seen
 
-    def _as_ours(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._profilers is None else self._profilers.not_ours()
+    def _ignored(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._profilers is None else self._profilers.ignore_this_thread()
 
     def _end_step(self) -> None:
-        if os.getpid() != self._process:  # The script has forked: its steps are no part of the recording.
-            self._let_go()
+        if os.getpid() != self._process:  # A forked child: its steps are not recorded.
+            self._detach_all()
             return
         if not self.done:
             with self._signals_wait(writes=self._recording is not None and self._recording.writes_next):
@@ -301,7 +301,7 @@ class Collector:
         if self._stop and self.written is not None:
             self._stop_program()
         if self.done:
-            self._let_go()
+            self._detach_all()
 
     def _say_outcome(self) -> None:
         if self.written is not None:
@@ -318,20 +318,20 @@ class Collector:
         raise RecordingWrittenError(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do work for the recording; where it fails the recording is given up, and the program does not notice."""
+        """Run `work` for the recording; if it fails, abandon the recording without disturbing the program."""
         try:
-            with self._lock, self._as_ours():
+            with self._lock, self._ignored():
                 work()
         except Exception as error:
             failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
-            # The sentences around it name the file.
+            # The messages around it name the file.
             self.failure = failure.removeprefix(f"{self._recording.path}: " if self._recording else "")
             self._abandon()
         else:
             if self._recording is None or not self._recording.written:
                 return
             self.written = self.output.with_name(self._recording.path.name)
-        self._recording = None  # It holds the model.
+        self._recording = None  # Free the model that it refers to.
 
     def _advance(self) -> None:
         self.steps_seen += 1
@@ -346,7 +346,7 @@ class Collector:
                 self._say(stage)
             self._recording.step()
             if self._recording.enough and not self._recording.done:
-                self._detach.append(work_first(self._write_first))
+                self._detach.append(call_before_exit(self._write_before_exit))
 
     def _begin(self) -> None:
         if self._modules is not None:
@@ -368,7 +368,7 @@ class Collector:
         self.together = trains_with_others()
 
     def _end_steps_with(self, model: nn.Module) -> None:
-        """End each step of inference by one hook on the model itself, in place of those on every module."""
+        """End each inference step in one hook on the model itself, in place of the hooks on every module."""
 
         handles: list[RemovableHandle] = []
 
@@ -376,7 +376,7 @@ class Collector:
             before = self._recording is not None and self._recording.tracing
             self._end_step()
             if self._recording is not None and self._recording.tracing != before:
-                # The tracer has put its own hooks on the model: stay behind them, else this would cut its marks in two.
+                # The tracer has just added its hooks to the model: run after them, or this would cut its marks in two.
                 handles.pop().remove()
                 handles.append(model.register_forward_hook(HookHere(after)))
 

@@ -1,4 +1,4 @@
-"""In which buckets data parallelism sends the gradients: as DDP reports, or by its rule where there is no DDP."""
+"""The buckets in which data parallelism sends the gradients: as DDP reports them, or by its rule without DDP."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -16,11 +16,11 @@ FIRST_BUCKET_BYTES = 1 << 20
 
 
 def describe_buckets(model: nn.Module, grad_ready_order: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the buckets in the order in which they are sent, and the two limits in bytes; None without gradients.
+    """Return the buckets in sending order, and the two limits in bytes; None without gradients.
 
-    `source` is "ddp" where they were read from a DistributedDataParallel. Its buckets of the first iteration differ
-    from those of all later ones, so it has to have run two. Else it is "rule": what DDP would do with its default
-    limits (or with those of a DDP that has not yet made its final buckets).
+    `source` is "ddp" if they were read from a DistributedDataParallel, which must have run two iterations: the buckets
+    of the first differ from those of all later ones. Else it is "rule": what DDP would do with its default limits (or
+    with those of a DDP that has not yet made its final buckets).
     """
     ddp = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
     cap_bytes, first_bytes = BUCKET_CAP_BYTES, FIRST_BUCKET_BYTES
@@ -39,8 +39,8 @@ def describe_buckets(model: nn.Module, grad_ready_order: list[dict[str, Any]]) -
 def fill_buckets(rows: Iterable[dict[str, Any]], cap_bytes: int, first_bytes: int) -> list[dict[str, Any]]:
     """Fill buckets with gradients (`name`, `bytes`, `dtype`) in the order in which they become ready.
 
-    A bucket is sent as soon as it holds its limit or more; what exceeds the limit stays in it. The first bucket of
-    each dtype has a limit of its own. Source: compute_bucket_assignment_by_size in reducer.cpp of PyTorch.
+    A bucket is sent as soon as it reaches its limit; it keeps what exceeds the limit. The first bucket of
+    each dtype has its own limit. Source: compute_bucket_assignment_by_size in reducer.cpp of PyTorch.
     """
     sent: list[dict[str, Any]] = []
     filling: dict[str, dict[str, Any]] = {}
@@ -57,7 +57,7 @@ def fill_buckets(rows: Iterable[dict[str, Any]], cap_bytes: int, first_bytes: in
 
 
 def _limits(ddp: DistributedDataParallel) -> tuple[int, int]:
-    """Return the limit of a bucket and of the first one; only without a limit of the user's the first is smaller."""
+    """Return the limit of a bucket and of the first one, which is smaller only if the user set no limit."""
     cap_bytes = int(ddp.bucket_bytes_cap)
     distributed: Any = torch.distributed
     first_bytes = int(getattr(distributed, "_DEFAULT_FIRST_BUCKET_BYTES", FIRST_BUCKET_BYTES))
@@ -66,7 +66,7 @@ def _limits(ddp: DistributedDataParallel) -> tuple[int, int]:
 
 
 def _buckets_of(ddp: DistributedDataParallel, model: nn.Module) -> list[dict[str, Any]] | None:
-    """Return the buckets that DDP uses; None where it has none yet, or does not say what is in them."""
+    """Return the buckets that DDP uses; None if it has none yet or does not report their parameters."""
     untyped: Any = ddp
     logged = untyped._get_ddp_logging_data()
     parameters = _reduced_parameters(ddp, model)
@@ -75,7 +75,7 @@ def _buckets_of(ddp: DistributedDataParallel, model: nn.Module) -> list[dict[str
             [parameters[int(index)] for index in indices.split()]
             for indices in logged["rebuilt_per_bucket_param_indices"].split(",")
         ]
-    elif logged.get("find_unused_parameters"):  # These are never rebuilt.
+    elif logged.get("find_unused_parameters"):  # Such buckets are never rebuilt.
         buckets = _split(parameters, [int(size) for size in logged["bucket_sizes"].replace(",", " ").split()])
     else:
         return None
@@ -93,7 +93,7 @@ def _reduced_parameters(ddp: DistributedDataParallel, model: nn.Module) -> list[
 
 
 def _split(parameters: list[tuple[str, int]], sizes: list[int]) -> list[list[tuple[str, int]]]:
-    """Cut the parameters at the buckets' sizes, which come last bucket of the model first."""
+    """Split the parameters into buckets of the given sizes; the sizes start with the model's last bucket."""
     ends = set(accumulate(reversed(sizes)))
     buckets: list[list[tuple[str, int]]] = [[]]
     filled = 0

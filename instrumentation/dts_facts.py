@@ -1,10 +1,10 @@
-"""The two measuring tools of DTS (§II-E): what a network is, from its module, and what a processor does in a second.
+"""The two measuring tools of DTS (§II-E): facts of a network from its module, and a processor's training throughput.
 
 facts = measure_network(model, batch)
 power = measure_power(lambda: training_step(), facts.flops, batch_size)
 print(facts.to_json(), power.toml("laptop"))
 
-`measure_model` runs both on a model that is named, as `whatif dts --measure` does.
+`measure_model` runs both on a model given by name, as `whatif dts --measure` does.
 """
 
 import json
@@ -27,14 +27,14 @@ from .tensors import tensors_in
 from .trace_module.load import load_model
 from .trace_module.losses import loss_of
 
-# A backward pass takes two products for each of the forward pass: training takes three times its FLOPs.
+# The backward pass has two matrix products for each one of the forward pass: training takes three times its FLOPs.
 PASSES = 3
 WARM_UP_STEPS = 2
 FEWEST_STEPS = 3
 
 
 def _cudnn_flops(rows: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    """Count every matrix once for each row of the input, (time, batch, features); of shapes, as torch gives them."""
+    """Count every weight matrix once for each row of the input, (time, batch, features); arguments are shapes."""
     return 2 * prod(rows[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
@@ -42,7 +42,7 @@ def _onednn_flops(rows: Sequence[int], of_input: Sequence[int], of_state: Sequen
     return _cudnn_flops(rows, (of_input, of_state))
 
 
-# Libraries' layers, of which torch's counter knows nothing.
+# Library kernels that torch's counter does not cover.
 _UNCOUNTED = {torch.ops.aten.mkldnn_rnn_layer: _onednn_flops, torch.ops.aten._cudnn_rnn: _cudnn_flops}
 
 
@@ -55,13 +55,13 @@ class LayerFacts:
     flops: float
     parameters: int
     weights_bytes: int
-    input_bytes: float  # of one sample: what crosses a cut ahead of this layer
+    input_bytes: float  # of one sample: the traffic of a cut before this layer
     output_bytes: float
 
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """A network, as table I of DTS wants it; per sample, sizes in bytes."""
+    """A network in the terms of DTS, table I; per sample, sizes in bytes."""
 
     layers: tuple[LayerFacts, ...]
     sample_bytes: float
@@ -82,7 +82,7 @@ class NetworkFacts:
         return sum(layer.parameters for layer in self.layers)
 
     def memory_bytes(self, batch: int) -> float:
-        """What training keeps: weights, gradients, and every layer's input for its backward pass."""
+        """Memory of training: weights, gradients, and every layer's input, kept for the backward pass."""
         return sum(2 * layer.weights_bytes + batch * layer.input_bytes for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class Power:
-    """What a processor computed in a second of training: the middle, and how far most of the steps were off it."""
+    """A processor's training throughput: the median of the steps, and the deviation of nine tenths of them from it."""
 
     gflop_s: float
     fluctuation_pct: float
@@ -115,11 +115,11 @@ class Power:
 
 
 def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
-    """Run one forward pass and give the facts of every layer that does something itself.
+    """Run one forward pass and return the facts of every leaf module.
 
-    `inputs` are those of the model, a batch along their first dimension. A module without weights that is called
-    several times is a layer at each call ("relu", "relu (call 2)"). Raises WhatifError where one with weights is: a cut
-    between its calls would need them on both sides.
+    `inputs` are those of the model, batch first. A module without weights that is called several times is a layer at
+    each call ("relu", "relu (call 2)"). Raises WhatifError if one with weights is called more than once: a cut between
+    its calls would need them on both sides.
     """
     samples = len(inputs[0])
     found: list[LayerFacts] = []
@@ -132,9 +132,9 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
             before[name] = counting.get_total_flops()
 
         def ends(_: nn.Module, args: Any, output: Any) -> None:
-            own = [p for p in module.parameters() if p.requires_grad]
+            weights = [p for p in module.parameters() if p.requires_grad]
             calls[name] += 1
-            if own and calls[name] > 1:
+            if weights and calls[name] > 1:
                 raise WhatifError(
                     f"dts: expected layers with weights that are called once, got {name!r} several times: a cut "
                     "between its calls would need its weights on both sides."
@@ -143,7 +143,7 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
             found.append(
                 LayerFacts(
                     name if calls[name] == 1 else f"{name} (call {calls[name]})", type(module).__name__, flops,
-                    sum(p.numel() for p in own), sum(p.nbytes for p in own),
+                    sum(p.numel() for p in weights), sum(p.nbytes for p in weights),
                     _bytes(args) / samples, _bytes(output) / samples,
                 )
             )  # fmt: skip
@@ -162,9 +162,9 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
 
 
 def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps: int = 10) -> Power:
-    """Train for some steps of `samples` samples and give the GFLOP/s that the operating system let the training have.
+    """Train for some steps of `samples` samples and return the GFLOP/s that training achieves on this machine.
 
-    `flops` are those of a sample's forward pass; the fluctuation covers nine tenths of the steps. On a GPU let `step`
+    `flops` are those of one sample's forward pass; the fluctuation covers nine tenths of the steps. On a GPU let `step`
     end with `torch.cuda.synchronize()`. Raises WhatifError on fewer than 3 steps.
     """
     if steps < FEWEST_STEPS or flops <= 0 or samples < 1:
@@ -188,15 +188,15 @@ def measure_model(
 ) -> tuple[NetworkFacts, Power]:
     """Run both tools on the model that ``target`` ("file.py:name") names, on this machine's GPU if it has one.
 
-    ``shape`` is that of a batch; ``dtype`` "int64" makes it one of tokens, all zero. Weights are random. Raises
-    WhatifError where there is no such model, or where it cannot be run or cut.
+    ``shape`` is that of a batch; ``dtype`` "int64" makes it a batch of tokens, all zero. Weights are random. Raises
+    WhatifError if there is no such model, or if it cannot be run or cut.
     """
     on_gpu = GPU.available()
     device = torch.device("cuda" if on_gpu else "cpu")
     model, _ = load_model(target, keywords or {})
     model.to_empty(device=device).train()
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):  # no numbers that are slow to compute with
+        for tensor in (*model.parameters(), *model.buffers()):  # avoid denormals, which are slow
             if tensor.dim() > 1 and tensor.is_floating_point():
                 tensor.normal_(std=0.05)
             else:
@@ -214,15 +214,15 @@ def measure_model(
         facts = measure_network(model, batch)
         return facts, measure_power(step, facts.flops, len(batch))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
-        raise WhatifError(f"{target}: expected a model that --input fits, got {said}.") from error
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
+        raise WhatifError(f"{target}: expected a model that --input fits, got {message}.") from error
 
 
 def power_of(rates_gflop_s: Sequence[float]) -> Power:
-    """Return the middle of some rates and how far nine tenths of them are from it, percent."""
+    """Return the median of the rates and the deviation of nine tenths of them from it, percent."""
     middle = statistics.median(rates_gflop_s)
-    off = sorted(abs(rate / middle - 1) for rate in rates_gflop_s)
-    return Power(middle, 100 * off[min(int(0.9 * len(off)), len(off) - 1)])
+    deviations = sorted(abs(rate / middle - 1) for rate in rates_gflop_s)
+    return Power(middle, 100 * deviations[min(int(0.9 * len(deviations)), len(deviations) - 1)])
 
 
 def _bytes(value: Any) -> int:

@@ -9,9 +9,9 @@ _GRAPH_LAUNCH = ("cudaGraphLaunch", "cuGraphLaunch")
 
 
 def describe_execution(events: list[dict[str, Any]], model: nn.Module) -> dict[str, bool]:
-    """Return whether compiled regions and whether launches of CUDA graphs were seen in the recorded steps.
+    """Return whether the recorded steps contain compiled regions, and whether they launch CUDA graphs.
 
-    A tracer without operators sees no compiled region; there a model that was given to torch.compile counts.
+    A trace without operators has no compiled regions: a model that was passed to torch.compile counts as well.
     """
     names = {event["name"] for event in events if isinstance(event.get("name"), str)}
     return {

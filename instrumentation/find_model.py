@@ -1,6 +1,6 @@
-"""Finds the model of a script: the modules that hold what it optimizes, or that it calls.
+"""Finds the model of a script: the modules with the optimized parameters, or the modules that it calls.
 
-A script with an optimizer is not hooked for this: torch.compile would compile its model anew without the hooks.
+A script with an optimizer gets no hooks for this: their removal would make torch.compile recompile the model.
 """
 
 import gc
@@ -16,10 +16,10 @@ from .layers import Hooks
 
 
 class OutermostModules(Hooks):
-    """Watches which modules the script calls that no other module calls, until `remove`."""
+    """Collects the modules that the script itself calls, not another module, until `remove`."""
 
     def __init__(self, after: Callable[[nn.Module], None] | None = None) -> None:
-        """Watch from now on; `after` is called at the end of each such call."""
+        """Register the hooks; `after` is called at the end of each such call."""
         self.found: list[nn.Module] = []
         self._after = after
         self._local = threading.local()
@@ -33,7 +33,7 @@ class OutermostModules(Hooks):
             return
         depth = getattr(self._local, "depth", 0)
         self._local.depth = depth + 1
-        if depth == 0 and not any(module is known for known in self.found):
+        if depth == 0 and not any(module is other for other in self.found):
             self.found.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -45,14 +45,14 @@ class OutermostModules(Hooks):
 
 
 class SeveralModels(nn.Module):
-    """A parent of our own over models that have none."""
+    """A parent for models that have none in common."""
 
 
 def choose_model(optimizers: list[torch.optim.Optimizer], called: list[nn.Module]) -> nn.Module:
-    """Return the module that holds the optimized parameters, or a new parent of them where there are several.
+    """Return the module that holds the optimized parameters, or a new parent if there are several.
 
-    It need not be one that is called: a trainer calls `module.training_step`, which calls parts of the module. Without
-    optimizers it is the `called` module that has parameters.
+    The script need not call it: a trainer calls `module.training_step`, which calls parts of the module. Without
+    optimizers it is the `called` module with parameters.
     """
     if not optimizers:
         models = _outermost([module for module in called if any(True for _ in module.parameters())])
@@ -63,28 +63,28 @@ def choose_model(optimizers: list[torch.optim.Optimizer], called: list[nn.Module
     parent = SeveralModels()
     for module in models:
         name = type(module).__name__
-        taken = sum(child.startswith(name) for child, _ in parent.named_children())
-        parent.add_module(f"{name}_{taken}" if taken else name, module)
+        n_same = sum(child.startswith(name) for child, _ in parent.named_children())
+        parent.add_module(f"{name}_{n_same}" if n_same else name, module)
     return parent
 
 
 def _models_of(optimizers: list[torch.optim.Optimizer]) -> list[nn.Module]:
-    """Return the outermost modules that hold optimized parameters, in the order of these."""
+    """Return the outermost modules that hold optimized parameters, in the order of those parameters."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    place: dict[int, int] = {}
+    rank: dict[int, int] = {}
     for tensor in (tensor for group in groups for tensor in group["params"]):
-        place.setdefault(id(tensor), len(place))
+        rank.setdefault(id(tensor), len(rank))
 
     def first(module: nn.Module) -> int:
-        return min((place[id(tensor)] for tensor in module.parameters() if id(tensor) in place), default=len(place))
+        return min((rank[id(tensor)] for tensor in module.parameters() if id(tensor) in rank), default=len(rank))
 
-    return sorted(_outermost([module for module in _live_modules() if first(module) < len(place)]), key=first)
+    return sorted(_outermost([module for module in _live_modules() if first(module) < len(rank)]), key=first)
 
 
 def _live_modules() -> list[nn.Module]:
-    # By their type: isinstance asks the object, and objects of other libraries answer with anything at all.
-    kinds = ((thing, type(thing)) for thing in gc.get_objects())
-    return [thing for thing, kind in kinds if issubclass(kind, nn.Module) and not issubclass(kind, SeveralModels)]
+    # By type: isinstance reads the object's __class__, which objects of other libraries may override.
+    kinds = ((found, type(found)) for found in gc.get_objects())
+    return [found for found, kind in kinds if issubclass(kind, nn.Module) and not issubclass(kind, SeveralModels)]
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""FLOPs of the forward pass, by layer, from the shapes that the trace records: no extra call of the model."""
+"""FLOPs of the forward pass by layer, from the shapes in the trace: without an extra call of the model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _TRANSPOSED = frozenset({"aten::conv_transpose1d", "aten::conv_transpose2d", "at
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What encloses an operator: the innermost layer, and whether an outer operator was counted or is autograd's."""
+    """What encloses an operator: the innermost layer; `closed` under a counted operator or one of autograd."""
 
     end_us: float
     layer: str | None
@@ -26,9 +26,9 @@ class _Scope:
 def forward_flops(events: list[dict[str, Any]], steps: int) -> dict[str, Any] | None:
     """Return `forward` (FLOPs of one step's forward passes, a multiply-add is two) and `layers`, those of each layer.
 
-    Matrix products, convolutions, attention and recurrent layers count, by the innermost layer that encloses them;
-    what runs outside all layers, and what a backward pass computes anew, does not. None where there is nothing to
-    count: no operators, no shapes, or no layers (a compiled model).
+    Counts matrix products, convolutions, attention and recurrent layers, by the innermost layer that encloses them;
+    not operators outside all layers or recomputed in a backward pass. None if there is nothing to count: no
+    operators, no shapes, or no layers (a compiled model).
     """
     layers: Counter[str] = Counter()
     stack: list[_Scope] = []
@@ -44,7 +44,7 @@ def forward_flops(events: list[dict[str, Any]], steps: int) -> dict[str, Any] | 
         elif layer is not None and not closed and event["cat"] == "cpu_op":
             flops = _flops(name, event.get("args", {}))
             layers[layer] += flops
-            closed = flops > 0  # What it calls does the same work once more.
+            closed = flops > 0  # The operators it calls do the same work.
         stack.append(_Scope(event["ts"] + event.get("dur", 0), layer, closed))
     per_step = {layer: round(flops / steps) for layer, flops in layers.items() if flops}
     return {"forward": sum(per_step.values()), "layers": per_step} if per_step else None

@@ -1,4 +1,4 @@
-"""Marks in the trace where Python's garbage collector stopped the program for a full collection."""
+"""Marks the pauses for full collections of Python's garbage collector in the trace."""
 
 import gc
 from typing import Any
@@ -7,7 +7,7 @@ from torch.profiler import record_function
 
 # The reader knows pauses by this name (whatif/ingest/marks.py).
 NAME = "whatif::gc generation {}"
-# Younger generations are collected several times a step, within microseconds: a mark would take longer.
+# Younger generations are collected several times a step, in microseconds each: a mark would take longer.
 FULL = 2
 
 
@@ -16,18 +16,18 @@ class GcMarks:
 
     def __init__(self) -> None:
         self._mark: record_function | None = None
-        gc.callbacks.append(self._collects)
+        gc.callbacks.append(self._on_collection)
 
     def remove(self) -> None:
         """Stop marking."""
-        if self._collects in gc.callbacks:
-            gc.callbacks.remove(self._collects)
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
 
-    def _collects(self, moment: str, what: dict[str, Any]) -> None:
-        if what["generation"] < FULL:
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] < FULL:
             return
-        if moment == "start":
-            self._mark = record_function(NAME.format(what["generation"]))
+        if phase == "start":
+            self._mark = record_function(NAME.format(info["generation"]))
             self._mark.__enter__()  # type: ignore[no-untyped-call]
         elif self._mark is not None:
             mark, self._mark = self._mark, None

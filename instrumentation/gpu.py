@@ -1,6 +1,6 @@
 """The GPU of this process: the only place that asks torch.cuda or nvidia-smi, so that tests can replace it.
 
-CUPTI stands behind `cupti.session.load_cupti`, torch.profiler behind `kineto_tracer.KinetoTracer`.
+CUPTI is reached through `cupti.session.load_cupti`, torch.profiler through `kineto_tracer.KinetoTracer`.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ _SMI_TIMEOUT_S = 10
 
 
 class Gpu:
-    """What records and measures needs of a GPU; methods without a device mean the current one."""
+    """The GPU functions that recording and measuring use; methods without a device use the current one."""
 
     # Device queries
 
@@ -29,12 +29,12 @@ class Gpu:
         return torch.version.cuda is not None
 
     def traced_by_torch(self) -> bool:
-        """Whether torch.profiler was built to see a device."""
+        """Whether torch.profiler was built to trace GPUs."""
         activities: Any = supported_activities  # Untyped.
         return ProfilerActivity.CUDA in activities()
 
     def count(self) -> int:
-        """How many devices are visible."""
+        """Number of visible devices."""
         return torch.cuda.device_count()
 
     def current(self) -> int:
@@ -63,23 +63,23 @@ class Gpu:
     # Memory
 
     def free_bytes(self) -> int:
-        """Return what the driver says is free."""
+        """Return the free memory that the driver reports."""
         return int(torch.cuda.mem_get_info()[0])
 
     def reset_peak(self, device: torch.device | None = None) -> None:
-        """Begin to look for a new peak of the caching allocator."""
+        """Reset the peaks of the caching allocator."""
         torch.cuda.reset_peak_memory_stats(device)
 
     def peak_bytes(self) -> tuple[int, int]:
-        """Return the most bytes that the caching allocator had given out, and held, since the last `reset_peak`."""
+        """Return the caching allocator's peaks of allocated and of reserved bytes since the last `reset_peak`."""
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
     def retries(self) -> int:
-        """Return how often the caching allocator was out of memory, gave back what it held and tried again, so far."""
+        """Return how often the caching allocator has run out of memory, emptied its cache and retried."""
         return int(torch.cuda.memory_stats_as_nested_dict().get("num_alloc_retries", 0))
 
     def empty_cache(self) -> None:
-        """Give what the caching allocator holds and no tensor uses back to the driver."""
+        """Return unused memory of the caching allocator to the driver."""
         torch.cuda.empty_cache()
 
     # Time
@@ -89,17 +89,17 @@ class Gpu:
         torch.cuda.synchronize(device)
 
     def mark(self, device: torch.device | None = None) -> Any:
-        """Record an event on the device's current stream; on another device, which is idle, it would time the CPU."""
+        """Record an event on the device's current stream; on another, idle device it would time the CPU."""
         event = _cuda().Event(enable_timing=True)
         event.record(torch.cuda.current_stream(device))
         return event
 
     def between_ms(self, begin: Any, end: Any) -> float:
-        """Return the time between two marks whose device has been waited for."""
+        """Return the time between two marks, after their device was synchronized."""
         return float(begin.elapsed_time(end))
 
     def hold(self, cycles: int) -> None:
-        """Keep the current stream idle for so many cycles: the CPU gets ahead of it."""
+        """Keep the current stream busy for the given number of cycles, so that launches queue up behind."""
         _cuda()._sleep(cycles)
 
     # Streams and graphs
@@ -117,7 +117,7 @@ class Gpu:
         return torch.cuda.stream(stream)
 
     def aside(self, work: Callable[[], Any]) -> None:
-        """Run the work on a stream of its own, behind what the current one runs, which then waits for it."""
+        """Run the work on a separate stream, after the work of the current one, which then waits for it."""
         side = self.stream()
         side.wait_stream(self.current_stream())
         with self.on_stream(side):
@@ -125,7 +125,7 @@ class Gpu:
         self.current_stream().wait_stream(side)
 
     def capture(self, work: Callable[[], Any]) -> Callable[[], None]:
-        """Capture the work into a CUDA graph and return its replay; RuntimeError for work that waits for the GPU."""
+        """Capture the work into a CUDA graph and return its replay; RuntimeError if the work synchronizes."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
@@ -135,7 +135,7 @@ class Gpu:
     # What the driver reports
 
     def smi(self, *fields: str) -> str:
-        """Return what nvidia-smi prints of the current device, without units; "" where it cannot be run."""
+        """Return nvidia-smi's output for the current device, without units; "" if it cannot be run."""
         uuid = getattr(self.properties(), "uuid", None)
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         # torch numbers the visible GPUs only, nvidia-smi all of them.

@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi reports them; nothing is set."""
+"""Clocks, power, temperature and driver of the GPU that the run uses, as nvidia-smi reports them; read only."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ _FIELDS = {
     "temperature_c": "temperature.gpu",
     "driver": "driver_version",
 }
-# Why clocks are low (NVML, nvmlClocksEventReasons), where something slows the GPU that a run cannot help; the power cap
-# is not among them: large products reach it on every card. Drivers before 535 have the older name of the field.
+# Reasons for low clocks (NVML, nvmlClocksEventReasons) that are faults of the machine. The power cap is not among them:
+# large matrix products reach it on every card. Drivers before 535 use the older name of the field.
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _THROTTLED = {
     0x08: "hardware slowdown", 0x20: "thermal slowdown by the driver", 0x40: "thermal slowdown by the hardware",
@@ -22,12 +22,12 @@ _THROTTLED = {
 
 
 def describe_clocks() -> tuple[dict[str, float | None] | None, str | None]:
-    """Return the current GPU's clocks and its driver's version; None for what nvidia-smi does not tell."""
+    """Return the current GPU's clocks and its driver's version; None for values that nvidia-smi does not report."""
     return parse_clocks(GPU.smi(*_FIELDS.values()))
 
 
 def describe_state() -> dict[str, Any]:
-    """Return the current GPU's clocks and, under "throttled", why it is slowed down now; one question to nvidia-smi."""
+    """Return the current GPU's clocks and, as "throttled", the active reasons for a slowdown; one nvidia-smi call."""
     text = next((text for field in _REASONS if (text := GPU.smi(*_FIELDS.values(), field))), "")
     clocks, _, reasons = text.strip().split("\n")[0].rpartition(",")
     try:
@@ -39,12 +39,12 @@ def describe_state() -> dict[str, Any]:
 
 
 def power_limit_watt() -> float | None:
-    """Return the current GPU's power limit; None where nvidia-smi does not report it."""
+    """Return the current GPU's power limit; None if nvidia-smi does not report it."""
     return _number(GPU.smi("power.limit").split("\n")[0])
 
 
 def parse_clocks(text: str) -> tuple[dict[str, float | None] | None, str | None]:
-    """Read nvidia-smi's answer, one line for the GPU; a field such as "[N/A]" is None, another shape all None."""
+    """Parse nvidia-smi's output, one line for the GPU; "[N/A]" and the like are None, all if the format differs."""
     line = text.strip().split("\n")[0]
     words = dict(zip(_FIELDS, (word.strip() for word in line.split(",")), strict=False))
     if len(words) != len(_FIELDS):

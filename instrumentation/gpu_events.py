@@ -1,4 +1,4 @@
-"""Explains GPU traces without kernels: CUPTI was refused, and torch continued silently."""
+"""Explains GPU traces without kernels: CUPTI refused to start, and torch continued silently."""
 
 import os
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ _STATUS = Path("/proc/self/status")
 _MAPS = Path("/proc/self/maps")
 _CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
-# linux/capability.h: either lets a process read the GPU's counters where NVIDIA's driver keeps them for administrators.
+# linux/capability.h: with either a process may profile where NVIDIA's driver restricts profiling to administrators.
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
 
-# Variables and libraries by which another tool's CUPTI client gets into a process: Nsight Systems and Compute.
+# Variables and libraries with which Nsight Systems and Compute inject their CUPTI client into a process.
 _INJECTING_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 _INJECTED_LIBRARIES = ("libToolsInjection64", "libTreeLauncherTargetInjection")
 
 
 class NoGpuEventsError(WhatifError):
-    """A model trained on a GPU and its trace holds no kernel: this machine can record nothing until that is fixed."""
+    """The trace of a model on a GPU contains no kernel: nothing can be recorded on this machine until that is fixed."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process can see of the reasons for which CUPTI refuses."""
+    """The possible reasons for CUPTI's refusal that this process can detect."""
 
     admin_only: bool = False  # NVreg_RestrictProfilingToAdminUsers
     privileged: bool = True
@@ -40,8 +40,8 @@ class Machine:
     is_nvidia: bool = True
 
 
-def require_gpu_events(events: list[dict[str, Any]], where: Path, machine: Machine | None = None) -> None:
-    """Raise NoGpuEventsError, with each cause that this process can tell and its remedy, where no event is a kernel."""
+def require_gpu_events(events: list[dict[str, Any]], path: Path, machine: Machine | None = None) -> None:
+    """Raise NoGpuEventsError if no event is a kernel, with each cause that this process can detect and its remedy."""
     if any(event.get("cat") == "kernel" for event in events):
         return
     launches = sum(
@@ -50,16 +50,16 @@ def require_gpu_events(events: list[dict[str, Any]], where: Path, machine: Machi
         )
         for event in events
     )
-    seen = f"{launches:,} launches and no kernel" if launches else "no kernel"
+    counts = f"{launches:,} launches and no kernel" if launches else "no kernel"
     causes = causes_of(this_machine() if machine is None else machine)
     raise NoGpuEventsError(
-        f"{where}: expected kernels in the trace of a model on a GPU, got {seen}; nothing was written."
+        f"{path}: expected kernels in the trace of a model on a GPU, got {counts}; nothing was written."
         f" {' '.join(causes)}"
     )
 
 
 def causes_of(machine: Machine) -> list[str]:
-    """Return a sentence for each cause that holds on the machine, with its remedy; what to look at where none does."""
+    """Return a sentence with a remedy for each cause that applies to the machine; if none does, what to check."""
     if not machine.is_nvidia:
         return ["Check that this torch was built with roctracer, and that the program may open /dev/kfd."]
     found = []
@@ -100,7 +100,7 @@ def causes_of(machine: Machine) -> list[str]:
 
 
 def this_machine() -> Machine:
-    """Return what this process can see of the machine; what cannot be read counts as no cause."""
+    """Return the state of this machine that the process can read; what it cannot read counts as no cause."""
     return Machine(
         admin_only="RmProfilingAdminOnly: 1" in _text(_PARAMETERS),
         privileged=_privileged(_text(_STATUS)),
@@ -126,7 +126,7 @@ def _text(path: Path) -> str:
 
 
 def _privileged(status: str) -> bool:
-    """Whether a process of this /proc status may profile where only administrators may; True where it does not tell."""
+    """Whether a process with this /proc status may profile if only administrators may; True if that is unknown."""
     words = next((line.split() for line in status.splitlines() if line.startswith("CapEff:")), None)
     return words is None or any(int(words[1], 16) >> bit & 1 for bit in _CAPABILITIES.values())
 

@@ -1,7 +1,7 @@
-"""How fast this GPU multiplies, copies and launches: measured constants for what-ifs, in about a second.
+"""Measured rates of this GPU for what-ifs: matrix products, copies and launches, in about a second.
 
-torch measures products and copies. Device attributes and the empty kernel come from cupy, which torch has no
-counterpart for; where cupy is not installed, what it measures is left out. cupy has no bindings of CUPTI.
+torch measures products and copies. Device attributes and the empty kernel need cupy, as torch has no counterpart;
+without cupy they are left out. cupy has no bindings of CUPTI.
 """
 
 import importlib
@@ -20,16 +20,16 @@ from .operators.timing import CYCLES_PER_NS, cuda_clock
 
 # A product of this size fills every GPU and takes 60 MB an operand in fp32.
 PRODUCT = 4096
-# From a size that launching dominates to one that no second-level cache holds twice.
+# From a size dominated by the launch to one of which no L2 cache holds two.
 COPY_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 TRANSFER_BYTES = 64 << 20
 ROUNDS = 7
-# Work that is timed at once, so that it outlasts the resolution of events (0.5 us, CUDA runtime documentation).
+# Work of one timed batch, well above the resolution of events (0.5 us, CUDA runtime documentation).
 BATCH_BYTES = 64 << 20
 MOST_REPEATS = 200
 # Below the 1,021 launches at which the queue blocks (docs/design.md).
 LAUNCHES = 200
-# Holds the GPU for 2 to 3 ms, in which the launches of a measurement queue up: their own pace is no part of it.
+# Holds the GPU for 2 to 3 ms, in which the launches of a measurement queue up, so that their pace is not measured.
 HOLD_CYCLES = 5_000_000
 HOLD_NS = HOLD_CYCLES / CYCLES_PER_NS
 
@@ -37,26 +37,26 @@ _EMPTY_KERNEL = 'extern "C" __global__ void whatif_empty() {}'
 
 
 def measure_gpu_rates() -> dict[str, Any]:
-    """Return the rates of the current CUDA device; best of 7 where it is a rate, medians where it is a latency.
+    """Return the rates of the current CUDA device; rates are the best of 7, latencies medians.
 
     `fp32_tflops`, `tf32_tflops`, `fp16_tflops`, `bf16_tflops`: a product of 4096 x 4096 matrices. `copy_gbyte_s`: a
-    copy of 256 MiB on the device, bytes read and written; `copy_by_bytes_gbyte_s`: the same by the size of the copy.
+    copy of 256 MiB on the device, bytes read plus written; `copy_by_bytes_gbyte_s`: the same by the size of the copy.
     `h2d_pinned_gbyte_s` and so on for `d2h` and `pageable`: transfers of 64 MiB. With cupy: `launch_us`, CPU time of a
     launch from Python; `empty_kernel_us`, from one empty kernel to the next on a busy stream; `round_trip_us`, a launch
-    and its synchronisation; `device`, the attributes. What does not fit in free memory is left out. Leaves torch's
-    precision settings and random numbers as they were. Raises WhatifError without a CUDA device.
+    and its synchronization; `device`, the attributes. Leaves out rates whose tensors do not fit in free memory. Keeps
+    torch's precision settings and random state. Raises WhatifError without a CUDA device.
     """
     if not GPU.available():
         raise WhatifError("expected a CUDA device to measure, got none: run this on a machine with an NVIDIA GPU.")
     cupy = _cupy()
     rates: dict[str, Any] = {}
     for measure in (_product_rates, _copy_rates, _transfer_rates):
-        # The program that is recorded comes first: what its memory has no room for is left out. A library's workspace
-        # or pinned memory that is refused is no OutOfMemoryError.
+        # The recorded program has priority: a rate that does not fit beside it is left out. A failed allocation of a
+        # library's workspace or of pinned memory is not an OutOfMemoryError.
         with _range(cupy, f"whatif: {measure.__name__}"), suppress(RuntimeError):
             rates |= measure()
     if cupy is not None:
-        # cupy looks for a compiler of its own and says in many ways that it found none: no recording may fail on that.
+        # cupy looks for its own compiler and raises various errors without one: no recording may fail on that.
         with _range(cupy, "whatif: launches"), suppress(Exception):
             rates |= _launch_times(cupy)
         with suppress(Exception):
@@ -73,7 +73,7 @@ def _cupy() -> Any:
 
 @contextmanager
 def _range(cupy: Any, name: str) -> Iterator[None]:
-    """Show a measurement as a range to tools that read NVTX."""
+    """Mark a measurement as an NVTX range."""
     nvtx = None if cupy is None else getattr(cupy.cuda, "nvtx", None)  # Optional in builds of cupy.
     if nvtx is None:
         yield
@@ -94,7 +94,7 @@ def _product_rates() -> dict[str, float]:
         ("fp16_tflops", torch.float16, "ieee"),
         ("bf16_tflops", torch.bfloat16, "ieee"),
     ):
-        # Values that differ: a product of equal ones draws less power and runs at a higher clock.
+        # Varied values: a product of equal values draws less power and runs at a higher clock.
         a, b = (torch.linspace(-1, 1, PRODUCT**2, device="cuda").to(dtype).view(PRODUCT, PRODUCT) for _ in range(2))
         out = torch.empty_like(a)
         with fp32_products(precision):
@@ -107,7 +107,7 @@ def _product_rates() -> dict[str, float]:
 def fp32_products(precision: str) -> Iterator[None]:
     """Compute float32 products on CUDA as `ieee` or as `tf32` inside the block."""
     matmul: Any = torch.backends.cuda.matmul
-    # Since torch 2.9; to touch the older setting as well would make later reads of it raise.
+    # Since torch 2.9; setting the older one as well would make later reads of it raise.
     setting, value = (
         ("fp32_precision", precision) if hasattr(matmul, "fp32_precision") else ("allow_tf32", precision == "tf32")
     )
@@ -145,7 +145,7 @@ def _repeats(size_bytes: int) -> int:
 
 
 def _best_s(work: Callable[[], Any], repeats: int = 1) -> float:
-    """Return the shortest time of one piece of work on the GPU, s, by CUDA events."""
+    """Return the shortest time of one run of `work` on the GPU, s, by CUDA events."""
 
     def batch() -> None:
         for _ in range(repeats):
@@ -185,7 +185,7 @@ def _launch_times(cupy: Any) -> dict[str, float]:
 
 
 def _device_attributes(cupy: Any) -> dict[str, Any]:
-    """Return what the driver says about the device; CUDA 13 no longer gives clocks."""
+    """Return the driver's attributes of the device; CUDA 13 no longer reports clocks."""
     properties = cupy.cuda.runtime.getDeviceProperties(GPU.current())
     clock_khz, memory_khz = properties.get("clockRate"), properties.get("memoryClockRate")
     return {

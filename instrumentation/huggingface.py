@@ -13,7 +13,7 @@ class WhatifCallback(TrainerCallback):
 
     A step ends with each optimizer step of the trainer. `steps`, `untraced_steps` and `memory` are those of `record`;
     `folder` replaces the output folder; `report` writes `whatif.html` beside the recording at the end of training.
-    Training goes on undisturbed whatever happens to the recording.
+    Training continues undisturbed if the recording fails.
     """
 
     def __init__(self, *, folder: str | Path | None = None, report: bool = True, **options: Any) -> None:
@@ -21,15 +21,15 @@ class WhatifCallback(TrainerCallback):
         self._recording = RecordingInTrainer(report=report, **options)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **told: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """Begin to watch."""
-        self._recording.start(self._folder or args.output_dir or "", told["model"], [told.get("optimizer")])
+        """Start the recording."""
+        self._recording.start(self._folder or args.output_dir or "", rest["model"], [rest.get("optimizer")])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **told: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
         """End a step."""
         self._recording.step()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **told: Any) -> None:
-        """Write what is not written yet, and the report."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+        """Write the recording, if not yet written, and the report."""
         self._recording.finish()

@@ -1,4 +1,4 @@
-"""What the callbacks of Lightning and Hugging Face share: a recording that never disturbs the trainer around it."""
+"""Common part of the callbacks for Lightning and Hugging Face: a recording that never disturbs the trainer."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ RECORDING = "whatif.json.gz"
 
 
 class RecordingInTrainer:
-    """Records the first steps between `start` and `finish` into a trainer's folder; says on stderr what it did."""
+    """Records the first steps between `start` and `finish` into a trainer's folder; reports on stderr."""
 
     def __init__(self, *, report: bool, **options: Any) -> None:
         self._report = report
@@ -27,7 +27,7 @@ class RecordingInTrainer:
         self.written: Path | None = None
 
     def start(self, folder: str | Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer | None]) -> None:
-        """Begin with the warm-up steps; the file's name is `whatif.json.gz`, with the rank where there are several."""
+        """Start with the warm-up steps; the file is named `whatif.json.gz`, with the rank if there are several."""
 
         def begin() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -45,19 +45,19 @@ class RecordingInTrainer:
             self._guarded(self._recording.step)
 
     def finish(self) -> None:
-        """Write what is not written yet, where that is enough, and the report."""
+        """Write the recording, if not yet written and long enough, and the report."""
         if self._recording is not None:
             self._guarded(self._recording.finish)
         if self.written is not None and self._report:
             page = self.written.with_name(self.written.name.removesuffix(".json.gz") + ".html")
-            # In a process of its own: the report needs memory and time, and its errors are none of the training's.
+            # In a separate process: the report needs memory, and its errors must not reach the training.
             command = [sys.executable, "-m", "whatif", "report", str(self.written), "-o", str(page)]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            said = ended.stderr.strip().splitlines()
-            tell(f"{page}: written." if ended.returncode == 0 else f"no report: {said[-1] if said else 'it failed'}")
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            lines = result.stderr.strip().splitlines()
+            tell(f"{page}: written." if result.returncode == 0 else f"no report: {lines[-1] if lines else 'it failed'}")
 
     def abandon(self) -> None:
-        """Take everything off the model."""
+        """Remove all hooks from the model."""
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
@@ -71,5 +71,5 @@ class RecordingInTrainer:
         else:
             if self._recording is not None and self._recording.written:
                 self.written = self._recording.path
-                self._recording = None  # It holds the model.
+                self._recording = None  # Free the model that it refers to.
                 tell(recorded(self.written))

@@ -1,7 +1,7 @@
 """An environment in which a process keeps the memory that it frees."""
 
-# For the C library's allocator (mallopt(3)). On a virtual machine a page that was given back can cost more than the
-# operator that touches it again, and the profiler's own memory makes that worse step by step.
+# For the C library's allocator (mallopt(3)). On a virtual machine the page fault on a page that was returned to the
+# system can take longer than the operator that touches it, and the profiler's memory makes that worse at each step.
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2_000_000_000),

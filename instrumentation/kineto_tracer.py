@@ -15,7 +15,7 @@ from .gc_pauses import GcMarks
 from .layers import LayerMarks
 from .line_marks import LineMarks
 from .line_steps import placed_lines
-from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, lines_take
+from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, line_steps_needed
 
 
 class KinetoTracer:
@@ -31,14 +31,14 @@ class KinetoTracer:
         self._pauses: GcMarks | None = None
         self._lines = LineMarks() if lines else None
         self._thread = threading.current_thread()
-        active = steps + lines_take(steps) if lines else steps
+        active = steps + line_steps_needed(steps) if lines else steps
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU],
-            # One step more, so that the profiler still runs when the last one has ended: its own cost is measured then.
+            # One more step, so that the profiler still runs after the last recorded one, when its overhead is measured.
             schedule=schedule(wait=0, warmup=TRACER_WARMUP_STEPS, active=active + 1, repeat=1),
             record_shapes=True,
             profile_memory=memory,
-            # Without these events a trace does not say which GPU work a waiting CPU thread waits for.
+            # Without these events a trace does not show which GPU work a synchronizing CPU thread waits for.
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=cuda),
         )
 
@@ -56,7 +56,7 @@ class KinetoTracer:
             self._lines.start()
 
     def stop(self) -> None:
-        """Stop the profiler and take the marks off the model."""
+        """Stop the profiler and remove the marks from the model."""
         if self._lines is not None and self._marks is not None:
             self._lines.stop()
         if self._pauses is not None:
@@ -65,19 +65,19 @@ class KinetoTracer:
             self._marks.remove()
             self._profiler.stop()
             if threading.current_thread() is not self._thread:
-                # Kineto has dropped the events; to write them would crash.
+                # Kineto has dropped the events; writing them would crash.
                 raise WhatifError(
                     "expected the thread that trains to run until the steps are recorded, got its end: run more steps."
                 )
         self._marks = self._pauses = None
 
     def trace(self) -> dict[str, Any]:
-        """Return the profiler's own chrome trace; raises WhatifError where that cannot be read, OSError on disk."""
+        """Return the profiler's Chrome trace; raises WhatifError if it is not valid JSON, OSError if it is missing."""
         try:
             self._profiler.export_chrome_trace(str(self._scratch))
-            # Names come from the user's program: they may hold bytes that are no text and control characters.
+            # Names come from the user's program: they may contain invalid UTF-8 and control characters.
             trace = json.loads(self._scratch.read_text(encoding="utf-8", errors="replace"), strict=False)
-        except FileNotFoundError as error:  # On a full disk the profiler prints a line and goes on.
+        except FileNotFoundError as error:  # On a full disk the profiler prints a line and continues.
             raise OSError(error.errno, "no trace file from torch.profiler") from error
         except ValueError as error:
             raise WhatifError(
@@ -85,8 +85,8 @@ class KinetoTracer:
                 " torch."
             ) from error
         finally:
-            for left in (self._scratch, self._scratch.with_name(f"{self._scratch.name}.tmp")):  # the profiler's own
-                left.unlink(missing_ok=True)
+            for file in (self._scratch, self._scratch.with_name(f"{self._scratch.name}.tmp")):  # the profiler's
+                file.unlink(missing_ok=True)
         assert isinstance(trace, dict)
         if self._lines is not None:
             lines, events = self._lines, trace["traceEvents"]

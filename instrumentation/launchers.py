@@ -5,7 +5,7 @@ from typing import Any
 
 from whatif.runtime.errors import WhatifError
 
-# What `whatif collect` may be asked to run, besides a script; after `-m` the modules of the same programs.
+# What `whatif collect` accepts besides a script: the programs and, after `-m`, their modules.
 _LAUNCHERS = {
     "torchrun": "torch.distributed.run",
     "torch.distributed.run": "torch.distributed.run",
@@ -17,8 +17,8 @@ _LAUNCHERS = {
 def launched(name: str, words: list[str], options: list[str]) -> list[str] | None:
     """Return the command that starts the same processes, each under `whatif collect` with `options`.
 
-    `words` follow the launcher's name on the command line. Returns None where `name` is no launcher. Raises WhatifError
-    where the processes would not run Python.
+    `words` follow the launcher's name on the command line. Returns None if `name` is not a launcher. Raises WhatifError
+    if the processes would not run Python.
     """
     module = _LAUNCHERS.get(name)
     if module is None:
@@ -27,15 +27,15 @@ def launched(name: str, words: list[str], options: list[str]) -> list[str] | Non
         if words[:1] != ["launch"]:
             raise WhatifError("accelerate: expected `accelerate launch SCRIPT.py`, got another command of it.")
         words = words[1:]
-    told = _parser(module).parse_args(words)
-    if getattr(told, "no_python", False):
+    parsed = _parser(module).parse_args(words)
+    if getattr(parsed, "no_python", False):
         raise WhatifError(f"{name}: expected Python scripts to start, got --no-python: drop it.")
-    script = len(words) - len(told.training_script_args) - 1
-    its_options, its_words = words[:script], words[script:]
-    as_module = ["-m"] if told.module else []
-    if not told.module:  # whatif itself is a module.
-        its_options = [*its_options, "-m"]
-    return [sys.executable, "-m", module, *its_options, "whatif", "collect", *options, *as_module, *its_words]
+    script = len(words) - len(parsed.training_script_args) - 1
+    launcher_options, script_words = words[:script], words[script:]
+    as_module = ["-m"] if parsed.module else []
+    if not parsed.module:  # whatif itself is a module.
+        launcher_options = [*launcher_options, "-m"]
+    return [sys.executable, "-m", module, *launcher_options, "whatif", "collect", *options, *as_module, *script_words]
 
 
 def _parser(module: str) -> Any:

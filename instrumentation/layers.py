@@ -1,4 +1,4 @@
-"""What the recording says about layers: a span around the forward call of every module, sizes, gradient order.
+"""The recording's data on layers: a span around the forward call of every module, sizes, gradient order.
 
 Backward spans are not marked: every backward operator carries the autograd sequence number of its forward operator,
 which lies inside a mark. Full backward hooks would wrap the module's tensors and break in-place layers.
@@ -22,15 +22,15 @@ LAYER_PREFIX = "whatif::layer::"
 # The outermost module has the empty qualified name, which no reader could select.
 ROOT_LAYER = "(root)"
 
-# Modules that torch slips in between the user's modules, by the attribute that holds the inner one.
+# Wrapper modules that torch inserts, by the attribute that holds the wrapped one.
 _WRAPPER_ATTRIBUTES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
-# The private one is cheaper when the profiler runs, and torch's own compiler uses it; the public one never goes away.
+# The private class is cheaper while the profiler runs, and torch's compiler uses it; the public one is the fallback.
 _Mark: Any = getattr(torch._C._profiler, "_RecordFunctionFast", record_function)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module that the user wrote, from under data parallelism, sharding and `torch.compile`."""
+    """Return the user's module, without the wrappers of data parallelism, sharding and `torch.compile`."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -42,7 +42,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module of the model, outermost first, with its qualified name as the user's code spells it."""
+    """Yield every module of the model, outermost first, with its qualified name in the user's code."""
     for qualified_name, module in unwrap(model).named_modules():
         parts = qualified_name.split(".")
         if parts[-1] in _WRAPPER_ATTRIBUTES:
@@ -61,7 +61,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]
 
 
 def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
-    """Return name, type, own parameters' number and shapes and gradient bytes of every layer, outermost first.
+    """Return name, type, number and shapes of its direct parameters and gradient bytes of every layer, outermost first.
 
     A parameter that two layers share is counted in the first.
     """
@@ -78,19 +78,19 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
 
 
 class HookHere(functools.partial[Any]):
-    """A hook of one module: its copies, also in a file, hold one that does nothing and needs no `whatif`."""
+    """A hook of one module: in copies of the module, also pickled ones, it does nothing and needs no `whatif`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # which takes anything and returns None
+        return getattr, (nullcontext(), "__exit__")  # accepts any arguments, returns None
 
 
 class Hooks:
-    """Hooks on a model, its layers or its parameters that are taken off together."""
+    """Hooks on a model, its layers or its parameters that are removed together."""
 
     _handles: list[RemovableHandle]
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -98,11 +98,11 @@ class Hooks:
 def hook_layers(model: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> list[RemovableHandle]:
     """Hook every layer: `enter(name, module, args)` before its forward call, `leave(name, module, args, output)` after.
 
-    `leave` is called even where the user's code catches an error of the layer.
+    `leave` is called even if the layer raises an error that the user's code catches.
     """
     handles = []
     for name, module in named_layers(model):
-        if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python: it would never call the hooks.
+        if isinstance(module, torch.jit.ScriptModule):  # Runs outside Python and does not call hooks.
             continue
         handles.append(module.register_forward_pre_hook(HookHere(enter, name), prepend=True))
         handles.append(module.register_forward_hook(HookHere(leave, name), always_call=True))
@@ -117,7 +117,7 @@ class LayerMarks(Hooks):
         self._handles = hook_layers(model, self._enter, self._leave)
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():  # A compiled region stays as the user's code would compile.
+        if torch.compiler.is_compiling():  # Compiled regions must not change.
             return
         mark = _Mark(LAYER_PREFIX + name)
         if not hasattr(self._open, "marks"):
@@ -134,7 +134,7 @@ class LayerMarks(Hooks):
 
 
 class GradientOrder(Hooks):
-    """Watches in which order a backward pass finishes the gradients, until `remove`.
+    """Records the order in which a backward pass finishes the gradients, until `remove`.
 
     Data parallelism fills its buckets in this order.
     """

@@ -13,7 +13,7 @@ class WhatifCallback(Callback):
 
     A step ends with each optimizer step of the trainer. `steps`, `untraced_steps` and `memory` are those of `record`;
     `folder` replaces the log folder; `report` writes `whatif.html` beside the recording at the end of training.
-    Training goes on undisturbed whatever happens to the recording.
+    Training continues undisturbed if the recording fails.
     """
 
     def __init__(self, *, folder: str | Path | None = None, report: bool = True, **options: Any) -> None:
@@ -21,7 +21,7 @@ class WhatifCallback(Callback):
         self._recording = RecordingInTrainer(report=report, **options)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to watch."""
+        """Start the recording."""
         folder = self._folder or trainer.log_dir or trainer.default_root_dir
         self._recording.start(folder, pl_module, trainer.optimizers)
         self._steps_before = trainer.global_step
@@ -29,15 +29,15 @@ class WhatifCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End a step, where the optimizer has run."""
+        """End a step if the optimizer has run."""
         if trainer.global_step != self._steps_before:
             self._steps_before = trainer.global_step
             self._recording.step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is not written yet, and the report."""
+        """Write the recording, if not yet written, and the report."""
         self._recording.finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take everything off the model."""
+        """Remove all hooks from the model."""
         self._recording.abandon()

@@ -1,4 +1,4 @@
-"""A process that measures for this one: questions and answers are lines of JSON; both of its sides."""
+"""A process that measures for this one: jobs and answers are lines of JSON; parent's and child's side."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from whatif.runtime.errors import WhatifError
 
 from .kept_memory import KEEP_FREED_MEMORY
 
-# Nothing takes so long between two answers: the slowest start loads CUDA's libraries, the slowest operator is
-# given up after its second call.
+# Longer than any answer takes: the slowest start loads CUDA's libraries, the slowest operator is given up after its
+# second call.
 SILENCE_S = 90.0
 
 
 class EndedError(Exception):
-    """The process ended, or was ended because it fell silent; the message is the last that it printed."""
+    """The process ended, or was killed because it stopped answering; the message is the last line that it printed."""
 
 
 class MeasuringProcess:
-    """A module that measures in a process of its own; a context manager, so that it never outlives its parent.
+    """A module that measures in a separate process; a context manager, so that it never outlives its parent.
 
-    ``setup`` is the first line that it reads, and ``ready`` its answer to that. ``threads``: of a CPU, for libraries
-    that read it when they are loaded; None leaves it to them.
+    ``setup`` is the first line that it reads, and ``ready`` its answer. ``threads`` is the number of CPU threads for
+    libraries that read it when they are loaded; None leaves it to them.
     """
 
     def __init__(self, module: str, setup: dict[str, Any], *, threads: int | None = None) -> None:
@@ -41,7 +41,7 @@ class MeasuringProcess:
 
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile()
-        # As in a training loop that has warmed up: otherwise an operator would pay for the page faults of its results.
+        # As in a training loop after warm-up: otherwise operators would include page faults of their results.
         environment = {**os.environ, **KEEP_FREED_MEMORY}
         if self._threads is not None:
             environment["OMP_NUM_THREADS"] = str(self._threads)
@@ -59,7 +59,7 @@ class MeasuringProcess:
             raise WhatifError(
                 f"expected a process that measures, got one that ended before its first answer; its last line: {error}."
             ) from None
-        except BaseException:  # Ctrl-C while torch is loaded
+        except BaseException:  # Ctrl-C while torch is being imported
             self.__exit__()
             raise
         return self
@@ -69,25 +69,25 @@ class MeasuringProcess:
         self._process.wait()
         self._reader.join(timeout=1)
         for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # What was not read any more.
+            with contextlib.suppress(OSError):  # It may hold unread data.
                 if stream is not None:
                     stream.close()
         self._log.close()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one job. Raises EndedError where none comes."""
+        """Return the answer to one job. Raises EndedError if none comes."""
         self.ask(job)
         return self.answer()
 
     def ask(self, message: dict[str, Any]) -> None:
         """Send one line."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # It has ended: the answer will tell.
+        with contextlib.suppress(OSError, ValueError):  # It has ended: `answer` raises.
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for one line. Raises EndedError where none comes."""
+        """Wait for one line. Raises EndedError if none comes."""
         try:
             line = self._lines.get(timeout=self._silence_s)
         except queue.Empty:
@@ -107,16 +107,16 @@ class MeasuringProcess:
 
 def _copy_lines(source: Any, lines: queue.SimpleQueue[str]) -> None:
     for line in source:
-        if line.endswith("\n"):  # Else the process ended while it wrote.
+        if line.endswith("\n"):  # Else the process ended in the middle of a line.
             lines.put(line)
     lines.put("")
 
 
 def connect() -> tuple[Callable[[dict[str, Any]], None], Iterator[dict[str, Any]]]:
-    """Return what a measuring process answers with, and the lines that it is sent: its setup, then one job each.
+    """Return the measuring process's function to send an answer, and its input: the setup, then the jobs.
 
-    From then on whatever libraries print goes elsewhere. Ctrl-C reaches the whole group of processes: the parent
-    decides, and ends this one.
+    Redirects what libraries print on stdout to stderr. Ignores Ctrl-C, which reaches the whole process group: the
+    parent ends this process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

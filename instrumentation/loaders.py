@@ -1,4 +1,4 @@
-"""Which DataLoader feeds the training, seen by watching what fetches a batch."""
+"""Finds the DataLoader that feeds the training, by watching the fetches of batches."""
 
 import threading
 import time
@@ -6,14 +6,14 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-_Iterator: Any = dataloader._BaseDataLoaderIter  # Untyped; every DataLoader's iterator is one.
+_Iterator: Any = dataloader._BaseDataLoaderIter  # Untyped; the base class of every DataLoader's iterator.
 
 
 class LoaderWatch:
-    """Watches every DataLoader of the process until `remove`, also one whose iteration has begun before.
+    """Watches every DataLoader of the process until `remove`, including those already being iterated.
 
-    ``fetch_ns`` is the CPU time of all fetches so far by the thread that watches; a loader inside of another counts
-    with that.
+    ``fetch_ns`` is the CPU time of all fetches so far on the watching thread; a nested loader is part of the outer
+    one's time.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LoaderWatch:
         _Iterator.__next__ = watched
 
     def summary(self) -> dict[str, Any] | None:
-        """Return workers, batch size, pinning and prefetching of the loader used most; None where none was used."""
+        """Return workers, batch size, pinning and prefetching of the loader used most; None if none was used."""
         if not self._seen:
             return self._summary
         iterator = self._seen[max(self._fetches, key=self._fetches.__getitem__)]
@@ -57,9 +57,9 @@ class LoaderWatch:
         }
 
     def remove(self) -> None:
-        """Stop watching and forget the iterators: one that is held keeps its workers alive."""
+        """Stop watching and drop the iterators, which would keep their workers alive."""
         self._summary = self.summary()
         self._seen.clear()
         self._watching = False
-        if _Iterator.__next__ is self._watched:  # Somebody may have put theirs around it.
+        if _Iterator.__next__ is self._watched:  # Something else may have wrapped it since.
             _Iterator.__next__ = self._next

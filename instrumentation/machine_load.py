@@ -1,4 +1,4 @@
-"""How busy the machine is while steps run: what others take from the program shows in its own counters."""
+"""Load of the machine while steps run: interference by other processes shows in this process's counters."""
 
 import importlib
 import importlib.util
@@ -13,11 +13,11 @@ class LoadMeter:
         self._began = self._ended = _counters()
 
     def mark(self) -> None:
-        """End what is counted here."""
+        """End the counted interval now."""
         self._ended = _counters()
 
     def summary(self, steps: int) -> dict[str, float] | None:
-        """Return what was counted over `steps` steps, and the load average of a minute; None where nothing is known."""
+        """Return the counts over `steps` steps and the one-minute load average; None without counters."""
         if self._began is None or self._ended is None:
             return None
         wall_s, cpu_s, switches, faults = (end - begin for end, begin in zip(self._ended, self._began, strict=True))

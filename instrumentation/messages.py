@@ -1,4 +1,4 @@
-"""Messages to people, named for whatif and for the rank of this process."""
+"""Messages to the user, prefixed with whatif and the rank of this process."""
 
 import os
 import shlex
@@ -13,9 +13,9 @@ def trains_with_others() -> bool:
 
 
 def this_rank() -> int | None:
-    """Return the rank of this process among those that train together, or that a launcher started; None if it is alone.
+    """Return the rank of this process in the process group, or the one set by a launcher; None for a single process.
 
-    A launcher such as torchrun sets RANK and WORLD_SIZE, also for a script that makes no process group.
+    A launcher such as torchrun sets RANK and WORLD_SIZE, also for a script that creates no process group.
     """
     if trains_with_others():
         return dist.get_rank()
@@ -24,14 +24,14 @@ def this_rank() -> int | None:
 
 
 def recorded(written: object, files: str = "", command: str = "whatif") -> str:
-    """Return what is said once a recording is `written`, and how to look at it, or at several `files` by a `*`."""
+    """Return the message once a recording is `written`, with a command to view it, or `files` with a `*`."""
     words = "*".join(shlex.quote(part) for part in (files or str(written)).split("*"))
     return f"{written}: recorded; next: {command} explain {words}"
 
 
 def tell(sentence: str) -> None:
-    """Print a sentence on stderr, named for whatif, with the rank where there are several."""
+    """Print a sentence on stderr, prefixed with whatif and, if there are several, the rank."""
     rank = this_rank()
-    # In one piece: several processes write at the same time.
+    # In one write: several processes print at the same time.
     sys.stderr.write(f"whatif{'' if rank is None else f' (rank {rank})'}: {sentence}\n")
     sys.stderr.flush()

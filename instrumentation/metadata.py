@@ -1,4 +1,4 @@
-"""What a recording says about the run besides its events: optimizer, input, precision and machine."""
+"""Metadata of a recording besides its events: optimizer, input, precision and machine."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ _LIBRARIES = (
 
 
 def describe_environment(cuda: bool) -> dict[str, Any]:
-    """Return the versions and hardware that the times depend on; nothing in it names the machine or its user."""
+    """Return the versions and hardware that the times depend on; nothing that identifies the machine or its user."""
     cudnn: Any = torch.backends.cudnn  # Partly untyped.
     return {
         "torch": torch.__version__,
@@ -39,7 +39,7 @@ def describe_environment(cuda: bool) -> dict[str, Any]:
 
 
 def _usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -78,35 +78,35 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any
 
 
 def zero_share(optimizer: torch.optim.Optimizer | None) -> float:
-    """Return how many of Adam's second moments on a CPU are 0, as of an embedding's rows that no step has read."""
+    """Return the share of Adam's second moments on a CPU that are 0, as for an embedding's rows not yet used."""
     states = optimizer.state.values() if optimizer is not None else ()
     moments = [slots["exp_avg_sq"] for slots in states if torch.is_tensor(slots.get("exp_avg_sq"))]
-    # Of a sharded one this rank's part: counting all of it would wait for ranks that may not be asked.
+    # For a sharded tensor only this rank's part: counting all of it would wait for ranks that may not call this.
     moments = [moment.to_local() if hasattr(moment, "to_local") else moment for moment in moments]
     moments = [moment for moment in moments if moment.device.type == "cpu" and type(moment) is torch.Tensor]
     moments = [moment for moment in moments if moment.layout == torch.strided and not moment.is_quantized]
     elements = sum(moment.numel() for moment in moments)
-    other = sum(int(torch.count_nonzero(moment)) for moment in moments)
-    return round(1 - other / elements, 4) if elements else 0.0
+    nonzero = sum(int(torch.count_nonzero(moment)) for moment in moments)
+    return round(1 - nonzero / elements, 4) if elements else 0.0
 
 
 class FirstInput(Hooks):
-    """Watches for the model's first input, whose leading dimension is the batch size, and for autocast.
+    """Records the model's first input, whose leading dimension is the batch size, and autocast.
 
-    Autocast may be entered inside the model's forward call: the modules inside are asked as well.
+    Autocast may be entered inside the model's forward call: submodules are checked as well.
     """
 
     def __init__(self, model: nn.Module, *, trained: bool) -> None:
         self.shape: list[int] | None = None
         self.dtype: str | None = None
         self.autocast: str | None = None
-        self.samples = 0  # of all calls of the model, but for those that repeat one batch for one update
+        self.samples = 0  # of all calls of the model except those that an optimizer repeats on one batch
         self._model, self._trained = model, trained
-        self._repeats = False  # whether a closure runs that its optimizer has called before in this step
+        self._repeats = False  # inside a closure that its optimizer calls again in this step
         self._last: tuple[weakref.ref[torch.Tensor], int] | None = None  # since the last update: input and weights
-        # All modules, the outermost one called comes first: a script may call a method of the model other than forward.
+        # On all modules: the script may call another method of the model than forward. The outermost call comes first.
         self._handles = [
-            module.register_forward_pre_hook(HookHere(self._look), with_kwargs=True)
+            module.register_forward_pre_hook(HookHere(self._before_forward), with_kwargs=True)
             for module in model.modules()
             if not isinstance(module, torch.jit.ScriptModule)
         ]
@@ -114,7 +114,7 @@ class FirstInput(Hooks):
             self._handles.append(register_optimizer_step_pre_hook(self._watch_closure))
 
     def _watch_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments of an optimizer's step with a closure (LBFGS) that notes when it is called again."""
+        """Return the arguments of an optimizer's step with a closure (LBFGS) that records repeated calls."""
         self._last = None
         closure = args[1] if args[1:] else kwargs.get("closure")
         if torch.compiler.is_compiling() or not callable(closure):
@@ -132,7 +132,7 @@ class FirstInput(Hooks):
 
         return ((args[0], watched, *args[2:]), kwargs) if args[1:] else (args, {**kwargs, "closure": watched})
 
-    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or (self.autocast is not None and module is not self._model):
             return
         if self._trained and not torch.is_grad_enabled():  # an evaluation
@@ -158,7 +158,7 @@ class FirstInput(Hooks):
 def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]:
     """Return the parameters' type, the autocast type (null: off) and the switches that choose CUDA's kernels.
 
-    `matmul`, `conv` and `rnn` say how float32 products are computed ("ieee", "tf32", "none": torch's default).
+    `matmul`, `conv` and `rnn` are the precision of float32 products ("ieee", "tf32", "none": torch's default).
     """
     dtypes = sorted({dtype_name(parameter.dtype) for parameter in model.parameters()})
     matmul: Any = torch.backends.cuda.matmul
@@ -178,8 +178,8 @@ def describe_precision(model: nn.Module, autocast: str | None) -> dict[str, Any]
 
 
 def _setting(backend: Any, name: str) -> Any:
-    """Return a backend's switch; None where this torch has none, or does not tell."""
+    """Return a backend's switch; None if this torch does not have it or cannot read it."""
     try:
         return getattr(backend, name, None)
-    except RuntimeError:  # The old switch does not tell what was set by the new one.
+    except RuntimeError:  # The old switch cannot be read after the new one was set.
         return None

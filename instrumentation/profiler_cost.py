@@ -1,4 +1,4 @@
-"""What the profiler itself adds to each recorded CPU operator, measured in the process that is recorded."""
+"""Overhead of the profiler per recorded CPU operator, measured in the recorded process."""
 
 import statistics
 import time
@@ -16,10 +16,10 @@ _MARK = "whatif::profiler_cost"
 
 
 class ProfilerCost:
-    """Runs the same tiny training step with and without the profiler in turn, on this thread's CPU clock.
+    """Runs a tiny training step alternately with and without the profiler, timed by this thread's CPU clock.
 
-    Both belong to one recording's only session, after the last step. They take turns, so that a slow moment hits both.
-    A training step and no loop over one operator, because backward operators cost the profiler about twice as much.
+    Both run in the recording's session, after the last step; they alternate, so that a slow moment affects both. The
+    work is a training step, not one repeated operator, as backward operators have about twice the overhead.
     """
 
     def __init__(self) -> None:
@@ -28,24 +28,24 @@ class ProfilerCost:
     def measure(self) -> None:
         """Measure while the profiler records; leaves it recording."""
         device = torch.device("cpu")
-        # Whatever modes the program is in.
+        # Independent of the program's modes.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             x, weight, state = (torch.ones(_SIZE, _SIZE, device=device, dtype=torch.float32) for _ in range(3))
             tensors = x, weight.requires_grad_(), state
-            for recorded in (True, False):  # The profiler meets these operators for the first time.
+            for recorded in (True, False):  # Warm-up: the profiler sees these operators for the first time.
                 _round_ns(tensors, recorded)
             with record_function(_MARK):
                 self._added_ns = [_round_ns(tensors, True) - _round_ns(tensors, False) for _ in range(_ROUNDS)]
 
     def summary(self, events: list[dict[str, Any]]) -> dict[str, float] | None:
-        """Return `per_event`, the CPU time in ns that begin and end of one operator cost; None if not measured.
+        """Return `per_event`, the overhead of recording one operator in ns of CPU time; None if not measured.
 
-        `events` are all of the trace, also those of `measure`: they are counted.
+        `events` are all of the trace, including those of `measure`, which are counted.
         """
-        events_a_round = _operators(events) / _ROUNDS
-        if not self._added_ns or not events_a_round:
+        events_per_round = _operators(events) / _ROUNDS
+        if not self._added_ns or not events_per_round:
             return None
-        return {"per_event": round(max(0.0, statistics.median(self._added_ns)) / events_a_round, 1)}
+        return {"per_event": round(max(0.0, statistics.median(self._added_ns)) / events_per_round, 1)}
 
 
 def _operators(events: list[dict[str, Any]]) -> int:
@@ -61,7 +61,7 @@ def _operators(events: list[dict[str, Any]]) -> int:
 
 
 def _round_ns(tensors: tuple[Tensor, Tensor, Tensor], recorded: bool) -> int:
-    """Return the time of some tiny steps; the profiler sees nothing of this thread where they are not `recorded`."""
+    """Return the time of some tiny steps; the profiler ignores this thread if they are not `recorded`."""
     torch._C._autograd._enable_record_function(recorded)
     try:
         begin_ns = time.thread_time_ns()
@@ -73,7 +73,7 @@ def _round_ns(tensors: tuple[Tensor, Tensor, Tensor], recorded: bool) -> int:
 
 
 def _train(x: Tensor, weight: Tensor, state: Tensor) -> None:
-    # Pointwise only: on so small tensors these never start a second thread, for which this one would wait.
+    # Pointwise only: on tensors this small they never start a second thread, for which this one would wait.
     loss = x.mul(weight).relu().add(x).sigmoid().mul(weight).sum()
     (gradient,) = torch.autograd.grad(loss, weight)
     with torch.no_grad():

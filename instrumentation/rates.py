@@ -1,4 +1,4 @@
-"""How fast this machine multiplies and copies: what a what-if about precision needs to know of it."""
+"""Measured rates of matrix products and copies on this machine, for what-ifs about precision."""
 
 import time
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-# A product of this size fits a second-level cache, as the blocks do into which convolutions are cut.
+# A product of this size fits in an L2 cache, like the blocks into which convolutions are split.
 PRODUCT = 256
 COPY_ELEMENTS = 16 << 20
 ROUNDS = 15
 
 
 def measure_rates(cuda: bool) -> dict[str, Any] | None:
-    """Return the rates of the device that trains; None where the training left its GPU no memory to measure in."""
+    """Return the rates of the device that trains; None if the training leaves no GPU memory to measure in."""
     if not cuda:
         return dict(measure_cpu_rates())
     from .gpu_rates import measure_gpu_rates
@@ -25,7 +25,7 @@ def measure_cpu_rates() -> dict[str, float]:
     """Return GFLOP/s of an fp32 and a bf16 product and GB/s of a copy (bytes written), best of 15, in about 0.2 s."""
     flops = 2.0 * PRODUCT**3
     rates = {}
-    cpu = torch.device("cpu")  # The program may have other defaults, and call this where autocast is on.
+    cpu = torch.device("cpu")  # The program may have another default device, and autocast on.
     with torch.autocast("cpu", enabled=False):
         for name, dtype in (("fp32_gflops", torch.float32), ("bf16_gflops", torch.bfloat16)):
             a, b = (torch.ones(PRODUCT, PRODUCT, dtype=dtype, device=cpu) for _ in range(2))

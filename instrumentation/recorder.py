@@ -25,16 +25,16 @@ from .metadata import describe_environment, describe_optimizer, zero_share
 from .profiler_cost import ProfilerCost
 from .rates import measure_rates
 from .recording_file import cannot_write, check_writable, of_this_rank, scratch_file, write_recording
-from .script_profilers import a_recording_begins, a_recording_ends
+from .script_profilers import recording_begins, recording_ends
 from .steptimer import StepTimer
 from .tracer import Tracer, check_backend, check_session, make_tracer
 from .watchers import WarmupWatchers
-from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, keep_whole_steps, lines_take
+from .whole_steps import STEPS_BEFORE_LINES, TRACER_WARMUP_STEPS, keep_whole_steps, line_steps_needed
 
-# Readers warn of a recording whose version they do not know.
+# Readers warn about a recording with an unknown version.
 METADATA_VERSION = 1
 
-# Fewer recorded steps are not worth a file: the first one is dropped by readers, and a median needs two more.
+# Readers drop the first recorded step, and a median needs two more.
 FEWEST_STEPS = 3
 
 # Quartiles need two times.
@@ -44,19 +44,19 @@ FEWEST_UNTRACED_STEPS = 2
 class Recording:
     """A context manager that records `steps` training steps into `path`; call its `step()` at the end of each.
 
-    The steps are used in this order: `warmup_steps` run as they are, `untraced_steps` are timed without the profiler,
-    3 run with the profiler to warm it up, `steps` are recorded. With `lines` as many and one follow, in which is noted
-    which line of your code runs (kineto). Then the file is written; later steps run as they are.
-    Of several ranks (`torch.distributed`, or RANK and WORLD_SIZE as torchrun sets them) each writes a file of its own,
+    The steps are used in this order: `warmup_steps` run unchanged, `untraced_steps` are timed without the profiler,
+    3 run with the profiler to warm it up, `steps` are recorded. With `lines`, `steps` + 1 more follow, in which the
+    lines of your code are traced (kineto only). Then the file is written; later steps run unchanged.
+    With several ranks (`torch.distributed`, or RANK and WORLD_SIZE as torchrun sets them) each writes its own file,
     `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
-    in the trace; `say` is called with each warning. docs/recording.md lists what a recording holds.
+    in the trace; `say` is called with each warning. docs/recording.md lists the contents of a recording.
 
-    Raises WhatifError for a number of steps that is too small, for a path that cannot be written, for a backend that
-    cannot work here, where another profiler runs, for the second recording of a process that uses a GPU, and at the end
-    of the block when fewer than 3 steps were recorded, or none of a GPU's kernels (NoGpuEventsError). When the block
-    raises, nothing is written and stderr says so.
+    Raises WhatifError for too few steps, a path that cannot be written, a backend that does not work here, a second
+    profiler that is running, a second recording in a process that uses a GPU, and at the end of the block if fewer than
+    3 steps were recorded, or no kernel of a GPU (NoGpuEventsError). If the block raises, nothing is written and a
+    message is printed on stderr.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class Recording:
         self._memory = memory
         self._lines = lines
         self._say = say
-        self._count = 0  # steps so far
+        self._count = 0  # steps ended so far
         self._done = False
         self._written = False
         self._device: torch.device | None = None  # the GPU that the model is on, if any
         self._metadata: dict[str, Any] = {}
         self._watchers: WarmupWatchers | None = None
-        self._timer: StepTimer | None = None  # of the untraced, then of the recorded steps
-        self._traced: dict[str, Any] = {}  # what it measured of the recorded steps
-        self._retries: list[int] = []  # of the allocator so far, at each end of a recorded step and before the first
+        self._timer: StepTimer | None = None  # first of the untraced, then of the recorded steps
+        self._traced: dict[str, Any] = {}  # times and load of the recorded steps
+        self._retries: list[int] = []  # the allocator's total before the first recorded step and after each
         self._tracer: Tracer | None = None
         self._cost = ProfilerCost()
 
     @property
     def done(self) -> bool:
-        """Whether the file is written (or given up): further steps change nothing."""
+        """Whether the file is written or abandoned: further steps change nothing."""
         return self._done
 
     @property
     def written(self) -> bool:
-        """Whether the file is there, whole."""
+        """Whether the complete file was written."""
         return self._written
 
     @property
@@ -123,32 +123,32 @@ class Recording:
 
     @property
     def steps_needed(self) -> int:
-        """How many calls of `step` a whole recording takes."""
-        return self._last_recorded + (lines_take(self._recorded_steps) if self._lines else 0)
+        """Number of calls of `step` in a complete recording."""
+        return self._last_recorded + (line_steps_needed(self._recorded_steps) if self._lines else 0)
 
     @property
     def fewest_steps(self) -> int:
-        """How many calls of `step` it takes until `finish` has enough to write."""
+        """Number of calls of `step` after which `finish` can write a file."""
         return self._last_recorded + STEPS_BEFORE_LINES + 1 if self._lines else self._steps_before + FEWEST_STEPS
 
     @property
     def _last_recorded(self) -> int:
-        """How many calls of `step` end the last recorded step."""
+        """Number of calls of `step` up to the end of the last recorded step."""
         return self._steps_before + self._recorded_steps
 
     @property
     def _steps_before(self) -> int:
-        """How many steps end before the first recorded one begins."""
+        """Number of steps before the first recorded one."""
         return self._warmup_steps + self._untraced_steps + TRACER_WARMUP_STEPS
 
     @property
     def enough(self) -> bool:
-        """Whether `finish` has enough to write, or has written it."""
+        """Whether `finish` can write a file, or has done so."""
         return self.done or self._count >= self.fewest_steps
 
     @property
     def next_stage(self) -> str:
-        """What the next call of `step` begins, as a sentence for people; empty where it goes on as before."""
+        """A sentence for the user on the stage that the next call of `step` begins; empty if none does."""
         stages = {
             self._warmup_steps: f"timing {self._untraced_steps} steps without the profiler.",
             self._warmup_steps + self._untraced_steps: f"starting the profiler: {TRACER_WARMUP_STEPS} steps of warm-up,"
@@ -178,8 +178,8 @@ class Recording:
             )
 
     def start(self) -> None:
-        """Begin with the warm-up steps."""
-        a_recording_begins()
+        """Start with the warm-up steps."""
+        recording_begins()
         check_session(self._backend, cuda=GPU.of_model(self._model) is not None, lines=self._lines)
         self._watchers = WarmupWatchers(self._model, self._optimizer)
 
@@ -193,7 +193,7 @@ class Recording:
         if self._tracer is not None:
             self._tracer.step()
             if self._timer is not None:
-                self._note_retries()
+                self._record_retries()
         if self._count == 1 and self._warmup_steps > 1 and self._watchers is not None:
             self._watchers.first_over(cuda=GPU.of_model(self._model) is not None)
         if self._count == self._warmup_steps:
@@ -201,7 +201,7 @@ class Recording:
         elif self._count == self._warmup_steps + self._untraced_steps:
             self._begin_traced()
         elif self._count == self._steps_before:
-            self._note_retries()
+            self._record_retries()
             self._timer = StepTimer(self._device)
         elif self._count == self._last_recorded:
             self._end_recorded()
@@ -209,7 +209,7 @@ class Recording:
             self.finish()
 
     def finish(self) -> None:
-        """Write what was recorded, unless that is done; raises WhatifError when that is fewer than 3 steps."""
+        """Write the recording, unless it is written; raises WhatifError for fewer than 3 recorded steps."""
         if self.done:
             return
         tracer, enough = self._tracer, self.enough
@@ -226,31 +226,31 @@ class Recording:
         if recorded < self._recorded_steps:
             self._say(f"warning: the training ended after {recorded} of the {self._recorded_steps} steps to record")
 
-    def _note_retries(self) -> None:
+    def _record_retries(self) -> None:
         if self._device is not None:
             with GPU.on(self._device):
                 self._retries.append(GPU.retries())
 
     def _end_recorded(self) -> None:
-        """Measure what the profiler cost while it still runs, and no lines are noted."""
+        """Summarize the recorded steps; measure the profiler's overhead while it runs and before lines are traced."""
         assert self._timer is not None
         self._traced, self._timer = self._timer.summaries("traced"), None
         if self._backend == "kineto":
             self._cost.measure()
 
     def abandon(self) -> None:
-        """Take everything off the program and write nothing."""
-        # After an error on the GPU stopping raises as well, and would hide what went wrong first.
+        """Remove all hooks from the program and write nothing."""
+        # After an error on the GPU stopping raises as well, which would hide the first error.
         with suppress(Exception):
             self._stop()
 
     def _stop(self) -> None:
         self._done = True
-        a_recording_ends()
+        recording_ends()
         self._stop_watching()
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
-            # Not every program makes its model's GPU the current one, which is the one that is waited for.
+            # The tracer synchronizes the current GPU, which need not be the model's.
             with GPU.on(self._device):
                 tracer.stop()
 
@@ -266,7 +266,7 @@ class Recording:
         self._timer = StepTimer(self._device)
 
     def _begin_traced(self) -> None:
-        # The tracer comes last: what runs after it in the same process is slower even when it is off.
+        # The tracer runs last: later steps in the same process are slower even once it is off.
         assert self._timer is not None
         with GPU.on(self._device):
             self._metadata = self._describe(self._timer)
@@ -284,11 +284,11 @@ class Recording:
         self._tracer.start()
 
     def _describe(self, timer: StepTimer) -> dict[str, Any]:
-        """Everything that is known before the tracer starts; the current GPU is the model's."""
+        """Return the metadata known before the tracer starts; the current GPU must be the model's."""
         assert self._watchers is not None
         cuda = self._device is not None
         untraced = timer.summaries("untraced")
-        # At once: the GPU's clocks sink while it rests.
+        # Immediately: the clocks of an idle GPU drop.
         clocks, driver = describe_clocks() if cuda else (None, None)
         optimizer = describe_optimizer(self._optimizer)
         return {
@@ -327,7 +327,7 @@ class Recording:
             self._say(f"warning: {doubt}")
 
 
-# As a call reads: `with record(model, optimizer, "run.json.gz") as recording`.
+# For calls such as `with record(model, optimizer, "run.json.gz") as recording`.
 record = Recording
 
 

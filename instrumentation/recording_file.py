@@ -1,4 +1,4 @@
-"""Reads and writes a recording: events and what was measured beside them, in one file, whole or not at all."""
+"""Reads and writes a recording: events and metadata in one file, which is written completely or not at all."""
 
 import gzip
 import json
@@ -13,25 +13,25 @@ from whatif.runtime.files import GZIP_MAGIC, output_file, replaceable_file, repl
 
 from .messages import this_rank
 
-# They name the machine and the user's folders, and no reader needs them.
+# These identify the machine and the user's folders, and no reader needs them.
 _PRIVATE_KEYS = ("host_name", "traceName")
 
-# What `_encode` begins every recording with.
+# The first bytes of every recording (`_encode`).
 _FIRST_BYTES = b'{"whatif":'
 
 
 def check_writable(path: Path) -> Path:
-    """Return the file that `path` names, checked before the run to be one that can be written.
+    """Return the file to write for `path`, checked before the run.
 
-    Raises WhatifError where it cannot, or where something that is no recording would be lost.
+    Raises WhatifError if it cannot be written, or if it exists and is not a recording.
     """
     return replaceable_file(path, "recording", lambda start: start.startswith(_FIRST_BYTES))
 
 
 def of_this_rank(path: Path) -> Path:
-    """Return the path with this process's rank in the name where there are several: each writes its own file.
+    """Return the path with this process's rank in the name if there are several: each writes its own file.
 
-    `run.json.gz` becomes `run.rank3.json.gz`; a name that holds the rank already stays as it is.
+    `run.json.gz` becomes `run.rank3.json.gz`; a name that already contains the rank is kept.
     """
     rank = this_rank()
     if rank is None:
@@ -43,34 +43,34 @@ def of_this_rank(path: Path) -> Path:
 
 
 def write_recording(trace: dict[str, Any], path: Path, metadata: dict[str, Any]) -> None:
-    """Write a chrome trace object and the metadata to `path`, compressed if it ends in `.gz`.
+    """Write a Chrome trace object and the metadata to `path`, compressed if it ends in `.gz`.
 
-    Raises WhatifError when the recording cannot be written.
+    Raises WhatifError if the recording cannot be written.
     """
     public = {key: value for key, value in trace.items() if key not in _PRIVATE_KEYS}
     rewrite_recording({"whatif": metadata, **public}, path, compress=path.suffix == ".gz")
 
 
 def rewrite_recording(recording: dict[str, Any], path: Path, *, compress: bool) -> None:
-    """Write a recording that was read and changed; raises WhatifError when it cannot be written."""
+    """Write a recording that was read and changed; raises WhatifError if it cannot be written."""
     data = _encode(recording, compress)
     with replacing(path) as part:
         part.write_bytes(data)
 
 
-def read_json(path: Path, what: str) -> tuple[Any, bool]:
-    """Return the content of a JSON file, and whether it is compressed; raises WhatifError where it is not ``what``."""
+def read_json(path: Path, expected: str) -> tuple[Any, bool]:
+    """Return the content of a JSON file, and whether it is compressed; raises WhatifError if it is not ``expected``."""
     try:
         data = path.read_bytes()
         compressed = data.startswith(GZIP_MAGIC)
         return json.loads(gzip.decompress(data) if compressed else data), compressed
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        said = getattr(error, "strerror", None) or type(error).__name__
-        raise WhatifError(f"{path}: expected {what}, got '{said}'.") from error
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise WhatifError(f"{path}: expected {expected}, got '{reason}'.") from error
 
 
 def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
-    """Return a recording, and whether its file is compressed; raises WhatifError for what is none."""
+    """Return a recording, and whether its file is compressed; raises WhatifError for other files."""
     recording, compressed = read_json(path, "a recording to read")
     if not isinstance(recording, dict) or not isinstance(recording.get("whatif"), dict):
         raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
@@ -78,13 +78,13 @@ def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def scratch_file(path: Path) -> Path:
-    """Return where a tracer may put its own file while a recording is made: beside the recording, and hidden."""
+    """Return the path of a tracer's temporary file: hidden, beside the recording."""
     target = output_file(path)
     return target.with_name(f".{target.name}.{os.getpid()}.raw.json")
 
 
 def cannot_write(path: Path, error: OSError) -> WhatifError:
-    """Return the error that says why there is no recording."""
+    """Return the WhatifError for a recording that could not be written."""
     return WhatifError(
         f"{path}: expected to write the recording, got {error.strerror}: free some space or choose another folder."
     )

@@ -32,7 +32,7 @@ class StepTimer:
             self._ends.append(GPU.mark(self._device))
 
     def times_ms(self) -> tuple[list[float], list[float]]:
-        """Return each step's time, and this thread's CPU time in it; waits for the GPU once."""
+        """Return each step's time, and this thread's CPU time in it; synchronizes the GPU once."""
         cpu_ms = [(end - begin) / 1e6 for begin, end in itertools.pairwise(self._cpu_ns)]
         steps = itertools.pairwise(self._ends)
         if self._device is None:
@@ -43,14 +43,14 @@ class StepTimer:
     def summaries(self, which: str) -> dict[str, dict[str, float]]:
         """Return `{which}_step_ms`, `{which}_load` and, on a CPU, `{which}_cpu_ms` of two steps or more.
 
-        Waits for the GPU once.
+        Synchronizes the GPU once.
         """
         wall_ms, cpu_ms = self.times_ms()
-        # What the CPU does beside a GPU does not add up to the step: it would mislead.
+        # On a GPU, CPU time does not add up to the step and would mislead.
         on_cpu = {f"{which}_cpu_ms": _summary(cpu_ms)} if self._device is None else {}
         load = self.load()
-        told = {} if load is None else {f"{which}_load": load}
-        return {f"{which}_step_ms": _summary(wall_ms), **on_cpu, **told}
+        load_entry = {} if load is None else {f"{which}_load": load}
+        return {f"{which}_step_ms": _summary(wall_ms), **on_cpu, **load_entry}
 
     def load(self) -> dict[str, float] | None:
         """Return the load of the machine over the steps, as `LoadMeter.summary`."""

@@ -7,7 +7,7 @@ import torch
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors among ``values`` and in the lists and tables among them, in their order."""
+    """Return the tensors in ``values``, including nested lists, tuples and dicts, in order."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

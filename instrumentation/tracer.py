@@ -1,4 +1,4 @@
-"""What records the events of the steps: one interface, and which of two tracers stands behind it."""
+"""Records the events of the steps: the interface of tracers, and the choice between the two."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ from .gpu import GPU
 
 BACKENDS = ("kineto", "cupti")
 
-_gpu_recorded = False  # whether a recording on a GPU was begun in this process
+_gpu_recorded = False  # whether this process has begun a recording on a GPU
 
 _CUPTI_INSTALL = '`pip install cupti-python` (beside torch 2.11: `pip install --no-deps "cupti-python==13.2.0"`)'
 
@@ -27,20 +27,20 @@ class Tracer(Protocol):
     """
 
     def start(self) -> None:
-        """Begin with step 0."""
+        """Start with step 0."""
 
     def step(self) -> None:
         """End a training step; the next one begins."""
 
     def stop(self) -> None:
-        """End the recording and take everything off the model."""
+        """End the recording and remove all hooks from the model."""
 
     def trace(self) -> dict[str, Any]:
-        """Return what was recorded, shaped as Kineto's chrome trace: `traceEvents` with times in microseconds, ..."""
+        """Return the events as a Chrome trace in Kineto's format: `traceEvents` with times in microseconds, ..."""
 
 
 def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
-    """Raise WhatifError, before any step has run, where this machine cannot record with that backend."""
+    """Raise WhatifError, before any step has run, if this machine cannot record with the backend."""
     if backend not in BACKENDS:
         raise WhatifError(f"expected a backend among {', '.join(BACKENDS)}, got {backend!r}: name one of them.")
     if backend == "kineto":
@@ -56,15 +56,15 @@ def check_backend(backend: str, *, memory: bool, lines: bool = False) -> None:
 
 
 def check_session(backend: str, *, cuda: bool, lines: bool = False) -> None:
-    """Raise WhatifError where a profiler or tracer runs already, or cannot see the GPU, or has recorded on one before.
+    """Raise WhatifError if a profiler or trace function runs, torch cannot trace the GPU, or it is a second session.
 
-    Steps on a GPU are slower after a first session, and CUPTI 13.0 mistakes times and correlations in a second one.
+    Steps on a GPU are slower after a first session, and CUPTI 13.0 reports wrong times and correlations in a second.
     """
     if torch._C._autograd._profiler_enabled():
         raise WhatifError(
             "expected no other profiler in the recorded steps, got a running torch.profiler: switch it off."
         )
-    if lines and sys.gettrace() is not None:  # There is only one.
+    if lines and sys.gettrace() is not None:  # A thread can have only one.
         raise WhatifError(
             "expected no trace function beside --lines, got that of a debugger or of coverage: switch it off, or record"
             " without lines."
@@ -91,9 +91,9 @@ def make_tracer(
     scratch: Path,
     lines: bool = False,
 ) -> Tracer:
-    """Return the tracer of a backend; `steps` are to be recorded after the warm-up.
+    """Return the tracer of a backend, which is to record `steps` after its warm-up.
 
-    `scratch` is a file that may be written and is removed again. Raises WhatifError as `check_session` does, and for
+    `scratch` is the path of a temporary file, which is removed. Raises WhatifError as `check_session` does, and for
     cupti without a model on a GPU.
     """
     global _gpu_recorded

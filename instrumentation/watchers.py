@@ -1,4 +1,4 @@
-"""Everything that watches the warm-up steps, and is off the program before a step is timed."""
+"""All observers of the warm-up steps; they are removed before a step is timed."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .step_parts import StepParts
 class WarmupWatchers:
     """Watches the model's input, the order of its gradients and the data loading, until `remove`.
 
-    Gradients are watched in the first step; the later ones, on a CPU, tell how long the parts of a step take.
+    Gradients are watched in the first step; on a CPU the parts of a step are timed in the later ones.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -27,7 +27,7 @@ class WarmupWatchers:
         self._parts: StepParts | None = None
 
     def first_over(self, *, cuda: bool) -> None:
-        """Go on after the first step."""
+        """Switch to timing the parts of a step after the first one."""
         self._gradients.remove()
         if self._optimizer is not None and not cuda:
             self._parts = StepParts(self._model, self._optimizer, self._loaders)
@@ -39,10 +39,10 @@ class WarmupWatchers:
                 watcher.remove()
 
     def summary(self, steps: int) -> dict[str, Any]:
-        """Return the metadata about input, precision, gradients, buckets and data loading, after so many steps."""
+        """Return the metadata about input, precision, gradients, buckets and data loading, after `steps` steps."""
         shape, gradients, loading = self._input.shape, self._gradients.rows(), self._loaders.summary()
         return {
-            # A compiled function calls no module that could tell its input.
+            # A compiled function calls no module whose hook would see the input.
             "batch_size": shape[0] if shape else (loading or {}).get("batch_size"),
             "samples_per_step": self._samples_per_step(steps),
             "input_shape": shape,
@@ -55,10 +55,10 @@ class WarmupWatchers:
         }
 
     def _samples_per_step(self, steps: int) -> int | None:
-        """Return the samples of all forward passes of a step: several where gradients are accumulated."""
+        """Return the samples of all forward passes of a step, several if gradients are accumulated."""
         if self._input.samples or self._optimizer is None or not self._input.shape:
             return round(self._input.samples / steps) or None
         # The model itself is not called. If there are more optimizers, each has a backward pass of the same batch.
-        held = {id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]}
-        several = any(tensor.requires_grad and id(tensor) not in held for tensor in self._model.parameters())
+        updated = {id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]}
+        several = any(tensor.requires_grad and id(tensor) not in updated for tensor in self._model.parameters())
         return self._input.shape[0] if several else None

@@ -1,36 +1,36 @@
-"""Cuts a trace to the steps that are kept: warm-up, a step cut short and what ran after the steps fall away."""
+"""Cuts a trace to the recorded steps: drops warm-up steps, incomplete steps and events after the last step."""
 
 import re
 from collections.abc import Iterable
 from typing import Any
 
-# Steps with the tracer running whose events are thrown away: its first steps pay for its own start-up.
+# Steps under the tracer whose events are dropped: they include the tracer's start-up.
 TRACER_WARMUP_STEPS = 3
-# Between the recorded steps and those whose lines are noted lies one in which the profiler's cost is measured.
+# Between the recorded steps and those with line tracing is one in which the profiler's overhead is measured.
 STEPS_BEFORE_LINES = 1
 
 _STEP_MARK = re.compile(r"ProfilerStep#(\d+)")
 
-# Events that happen on the GPU's clock: they belong to the step that launched them, whenever they run.
+# Events on the GPU's clock: they belong to the step that launched them, whenever they run.
 _GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync", "overhead"})
 
 _CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
 
 
-def lines_take(steps: int) -> int:
-    """Return how many steps it takes to note the lines of `steps` recorded ones."""
+def line_steps_needed(steps: int) -> int:
+    """Return the number of steps that tracing the lines of `steps` steps adds."""
     return STEPS_BEFORE_LINES + steps
 
 
 def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
-    """Return the events of the first `count` steps that are numbered `first` or higher, in their order.
+    """Return the events of the first `count` steps with numbers from `first` on, in order.
 
-    CPU events count by their start, GPU events by the call that launched them. Where a trace has no earlier steps,
-    what lies before the first kept one stays.
+    CPU events are assigned to steps by their start, GPU events by the call that launched them. If a trace has no
+    earlier steps, events before the first kept one stay.
     """
     numbers = [step_number(event) for event in events]
-    known = {number for number in numbers if number is not None}
-    kept = set(sorted(number for number in known if number >= first)[:count])
+    all_numbers = {number for number in numbers if number is not None}
+    kept = set(sorted(number for number in all_numbers if number >= first)[:count])
     marks = [
         event
         for event, number in zip(events, numbers, strict=True)
@@ -38,7 +38,7 @@ def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> li
     ]
     if not marks:
         return events
-    begin_us = min(mark["ts"] for mark in marks) if known and min(known) < first else float("-inf")
+    begin_us = min(mark["ts"] for mark in marks) if all_numbers and min(all_numbers) < first else float("-inf")
     end_us = max(mark["ts"] + mark.get("dur", 0) for mark in marks)
 
     def outside(event: dict[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def keep_whole_steps(events: list[dict[str, Any]], first: int, count: int) -> li
 
 
 def step_number(event: dict[str, Any]) -> int | None:
-    """Return the number of the step that an event marks; None where it marks none."""
+    """Return the number of the step that an event marks; None for other events."""
     match = _STEP_MARK.fullmatch(str(event.get("name", "")))
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""Stamps where layers begin and end, by any clock, without synchronisation and without a profiler.
+"""Timestamps the beginnings and ends of layers, by any clock, without synchronization and without a profiler.
 
 Forward: hooks around every module. Backward: hooks around every node of the autograd graph, set just before the
 backward pass; a node's autograd sequence number shows the module in whose forward call it was made (Daydream §4.3 maps
@@ -17,12 +17,12 @@ from torch import nn
 
 from ..layers import LAYER_PREFIX, hook_layers
 
-# Kineto's words, from which readers know the phase.
+# Kineto's names, by which readers recognize the phase.
 BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 UPDATE_NAME = "Optimizer.step#{}.step"
 ATTACH_NAME = "whatif: hooks on autograd nodes"
 
-# What torch calls the node that adds a gradient to its parameter's.
+# torch's name of the node that accumulates a parameter's gradient.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 ANNOTATION, OPERATOR, OVERHEAD = "user_annotation", "cpu_op", "overhead"
@@ -36,9 +36,9 @@ class Moment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Something that began and ended on one thread; `made_in` is a moment in the forward call behind a backward node.
+    """A span of time on one thread; `made_in` is a moment in the forward call that created a backward node.
 
-    `identifier` is the external correlation id of what was called inside; 0 for none.
+    `identifier` is the external correlation id of the CUDA calls inside; 0 for none.
     """
 
     category: str
@@ -50,14 +50,14 @@ class Span(NamedTuple):
     made_in: Moment | None = None
 
 
-# What is open on a thread: its key, ns at its start, its identifier and the sequence number then. A plain tuple and one
-# key for all nodes, because a node's hooks run thousands of times a step.
+# An open span of a thread: key, start in ns, identifier, and sequence number at the start. A plain tuple and one key
+# for all nodes, because the hooks of nodes run thousands of times a step.
 _Open = tuple[object, int, int, int]
 _NODE = object()
 
 
 class _Call(NamedTuple):
-    """A forward call and the autograd sequence numbers [first, last) of the nodes that it made."""
+    """A forward call and the autograd sequence numbers [first, last) of the nodes that it created."""
 
     first: int
     last: int
@@ -65,20 +65,20 @@ class _Call(NamedTuple):
 
 
 class _Thread(threading.local):
-    """What one thread has open, and which forward calls made which nodes; sequence numbers are a thread's own."""
+    """Open spans of a thread, and the forward calls that created its nodes; sequence numbers are per thread."""
 
     def __init__(self) -> None:
         self.id = threading.get_native_id()
         self.open: list[_Open] = []
         self.calls: list[_Call] = []
-        self.maker: dict[int, Moment] = {}
+        self.creator: dict[int, Moment] = {}
         self.step = -1
 
 
 class LayerStamps:
-    """Stamps layers, backward nodes and updates into `spans`, from `attach` to `remove`.
+    """Records spans of layers, backward nodes and updates in `spans`, from `attach` to `remove`.
 
-    `clock` gives ns. `push` and `pop` are called around each span with its identifier.
+    `clock` returns ns. `push` and `pop` are called around each span with its identifier.
     """
 
     def __init__(
@@ -101,29 +101,29 @@ class LayerStamps:
         self._run_backward: Any = None
 
     def attach(self) -> None:
-        """Set all hooks."""
+        """Register all hooks."""
         self._handles += hook_layers(self._model, self._enter_layer, self._leave_layer)
         if self._optimizer is not None:
             self._handles += [
                 self._optimizer.register_step_pre_hook(self._enter_update),
                 self._optimizer.register_step_post_hook(self._leave_update),
             ]
-        # All ways into the engine (Tensor.backward, autograd.backward, autograd.grad) look this name up when called.
+        # All entry points (Tensor.backward, autograd.backward, autograd.grad) look this name up when called.
         engine: Any = torch.autograd
         self._run_backward = engine._engine_run_backward
         engine._engine_run_backward = self._backward
 
     def remove(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         engine: Any = torch.autograd
-        if engine._engine_run_backward == self._backward:  # Else someone has put another in our place: it calls ours.
+        if engine._engine_run_backward == self._backward:  # Else something has wrapped ours since.
             engine._engine_run_backward = self._run_backward
 
     def next_step(self) -> None:
-        """Forget which layer made which node: a step's graph does not outlive it."""
+        """Drop the creators of the nodes: a step's graph does not outlive the step."""
         self._step += 1
 
     def _enter(self, key: object, sequence: int = 0) -> None:
@@ -136,17 +136,17 @@ class LayerStamps:
         thread = self._thread
         entries = thread.open
         if not (entries and entries[-1][0] is key) and not any(entry[0] is key for entry in entries):
-            return None  # Entered before the hooks were set.
+            return None  # Entered before the hooks were registered.
         while True:
             entry = entries.pop()
             self._pop()
-            if entry[0] is key:  # What lay above was left by an exception.
+            if entry[0] is key:  # Inner spans were left by an exception.
                 break
         self.spans.append(Span(category, name, thread.id, entry[1], end_ns, entry[2], made_in))
         return entry
 
     def _enter_layer(self, name: str, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling():  # A compiled region stays as the user's code would compile.
+        if not torch.compiler.is_compiling():  # Compiled regions must not change.
             self._enter(name, self._sequence())
 
     def _leave_layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -154,7 +154,7 @@ class LayerStamps:
             return
         entry = self._leave(ANNOTATION, name, LAYER_PREFIX + name)
         if entry is not None:
-            thread = self._this_step()
+            thread = self._current_thread()
             _, start_ns, _, first = entry
             thread.calls.append(_Call(first, self._sequence(), Moment(thread.id, start_ns)))
 
@@ -164,16 +164,16 @@ class LayerStamps:
     def _leave_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._leave(ANNOTATION, self._update, self._update)
 
-    def _this_step(self) -> _Thread:
+    def _current_thread(self) -> _Thread:
         thread = self._thread
         if thread.step != self._step:
             thread.step = self._step
             thread.calls.clear()
-            thread.maker.clear()
+            thread.creator.clear()
         return thread
 
     def _backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the engine with hooks on the nodes that it is about to run."""
+        """Run the engine with hooks on the nodes that it will run."""
         start_ns = self._clock()
         handles = self._hook_nodes(outputs)
         self.spans.append(Span(OVERHEAD, ATTACH_NAME, self._thread.id, start_ns, self._clock()))
@@ -181,40 +181,40 @@ class LayerStamps:
             return self._run_backward(outputs, *args, **kwargs)
         finally:
             start_ns = self._clock()
-            # Nodes that accumulate gradients outlive the pass, and so does a graph that is retained.
+            # Nodes that accumulate gradients, and a retained graph, outlive the pass.
             for handle in handles:
                 handle.remove()
             self.spans.append(Span(OVERHEAD, ATTACH_NAME, self._thread.id, start_ns, self._clock()))
 
     def _hook_nodes(self, outputs: Any) -> list[Any]:
-        maker = self._makers()
+        creator = self._creators()
         roots = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in _sequence(outputs)]
-        # A gradient is accumulated for the node that made it: it takes that one's layer.
-        todo: list[tuple[Any, Moment | None]] = [(node, None) for node in roots]
-        seen: set[Any] = set()
+        # A node that accumulates a gradient takes the layer of the node that computed the gradient.
+        pending: list[tuple[Any, Moment | None]] = [(node, None) for node in roots]
+        visited: set[Any] = set()
         handles: list[Any] = []
-        while todo:
-            node, above = todo.pop()
-            if node is None or node in seen:
+        while pending:
+            node, above = pending.pop()
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             kind = node.name()
-            made_in = above if kind == ACCUMULATE else maker.get(node._sequence_nr())
+            made_in = above if kind == ACCUMULATE else creator.get(node._sequence_nr())
             handles += [
                 node.register_prehook(self._enter_node),
                 node.register_hook(functools.partial(self._leave_node, BACKWARD_PREFIX + kind, made_in)),
             ]
-            todo.extend((child, made_in) for child, _ in node.next_functions)
+            pending.extend((child, made_in) for child, _ in node.next_functions)
         return handles
 
-    def _makers(self) -> dict[int, Moment]:
-        """Which forward call made the node of each sequence number: the innermost, which ended first."""
-        thread = self._this_step()
+    def _creators(self) -> dict[int, Moment]:
+        """Return the forward call that created the node of each sequence number: the innermost, which ended first."""
+        thread = self._current_thread()
         for call in thread.calls:
             for number in range(call.first, call.last):
-                thread.maker.setdefault(number, call.moment)
+                thread.creator.setdefault(number, call.moment)
         thread.calls.clear()
-        return thread.maker
+        return thread.creator
 
     def _enter_node(self, gradients: Any) -> None:
         self._enter(_NODE)

@@ -1,11 +1,11 @@
-"""What CUPTI's numbers and mangled symbols are called in a trace: the words that Kineto uses for the same things."""
+"""Names in the trace for CUPTI's numbers and mangled symbols, the same as Kineto's."""
 
 import functools
 import re
 
 import torch
 
-# Read off Kineto's own traces, as is the spelling of a copy's kind: `HtoD` for `HTOD`.
+# From Kineto's traces, as is the spelling of a copy's kind: `HtoD` for `HTOD`.
 SYNC_KINDS = {
     "EVENT_SYNCHRONIZE": "Event Sync",
     "STREAM_WAIT_EVENT": "Stream Wait Event",
@@ -25,7 +25,7 @@ def api_name(callback_name: str) -> str:
 
 def copy_name(copy_kind: str, source_kind: str, target_kind: str) -> str:
     """Return `Memcpy HtoD (Pageable -> Device)` for the names of CUPTI's copy kind and its two memory kinds."""
-    kind = "to".join(known.groups()) if (known := _COPY_KIND.fullmatch(copy_kind)) else "Unknown"
+    kind = "to".join(match.groups()) if (match := _COPY_KIND.fullmatch(copy_kind)) else "Unknown"
     return f"Memcpy {kind} ({_words(source_kind)} -> {_words(target_kind)})"
 
 
@@ -50,8 +50,8 @@ def _words(name: str) -> str:
 
 @functools.cache
 def demangle(symbol: str) -> str:
-    """Return a C++ symbol as the source spells it; what is no C++ symbol stays as it is.
+    """Return the demangled name of a C++ symbol; other names are returned unchanged.
 
-    By the C++ runtime that torch has loaded, as Kineto does it, so that both spell a kernel alike.
+    Uses the C++ runtime that torch has loaded, as Kineto does, so that both give the same name of a kernel.
     """
     return torch._C._demangle(symbol) if symbol.startswith("_Z") else symbol

@@ -1,8 +1,8 @@
-"""Plain rows from CUPTI's activity records, which live in a buffer that is gone as soon as they are delivered.
+"""Plain rows from CUPTI's activity records, whose buffer is released once they are delivered.
 
-Field names are those of the structures in cupti_activity.h (CUPTI documentation, "CUPTI Activity API"). Structures only
-grow at their end, so only fields are read that every CUPTI since 13.0 has: a newer binding beside an older library
-would find nothing in the others.
+Field names are those of the structures in cupti_activity.h (CUPTI documentation, "CUPTI Activity API"). Newer versions
+append fields to the structures, so only those of CUPTI 13.0 are read: with a newer binding and an older library the
+other fields hold no data.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .names import copy_name, memset_name, overhead_name, sync_name
 
-# What a synchronisation record says where it has no stream or no event: all bits set.
+# Value of a synchronization record without a stream or an event: all bits set.
 _NONE = 2**32 - 1
 _GPU_TASK = attrgetter("start", "end", "device_id", "context_id", "stream_id", "correlation_id")
 _GRID, _BLOCK = attrgetter("grid_x", "grid_y", "grid_z"), attrgetter("block_x", "block_y", "block_z")
@@ -22,7 +22,7 @@ _CALL = attrgetter("cbid", "start", "end", "process_id", "thread_id", "correlati
 class KernelRow(NamedTuple):
     """One run of a kernel."""
 
-    name: str  # as the linker knows it
+    name: str  # the mangled symbol
     start_ns: int
     end_ns: int
     device: int
@@ -37,7 +37,7 @@ class KernelRow(NamedTuple):
 
 
 class CopyRow(NamedTuple):
-    """One copy, or one memset, which moves bytes as well."""
+    """One copy or one memset."""
 
     is_memset: bool
     name: str
@@ -63,7 +63,7 @@ class CallRow(NamedTuple):
 
 
 class SyncRow(NamedTuple):
-    """One synchronisation; stream and event are -1 where it has none."""
+    """One synchronization; stream and event are -1 if it has none."""
 
     name: str
     start_ns: int
@@ -84,7 +84,7 @@ class EventRow(NamedTuple):
 
 
 class OverheadRow(NamedTuple):
-    """Time that CUPTI itself, or the driver behind the program's back, took."""
+    """Time spent by CUPTI itself or internally by the driver."""
 
     name: str
     start_ns: int
@@ -92,10 +92,10 @@ class OverheadRow(NamedTuple):
 
 
 class Records:
-    """Everything delivered so far, as rows in order of delivery; `add` takes more.
+    """All records delivered so far, as rows in order of delivery; `add` appends more.
 
-    `cupti` is the module `cupti.cupti`: its enumerations tell kinds apart. `external_ids` maps correlation ids to the
-    ids that were pushed around the call. Records of other kinds are left out.
+    `cupti` is the module `cupti.cupti`: its enumerations identify the kinds. `external_ids` maps correlation ids to the
+    ids that were pushed around the call. Records of other kinds are ignored.
     """
 
     def __init__(self, cupti: Any) -> None:
@@ -112,7 +112,7 @@ class Records:
         self._memory_kind = _enum_names(cupti.ActivityMemoryKind)
         self._sync_kind = _enum_names(cupti.ActivitySynchronizationType)
         self._overhead_kind = _enum_names(cupti.ActivityOverheadKind)
-        self._takers: dict[int, Callable[[Any], None]] = {
+        self._readers: dict[int, Callable[[Any], None]] = {
             int(kind.CONCURRENT_KERNEL): self._kernel,
             int(kind.MEMCPY): self._copy,
             int(kind.MEMCPY2): self._copy,
@@ -127,15 +127,15 @@ class Records:
 
     @property
     def kinds(self) -> list[int]:
-        """The activity kinds that are read: those that a session enables."""
-        return list(self._takers)
+        """The activity kinds that are read, which a session has to enable."""
+        return list(self._readers)
 
     def add(self, records: Iterable[Any]) -> None:
-        """Copy what is needed out of the records; none of them is kept."""
-        takers = self._takers
+        """Copy the needed fields out of the records; keeps no record."""
+        readers = self._readers
         for record in records:
-            if take := takers.get(int(record.kind)):
-                take(record)
+            if read := readers.get(int(record.kind)):
+                read(record)
 
     def _kernel(self, record: Any) -> None:
         shared_bytes = record.static_shared_memory + record.dynamic_shared_memory
@@ -146,12 +146,12 @@ class Records:
     def _copy(self, record: Any) -> None:
         memory = self._memory_kind
         kinds = self._copy_kind.get(record.copy_kind, ""), memory.get(record.src_kind, "Unknown")
-        self._moved(record, False, copy_name(*kinds, memory.get(record.dst_kind, "Unknown")))
+        self._add_copy(record, False, copy_name(*kinds, memory.get(record.dst_kind, "Unknown")))
 
     def _memset(self, record: Any) -> None:
-        self._moved(record, True, memset_name(self._memory_kind.get(record.memory_kind, "Unknown")))
+        self._add_copy(record, True, memset_name(self._memory_kind.get(record.memory_kind, "Unknown")))
 
-    def _moved(self, record: Any, is_memset: bool, name: str) -> None:
+    def _add_copy(self, record: Any, is_memset: bool, name: str) -> None:
         self.copies.append(CopyRow._make((is_memset, name, *_GPU_TASK(record), record.bytes)))
 
     def _call(self, is_driver: bool, record: Any) -> None:
@@ -159,7 +159,7 @@ class Records:
 
     def _sync(self, record: Any) -> None:
         name = sync_name(self._sync_kind.get(record.type, ""))
-        stream, event = _known(record.stream_id), _known(record.cuda_event_id)
+        stream, event = _or_none(record.stream_id), _or_none(record.cuda_event_id)
         row = SyncRow(name, record.start, record.end, record.context_id, stream, event, record.correlation_id)
         self.syncs.append(row)
 
@@ -176,7 +176,7 @@ class Records:
             self.external_ids[record.correlation_id] = record.external_id
 
 
-def _known(number: int) -> int:
+def _or_none(number: int) -> int:
     return -1 if number == _NONE else number
 
 

@@ -1,4 +1,4 @@
-"""What CUPTI's errors mean to somebody who records, and what to do about each."""
+"""Meaning and remedy of CUPTI's errors while recording."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from whatif.runtime.errors import WhatifError
 
 from ..gpu_events import causes_of, this_machine
 
-# CUPTI has one subscriber a process: the codes of versions before and since 12.
+# CUPTI allows one subscriber per process: the codes of versions before and since 12.
 TAKEN = frozenset({"ERROR_MAX_LIMIT_REACHED", "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"})
 _DENIED = frozenset({"ERROR_INSUFFICIENT_PRIVILEGES", "ERROR_VIRTUALIZED_DEVICE_INSUFFICIENT_PRIVILEGES"})
 _SESSION_OF_OTHERS = "end the other profiler (nsys, ncu, DCGM's counters) and record again"
-# The others, by cupti_result.h: what holds and what helps.
+# The others, from cupti_result.h: cause and remedy.
 _REMEDIES = {
     "ERROR_NOT_INITIALIZED": "the driver could not be initialised; check nvidia-smi, and that the program sees a GPU",
     "ERROR_INVALID_DEVICE": "CUPTI does not know the device; use a driver that is as new as torch's CUDA",
@@ -34,7 +34,7 @@ NAMED = (*sorted(TAKEN | _DENIED), *_REMEDIES)
 
 
 def refused(cupti: Any, call: str, error: Any) -> WhatifError:
-    """Return the error to raise where CUPTI's function ``call`` raised ``error``: what it means and what to do."""
+    """Return the WhatifError, with cause and remedy, for an ``error`` raised by CUPTI's function ``call``."""
     names = {int(result): str(result.name) for result in cupti.Result}
     name = names.get(int(error.status), "an unknown error")
     if name in TAKEN:

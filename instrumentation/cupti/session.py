@@ -1,7 +1,7 @@
-"""The one CUPTI client of a process: refuses what cannot work, then collects activity records from start to stop.
+"""The only CUPTI client of a process: checks that CUPTI can work, then collects activity records.
 
-Buffer callbacks, enabled kinds and the subscription are the process's, not ours: torch.profiler in the same process
-would lose records to this one and the other way round, so each process has one of the two, once.
+Buffer callbacks, enabled kinds and the subscription are global in a process: this client and torch.profiler would
+take records from each other, so a process may use one of the two, once.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ from ..gpu_events import loaded_cupti_libraries
 from .records import Records
 from .refusals import TAKEN, refused
 
-# A step of 1,500 kernels and 5,000 calls fills 0.6 MB. CUPTI delivers a full buffer on a thread of its own while it
-# holds its lock, and that thread then waits for Python's: no buffer should fill up before the flush.
+# A step of 1,500 kernels and 5,000 calls fills 0.6 MB. CUPTI delivers a full buffer on its own thread while holding its
+# lock, and that thread then waits for Python's lock: no buffer should fill up before the flush.
 BUFFER_BYTES = 32 << 20
 
 INSTALL = (
@@ -30,7 +30,7 @@ _FORCED_FLUSH = 1
 
 
 def load_cupti() -> Any:
-    """Return the module `cupti.cupti`, or raise WhatifError where it is missing or too old."""
+    """Return the module `cupti.cupti`, or raise WhatifError if it is missing or too old."""
     try:
         cupti = importlib.import_module("cupti.cupti")
     except ImportError as error:
@@ -61,9 +61,9 @@ def cupti_version() -> str:
 class CuptiSession:
     """Collects CUPTI's records of this process between `start` and `stop` into `records`.
 
-    Raises WhatifError, when it is made, where there is no cupti-python or no driver, where two copies of CUPTI are
-    loaded, or where torch.profiler or another profiler has used CUPTI before. `make_tracer` refuses what is known
-    without CUPTI: a profiler that runs, an earlier session, and no GPU.
+    The constructor raises WhatifError without cupti-python or a driver, if two copies of CUPTI are loaded, or if
+    torch.profiler or another profiler has used CUPTI before. `make_tracer` checks what does not need CUPTI: a running
+    profiler, an earlier session, a missing GPU.
     """
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class CuptiSession:
         self.records = Records(cupti)
         self.dropped_records = 0
         self._failure: BaseException | None = None
-        # The records' own clock: ns since 1970.
+        # The clock of the records: ns since 1970.
         self.clock: Callable[[], int] = cupti.get_timestamp
         try:
             self.clock()
-        except Exception as error:  # The binding raises a private class where it finds no library.
+        except Exception as error:  # The binding raises a private class if it finds no library.
             raise WhatifError(
                 f"the backend cupti: expected the CUDA driver and CUPTI, got {type(error).__name__}"
                 f" ({' '.join(str(error).split())}); install NVIDIA's driver and `pip install nvidia-cuda-cupti`."
@@ -84,31 +84,31 @@ class CuptiSession:
         self._refuse_other_subscriber()
 
     def start(self) -> None:
-        """Begin to collect; raises WhatifError where CUPTI refuses."""
-        # Then a record's thread is the operating system's, as `threading.get_native_id` has it.
-        self._ask("set_thread_id_type", self.cupti.ActivityThreadIdType.SYSTEM)
-        self._ask("activity_register_callbacks", self._requested, self._completed)
+        """Start collecting; raises WhatifError if CUPTI refuses."""
+        # Thread ids of the operating system, as in `threading.get_native_id`.
+        self._call_cupti("set_thread_id_type", self.cupti.ActivityThreadIdType.SYSTEM)
+        self._call_cupti("activity_register_callbacks", self._requested, self._completed)
         for kind in self.records.kinds:
-            self._ask("activity_enable", kind)
+            self._call_cupti("activity_enable", kind)
 
     def push(self, identifier: int) -> None:
-        """Return the calls of this thread an external correlation id until `pop`."""
-        self._ask("activity_push_external_correlation_id", self._external_kind, identifier)
+        """Give the calls of this thread an external correlation id until `pop`."""
+        self._call_cupti("activity_push_external_correlation_id", self._external_kind, identifier)
 
     def pop(self) -> None:
         """End the innermost `push` of this thread."""
-        self._ask("activity_pop_external_correlation_id", self._external_kind)
+        self._call_cupti("activity_pop_external_correlation_id", self._external_kind)
 
     def stop(self) -> None:
-        """Wait for the GPU, take what CUPTI still holds, and collect no more.
+        """Synchronize the GPU, flush CUPTI's buffers and stop collecting.
 
-        Raises WhatifError where CUPTI refuses, or a record could not be read.
+        Raises WhatifError if CUPTI refuses, or if a record could not be read.
         """
         GPU.synchronize()
-        # Flushing waits for no GPU work: a record that is not complete would be lost.
-        self._ask("activity_flush_all", _FORCED_FLUSH)
+        # Flushing does not wait for GPU work: incomplete records would be lost.
+        self._call_cupti("activity_flush_all", _FORCED_FLUSH)
         for kind in self.records.kinds:
-            self._ask("activity_disable", kind)
+            self._call_cupti("activity_disable", kind)
         self.dropped_records = self._count_dropped()
         if self._failure is not None:
             raise WhatifError(
@@ -117,7 +117,7 @@ class CuptiSession:
             ) from self._failure
 
     def callback_name(self, is_driver: bool, callback: int) -> str:
-        """Return the name of a CUDA call; one that this CUPTI does not know is called by its number."""
+        """Return the name of a CUDA call; a name with its number if this CUPTI does not know it."""
         domain = self.cupti.CallbackDomain.DRIVER_API if is_driver else self.cupti.CallbackDomain.RUNTIME_API
         try:
             return str(self.cupti.get_callback_name(domain, callback))
@@ -129,10 +129,10 @@ class CuptiSession:
         return self.cupti.ExternalCorrelationKind.CUSTOM2  # The first two are Kineto's.
 
     def _requested(self) -> tuple[int, int]:
-        return BUFFER_BYTES, 0  # 0: as many records as fit.
+        return BUFFER_BYTES, 0  # 0: no limit on the number of records
 
     def _completed(self, records: list[Any]) -> None:
-        # CUPTI calls this from C and perhaps on a thread of its own: nothing could catch what it raises.
+        # CUPTI calls this from C, perhaps on its own thread: nothing could catch an exception.
         try:
             self.records.add(records)
         except Exception as error:
@@ -140,21 +140,21 @@ class CuptiSession:
 
     def _count_dropped(self) -> int:
         dropped = ctypes.c_size_t()
-        self._ask("activity_get_num_dropped_records", 0, 0, ctypes.addressof(dropped))
+        self._call_cupti("activity_get_num_dropped_records", 0, 0, ctypes.addressof(dropped))
         return int(dropped.value)
 
     def _refuse_other_subscriber(self) -> None:
-        """Kineto subscribes at the first use of torch.profiler with CUDA and keeps that until the process ends."""
+        """Raise if CUPTI has a subscriber: Kineto stays one after the first use of torch.profiler with CUDA."""
         cupti = self.cupti
         try:
             cupti.unsubscribe(cupti.subscribe(_ignore, None))
         except cupti.cuptiError as error:
-            # Any other failure is no evidence: what matters is whether activities can be enabled, which `start` shows.
+            # Any other error proves nothing: what matters is whether `start` can enable the activities.
             if error.status in [int(cupti.Result[name]) for name in TAKEN]:
                 raise refused(cupti, "subscribe", error) from error
 
-    def _ask(self, call: str, *arguments: Any) -> Any:
-        """Call a function of CUPTI; raises WhatifError, which says what to do, where CUPTI refuses."""
+    def _call_cupti(self, call: str, *arguments: Any) -> Any:
+        """Call a function of CUPTI; raises WhatifError with a remedy if CUPTI refuses."""
         try:
             return getattr(self.cupti, call)(*arguments)
         except self.cupti.cuptiError as error:
@@ -162,11 +162,11 @@ class CuptiSession:
 
 
 def _ignore(*arguments: Any) -> None:
-    """Stand in for a callback; no callback is ever enabled."""
+    """Placeholder for the subscriber's callback; no callback is ever enabled."""
 
 
 def refuse_two_libraries(libraries: set[str]) -> None:
-    """Raise WhatifError where a process has more than one copy of CUPTI: only the first could subscribe."""
+    """Raise WhatifError if the process has more than one copy of CUPTI: only the first could subscribe."""
     if len(libraries) > 1:
         raise WhatifError(
             f"the backend cupti: expected one copy of libcupti in this process, got {len(libraries)}"

@@ -1,4 +1,4 @@
-"""CUPTI's rows and the stamped spans become one chrome trace, in Kineto's words: one reader fits both backends."""
+"""Converts CUPTI's rows and the layers' spans to a Chrome trace in Kineto's format: both backends share a reader."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from .records import CallRow, CopyRow, KernelRow, Records, SyncRow
 
 Event = dict[str, Any]
 
-# Calls that Kineto leaves out as well (its CuptiActivityProfiler): thousands a step, and each shorter than its record.
-_UNREMARKABLE = frozenset(
+# Calls that Kineto omits as well (CuptiActivityProfiler): thousands per step, each shorter than its recording.
+_OMITTED_CALLS = frozenset(
     {
         "cudaGetDevice",
         "cudaSetDevice",
@@ -22,7 +22,7 @@ _UNREMARKABLE = frozenset(
     }
 )
 
-_OVERHEAD_PROCESS = -1  # Kineto's place for what belongs to no thread.
+_OVERHEAD_PROCESS = -1  # Kineto's process for events without a thread.
 
 
 class Window(NamedTuple):
@@ -37,10 +37,10 @@ class Window(NamedTuple):
 
 
 class TraceBuilder:
-    """Makes the events of one process's records and spans that belong to a window.
+    """Makes the events of the records and spans of a process that belong to a window.
 
-    `callback_name(is_driver, callback)` gives CUPTI's name of an API. GPU work counts from its launch: what was
-    launched in the window is kept however late it ran, and what runs in it is kept even where its launch came before.
+    `callback_name(is_driver, callback)` returns CUPTI's name of an API. Work launched in the window is kept however
+    late it ran on the GPU, and work that ran in the window is kept even if it was launched before.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class TraceBuilder:
         self._callback_name = callback_name
         self._gpu = self._gpu_rows()
         self._syncs = [row for row in records.syncs if window.holds(row.start_ns)]
-        self._calls = self._remarkable_calls()
+        self._calls = self._kept_calls()
 
     def trace(self, devices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the trace in Kineto's form: `ts` in µs from `baseTimeNanoseconds`, which is in ns since 1970.
+        """Return the trace in Kineto's format: `ts` in µs from `baseTimeNanoseconds`, which is in ns since 1970.
 
-        Its key `cupti` counts what a sound recording has none of.
+        Its key `cupti` counts faults, all 0 in a sound recording.
         """
         events = [event for part in self._parts() for event in part]
         events.sort(key=lambda event: event["ts"])
@@ -86,7 +86,7 @@ class TraceBuilder:
     def _check(self) -> dict[str, int]:
         launched = {row.correlation for row in self._gpu}
         called = {row.correlation for row in self._records.calls}
-        # A host function is launched as well, and is no work of the GPU.
+        # A host function is launched as well, but is not GPU work.
         launches = [row for row in self._calls if "Launch" in self._api(row) and "HostFunc" not in self._api(row)]
         return {
             "launches_without_gpu_task": sum(row.correlation not in launched for row in launches),
@@ -103,14 +103,14 @@ class TraceBuilder:
             if row.start_ns >= window.begin_ns and called_ns.get(row.correlation, row.start_ns) < window.end_ns
         ]
 
-    def _remarkable_calls(self) -> list[CallRow]:
-        """Leave out bookkeeping: of the driver, whose calls the libraries use by the hundred, all without GPU work."""
-        met = {row.correlation for row in self._gpu} | {row.correlation for row in self._syncs}
+    def _kept_calls(self) -> list[CallRow]:
+        """Omit bookkeeping calls; of the driver, which libraries call by the hundred, all those without GPU work."""
+        correlations = {row.correlation for row in self._gpu} | {row.correlation for row in self._syncs}
         return [
             row
             for row in self._records.calls
             if self._window.holds(row.start_ns)
-            and (row.correlation in met if row.is_driver else self._api(row) not in _UNREMARKABLE)
+            and (row.correlation in correlations if row.is_driver else self._api(row) not in _OMITTED_CALLS)
         ]
 
     def _api(self, row: CallRow) -> str:
@@ -134,7 +134,7 @@ class TraceBuilder:
         }
 
     def _us(self, time_ns: int) -> float:
-        # A quotient by 1000 is written with three decimals at most, so no nanosecond is lost.
+        # JSON writes a quotient by 1000 with up to three decimals, so no nanosecond is lost.
         return (time_ns - self._window.begin_ns) / 1000
 
     def _correlated(self, correlation: int, args: Event) -> Event:
@@ -184,7 +184,7 @@ class TraceBuilder:
         return self._event(span.category, span.name, self._process, span.thread, span.start_ns, span.end_ns, args)
 
     def _arrows(self) -> Iterator[Event]:
-        """From the forward call of a layer to each backward node that it made: it leads to the node's layer."""
+        """Yield arrows from a layer's forward call to its backward nodes, by which readers find a node's layer."""
         number = 0
         for span in self._spans:
             if span.made_in is None or not self._window.holds(span.made_in.time_ns):
@@ -195,7 +195,7 @@ class TraceBuilder:
             yield arrow | {"ph": "f", "tid": span.thread, "ts": self._us(span.start_ns), "bp": "e"}
 
     def _titles(self) -> Iterator[Event]:
-        """Names of the rows in a viewer."""
+        """Yield the names of the rows in a viewer."""
         streams = sorted({(row.device, row.stream) for row in self._gpu})
         yield _title("process_labels", self._process, 0, labels="CPU")
         for device in sorted({device for device, _ in streams}):
@@ -205,9 +205,9 @@ class TraceBuilder:
 
 
 class _EventRecords:
-    """Knows which recording of a CUDA event a synchronisation waits for: the last one before it.
+    """Finds the recording of a CUDA event that a synchronization waits for: the last one before it.
 
-    Correlation ids count the calls of a process, so they tell the order.
+    Correlation ids number the calls of a process in order.
     """
 
     def __init__(self, records: Records) -> None:
@@ -216,7 +216,7 @@ class _EventRecords:
             self._recorded.setdefault((row.context, row.event), []).append((row.correlation, row.stream))
 
     def awaited(self, row: SyncRow) -> Event:
-        """Return what Kineto says about the event of a synchronisation; nothing where it has no event."""
+        """Return Kineto's fields on the event of a synchronization; empty if it has no event."""
         recorded = self._recorded.get((row.context, row.event), [])
         at = bisect_left(recorded, (row.correlation, -1)) - 1
         if row.event < 0 or at < 0:

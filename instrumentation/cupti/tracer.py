@@ -1,6 +1,6 @@
 """Traces training steps through CUPTI's activity API instead of torch.profiler: GPU work, CUDA calls and layers.
 
-There are no CPU operators in such a trace, so a step pays for its layers and not for every operator.
+Such a trace contains no CPU operators, so the overhead of a step is per layer and not per operator.
 """
 
 import os
@@ -18,18 +18,18 @@ from .trace import TraceBuilder, Window
 
 
 class CuptiTracer:
-    """Traces the steps between `start` and `stop`; `step` ends each, and `trace` gives the events of all whole ones.
+    """Traces the steps between `start` and `stop`; `step` ends each, `trace` returns the events of complete ones.
 
-    The first `TRACER_WARMUP_STEPS` are traced and left out: they pay for CUPTI's own start-up. A process can trace
-    once, and not after it has used torch.profiler. Raises WhatifError where it has, and where the package cupti-python,
-    the driver or a GPU is missing.
+    The first `TRACER_WARMUP_STEPS` are traced and dropped: they include CUPTI's start-up. A process can trace once,
+    and not after it has used torch.profiler. Raises WhatifError if it has, or if the package cupti-python, the driver
+    or a GPU is missing.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._session = session = CuptiSession()
         self._stamps = LayerStamps(model, optimizer, session.clock, session.push, session.pop)
         self._edges_ns: list[int] = []
-        self._thread = 0  # the one that trains
+        self._thread = 0  # the training thread
         self._running = False
 
     def start(self) -> None:
@@ -46,14 +46,14 @@ class CuptiTracer:
         self._edges_ns.append(self._session.clock())
 
     def stop(self) -> None:
-        """Wait for the GPU and stop tracing; what ran since the last `step` is left out."""
+        """Synchronize the GPU and stop tracing; work since the last `step` is dropped."""
         if self._running:
             self._running = False
             self._stamps.remove()
             self._session.stop()
 
     def trace(self) -> dict[str, Any]:
-        """Return the chrome trace of the stopped tracer; its key `cupti` counts what was lost."""
+        """Return the Chrome trace of the stopped tracer; its key `cupti` counts lost records."""
         edges_ns = self._edges_ns[TRACER_WARMUP_STEPS:] or self._edges_ns[-1:]
         session = self._session
         builder = TraceBuilder(
@@ -75,7 +75,7 @@ class CuptiTracer:
 
 
 def _devices() -> list[dict[str, Any]]:
-    """Describe the GPUs in Kineto's words."""
+    """Describe the GPUs in Kineto's format."""
     found: list[Any] = [GPU.properties(index) for index in range(GPU.count())]
     return [
         {

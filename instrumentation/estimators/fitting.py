@@ -1,4 +1,4 @@
-"""Fit models of trees to measurements: what each is learned from, how wide its range has to be, and where it wins."""
+"""Fits tree models to measurements, with the width of their ranges and the operators where they beat interpolation."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from .boosting import Settings, fit_trees
 from .samples import Kind, Sample
 
 Arrays = dict[str, npt.NDArray[Any]]
-Said = Callable[[str], None]
+Say = Callable[[str], None]
 
-# Fewer measurements make no model of a device, fewer devices none across devices.
+# The fewest measurements for a model of a device, and the fewest devices for a model across devices.
 FEWEST_ROWS, FEWEST_DEVICES = 200, 4
-# The part of a device's operators that a model is first tried on: it gives the range, and whether interpolation misses
-# less. The model itself is then fitted to all of them.
+# The held-out part of a device's operators: it gives the range, and shows if interpolation has smaller errors. The
+# final model is then fitted to all of them.
 TRIED_SHARE, TRIED_SEED = 0.15, 11
-# Fewer rows do not tell a range of their own.
-_FEWEST_THAT_TELL = 30
-# Larger operators estimated from the smaller ones tell how far a model goes wrong a doubling outside; as in
-# ``whatif.opdb.interpolate``.
+# Operators with fewer rows get the pooled range.
+_FEWEST_FOR_RANGE = 30
+# Errors for larger operators of a model fitted to the smaller ones give the growth of the range per doubling outside,
+# as in ``whatif.opdb.interpolate``.
 _INNER_QUANTILE, _LEAST_GROWTH = 0.6, 0.05
-# Where neither is known: as an interpolation assumes then.
+# If unknown: the assumption of an interpolation in that case.
 UNKNOWN_GROWTH = float(np.log(1.5))
-# Across devices that was not measured: our estimate.
+# Not measured across devices: our estimate.
 _GROWTH_ACROSS = float(np.log(1.25))
 _MOST_A_DEVICE = 12_000
 
@@ -58,7 +58,7 @@ ACROSS = Settings(rounds=150, rate=0.1, leaves=31, in_leaf=20, seeds=3)
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model and its arrays, not yet written."""
+    """A fitted model and its arrays, not yet written."""
 
     name: str
     facts: ModelFacts
@@ -66,9 +66,9 @@ class Fitted:
 
 
 def fit_devices(
-    samples: Sequence[Sample], *, settings: Mapping[str, Settings] = SAME_DEVICE, say: Said | None = None
+    samples: Sequence[Sample], *, settings: Mapping[str, Settings] = SAME_DEVICE, say: Say | None = None
 ) -> Iterator[Fitted]:
-    """Fit one model to each sample of a device that is large enough."""
+    """Fit one model to each large enough sample of a device."""
     for sample in samples:
         sound = sample.take(sample.sound)
         if len(sound) >= FEWEST_ROWS:
@@ -82,7 +82,7 @@ def _fit_device(sample: Sample, settings: Settings) -> Fitted:
     tried = held_out(sample.ops.keys, TRIED_SEED, TRIED_SHARE)
     first = _forest([sample.take(sample.sound & ~tried)], names, settings, across=False)
     trial = sample.take(tried)
-    miss = np.abs(_residual(first, trial, names, across=False))
+    miss = np.abs(_log_error(first, trial, names, across=False))
     arrays = _arrays([sample.take(sample.sound)], names, settings, across=False)
     wins, error = against_interpolation(sample, tried, miss)
     facts = facts_of(sample.kind, [sample], names, settings, across=False)
@@ -93,8 +93,8 @@ def _fit_device(sample: Sample, settings: Settings) -> Fitted:
     return Fitted(name_of(sample.device, sample.kind), facts, arrays)
 
 
-def fit_across(samples: Sequence[Sample], *, settings: Settings = ACROSS, say: Said | None = None) -> Iterator[Fitted]:
-    """Fit one model across devices to each kind of sample that four of them or more have."""
+def fit_across(samples: Sequence[Sample], *, settings: Settings = ACROSS, say: Say | None = None) -> Iterator[Fitted]:
+    """Fit one model across devices to each kind of sample that at least four devices have."""
     kinds: dict[Kind, list[Sample]] = {}
     for sample in samples:
         if sample.gpu is not None and sample.sound.sum() >= FEWEST_ROWS:
@@ -109,19 +109,19 @@ def fit_across(samples: Sequence[Sample], *, settings: Settings = ACROSS, say: S
 def _fit_across(kind: Kind, samples: list[Sample], settings: Settings) -> Fitted:
     names = tuple(sorted({name for s in samples for name in s.names.tolist()}))
     arrays = _arrays(samples, names, settings, across=True)
-    # Each device is left out once: what the others miss on it. Half of the rows tell that as well.
+    # Leave each device out once, for the error of the others' model on it. Half of the rows suffice for that.
     halves: dict[str, list[float]] = {name: [] for name in names}
     misses: dict[str, list[float]] = {name: [] for name in names}
-    smaller = [s.drawn(len(s) // 2, TRIED_SEED + 1) for s in samples]
-    for place, left_out in enumerate(smaller):
-        others = smaller[:place] + smaller[place + 1 :]
+    halved = [s.drawn(len(s) // 2, TRIED_SEED + 1) for s in samples]
+    for index, left_out in enumerate(halved):
+        others = halved[:index] + halved[index + 1 :]
         forest = _forest(others, names, replace(settings, seeds=1), across=True)
-        miss = np.abs(_residual(forest, left_out, names, across=True))
+        residuals = np.abs(_log_error(forest, left_out, names, across=True))
         for name in names:
-            own = miss[left_out.names == name]
-            if len(own) >= _FEWEST_THAT_TELL:
-                halves[name].append(conformal(own))
-                misses[name].append(float(np.mean(np.expm1(own))))
+            errors = residuals[left_out.names == name]
+            if len(errors) >= _FEWEST_FOR_RANGE:
+                halves[name].append(conformal(errors))
+                misses[name].append(float(np.mean(np.expm1(errors))))
     widest = max((max(h) for h in halves.values() if h), default=1.0)
     facts = msgspec.structs.replace(
         facts_of(kind, samples, names, settings, across=True),
@@ -141,19 +141,19 @@ def _forest(samples: Sequence[Sample], names: Sequence[str], settings: Settings,
     return forest_of(arrays, len(arrays["edge_starts"]) - 1, "a model that was just fitted")
 
 
-def _residual(forest: Forest, sample: Sample, names: Sequence[str], *, across: bool) -> Float64:
+def _log_error(forest: Forest, sample: Sample, names: Sequence[str], *, across: bool) -> Float64:
     return sample.target() - forest.predict(sample.features(names, across=across)[0])
 
 
-def halves_of(miss: Float64, of: npt.NDArray[np.str_], names: Sequence[str]) -> dict[str, float]:
-    """The half-width that holds nine of ten, by name; where there are too few of a name, that of all."""
+def halves_of(miss: Float64, row_names: npt.NDArray[np.str_], names: Sequence[str]) -> dict[str, float]:
+    """Return the half-width of nine tenths by name, or that of all rows for a name with too few."""
     pooled = conformal(miss)
-    counts = {name: int((of == name).sum()) for name in names}
-    return {name: conformal(miss[of == name]) if counts[name] >= _FEWEST_THAT_TELL else pooled for name in names}
+    counts = {name: int((row_names == name).sum()) for name in names}
+    return {name: conformal(miss[row_names == name]) if counts[name] >= _FEWEST_FOR_RANGE else pooled for name in names}
 
 
 def _growth(sample: Sample, names: Sequence[str], settings: Settings) -> float:
-    """How much the misses grow with each doubling outside: larger operators estimated from the smaller ones."""
+    """Return the growth of errors per doubling outside the range: on larger operators, after a fit to smaller ones."""
     sound = sample.take(sample.sound)
     sizes = np.stack(
         [np.log2(np.maximum(sound.ops.integers[s], 1)) for s in FAMILIES[sample.kind.family].sizes], axis=1
@@ -164,25 +164,25 @@ def _growth(sample: Sample, names: Sequence[str], settings: Settings) -> float:
         return UNKNOWN_GROWTH
     forest = _forest([sound.take(inner)], names, replace(settings, rounds=settings.rounds // 3, seeds=1), across=False)
     outside = np.maximum(sizes[~inner] - sizes[inner].max(axis=0), 0).max(axis=1)
-    miss = np.abs(_residual(forest, sound.take(~inner), names, across=False))
+    miss = np.abs(_log_error(forest, sound.take(~inner), names, across=False))
     return max(conformal(miss / np.maximum(outside, 0.5)), _LEAST_GROWTH)
 
 
 def against_interpolation(
     sample: Sample, tried: npt.NDArray[np.bool_], miss: Float64
 ) -> tuple[tuple[str, ...], dict[str, float]]:
-    """Which operators the model misses less than an interpolation of the same rows; its mean miss, percent, by name."""
-    kept, trial = sample.take(~tried), sample.take(tried)
-    rows = measurements(kept.ops, kept.t_s)
+    """Return the operators that the model predicts better than interpolation of the same rows; its mean errors, %."""
+    known, trial = sample.take(~tried), sample.take(tried)
+    rows = measurements(known.ops, known.t_s)
     index = index_of([(sample.provenances[0], rows)])
     answers = Estimator(index, sample.device, (AnswerSource.INTERPOLATED,)).estimate(trial.ops)
-    other = np.abs(np.log(answers.t_s / trial.t_s))
+    interpolated = np.abs(np.log(answers.t_s / trial.t_s))
     wins, error = [], {}
     for name in sorted(set(trial.names.tolist())):
-        own = trial.names == name
-        error[name] = 100 * float(np.mean(np.expm1(miss[own])))
-        both = own & np.isfinite(other)
-        if not both.any() or miss[both].mean() < other[both].mean():
+        of_name = trial.names == name
+        error[name] = 100 * float(np.mean(np.expm1(miss[of_name])))
+        both = of_name & np.isfinite(interpolated)
+        if not both.any() or miss[both].mean() < interpolated[both].mean():
             wins.append(name)
     return tuple(wins), error
 
@@ -190,20 +190,20 @@ def against_interpolation(
 def facts_of(
     kind: Kind, samples: Sequence[Sample], names: tuple[str, ...], settings: Settings, *, across: bool
 ) -> ModelFacts:
-    """What a model's file says of the samples that it was learned from; its widths are filled in later."""
+    """Return the facts in a model's file about its samples; the widths of ranges are filled in later."""
     attributes = FAMILIES[kind.family].attributes
     ops = joined([s.ops for s in samples])
     digest = hashlib.sha256("".join(s.sha256() for s in samples).encode()).hexdigest()
     sources = {
         Source(name=o.tool or "unknown", licence=o.licence or "unknown", uri=o.uri or "", author=o.author or "")
         for s in samples
-        for o in (said.origin.source for said in s.provenances)
+        for o in (provenance.origin.source for provenance in s.provenances)
     }
-    called = samples[0].features(names, across=across)[1]
+    feature_names = samples[0].features(names, across=across)[1]
     return ModelFacts(
         version=MODEL_VERSION, features_version=FEATURES_VERSION, kind=TREES, family=kind.family, device="",
         names=names, dtype=kind.dtype, phase=kind.phase, layouts=tuple(sorted(set(ops.texts["layout"].decoded()))),
-        basis=kind.basis[:4], features=called,
+        basis=kind.basis[:4], features=feature_names,
         low={a: int(ops.integers[a].min()) for a in attributes},
         high={a: int(ops.integers[a].max()) for a in attributes},
         half=dict.fromkeys(names, 0.0), growth=0.0, launch_s=_launch(samples, names),
@@ -213,19 +213,19 @@ def facts_of(
 
 
 def _launch(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
-    """What times with a launch hold beyond a kernel's own: a fitted floor less a kernel's; median of the devices."""
+    """Return the launch part of times with a launch: the fitted floor less that of a kernel; median of the devices."""
     if not samples[0].launch:
         return {}
-    held: dict[str, float] = {}
+    launch_s: dict[str, float] = {}
     for name in names:
         floors = []
         for sample in samples:
-            own = sample.take((sample.names == name) & sample.sound)
-            if len(own) >= _FEWEST_THAT_TELL:
-                floor_s = min(fit_law(*work(own.ops), own.t_s).floor_s, float(own.t_s.min()))
+            part = sample.take((sample.names == name) & sample.sound)
+            if len(part) >= _FEWEST_FOR_RANGE:
+                floor_s = min(fit_law(*work(part.ops), part.t_s).floor_s, float(part.t_s.min()))
                 floors.append(max(floor_s - FLOOR_S, 0.0))
-        held[name] = float(np.median(floors)) if floors else 0.0
-    return held
+        launch_s[name] = float(np.median(floors)) if floors else 0.0
+    return launch_s
 
 
 def name_of(device: str, kind: Kind) -> str:

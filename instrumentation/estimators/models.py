@@ -1,4 +1,4 @@
-"""Models from the measurements of a database: in memory for an evaluation, or as files beside the database."""
+"""Models from the measurements of a database: in memory for evaluation, or as files beside the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from whatif.opdb.learned import PRINCIPAL, TREES, LearnedModel, write_model
 from whatif.opdb.provenance import Provenance
 from whatif.opdb.rows import Rows
 
-from .fitting import Fitted, Said, fit_across, fit_devices
+from .fitting import Fitted, Say, fit_across, fit_devices
 from .samples import samples_of
 
 Contributions = Sequence[tuple[Provenance, Rows]]
@@ -19,12 +19,12 @@ Contributions = Sequence[tuple[Provenance, Rows]]
 def fit_models(
     contributions: Contributions,
     *,
-    say: Said | None = None,
+    say: Say | None = None,
     own: bool = True,
     across: bool = True,
     kinds: Sequence[str] = (TREES,),
 ) -> list[Fitted]:
-    """Fit what the measurements suffice for: models of each device (``own``), and models ``across`` devices.
+    """Fit the models that have enough measurements: of each device (``own``), and ``across`` devices.
 
     Networks ("principal" among ``kinds``) are of one device each, and need torch.
     """
@@ -38,11 +38,11 @@ def fit_models(
 
 
 def in_memory(fitted: Sequence[Fitted]) -> list[LearnedModel]:
-    """Return models that were just fitted as the chain asks them."""
+    """Return fitted models as the chain uses them."""
     return [LearnedModel(m.name, m.facts, partial(dict, m.arrays)) for m in fitted]
 
 
 def write_models(folder: Path, fitted: Sequence[Fitted]) -> list[Path]:
-    """Write models into a folder; gives the paths of their .json files."""
+    """Write models into a folder; return the paths of their .json files."""
     folder.mkdir(parents=True, exist_ok=True)
     return [write_model(folder, m.name, m.facts, m.arrays) for m in fitted]

@@ -1,4 +1,4 @@
-"""What a model is learned from: the measured operators of one family and number format, taken in one way."""
+"""Training data of a model: measured operators of one family and dtype, taken with one method."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from whatif.opdb.quarantine import Aside, set_aside
 from whatif.opdb.rows import Operators, Rows, joined
 from whatif.opdb.work import work
 
-# A CPU, or a GPU without a data sheet, is one "SM", and its second-level cache our estimate; its rates are fitted.
+# A CPU, or a GPU without a data sheet, counts as one SM; its L2 cache is our estimate, its rates are fitted.
 _UNKNOWN_CACHE_MBYTE = 32.0
 
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """What the rows of a sample have in common."""
+    """The properties that all rows of a sample share."""
 
     family: str
     dtype: str
@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Sample:
-    """Measurements of one kind on one device; ``sound`` masks those that the quarantine leaves, shape (n,)."""
+    """Measurements of one kind on one device; ``sound``, shape (n,), masks those that pass the quarantine."""
 
     device: str
     kind: Kind
@@ -52,7 +52,7 @@ class Sample:
 
     @property
     def launch(self) -> bool:
-        """Whether its times hold a launch."""
+        """Whether its times include a launch."""
         return self.kind.basis.has_launch
 
     @property
@@ -62,24 +62,24 @@ class Sample:
         return np.array(column.table or ("",))[column.codes]
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Sample:
-        """The measurements under a mask."""
+        """Return the measurements under a mask."""
         return replace(self, ops=self.ops.take(rows), t_s=self.t_s[rows], sound=self.sound[rows])
 
     def drawn(self, most: int, seed: int) -> Sample:
-        """At most about ``most`` measurements, drawn by the operators' keys: the same ones on every device."""
+        """Return about ``most`` measurements at most, drawn by the operators' keys: the same ones on every device."""
         share = most / max(len(self), 1)
         return self if share >= 1 else self.take(held_out(self.ops.keys, seed, share))
 
     def features(self, names: Sequence[str], *, across: bool) -> tuple[Float64, tuple[str, ...]]:
-        """What a model sees, shape (n, f), and what the features are called."""
+        """Return the model's inputs, shape (n, f), and the names of the features."""
         return features(self.ops, self.sheet, names, across=across)
 
     def target(self) -> Float64:
-        """What a model learns: log of the time over the reference time, shape (n,)."""
+        """Return the model's target: log of the time over the reference time, shape (n,)."""
         return np.asarray(np.log(self.t_s / reference_s(self.ops, self.sheet, launch=self.launch)))
 
     def sha256(self) -> str:
-        """A hash of the operators and their times."""
+        """Return a hash of the operators and their times."""
         order = np.lexsort((self.t_s, self.ops.keys))
         digest = hashlib.sha256(self.device.encode())
         digest.update(self.ops.keys[order].astype("<u8").tobytes())
@@ -90,16 +90,16 @@ class Sample:
 def samples_of(contributions: Sequence[tuple[Provenance, Rows]]) -> Iterator[Sample]:
     """Return the samples of a database, by device and kind."""
     parts: dict[tuple[str, Kind], list[tuple[Provenance, Operators, Float64]]] = {}
-    for said, rows in contributions:
+    for provenance, rows in contributions:
         if rows.family not in LEARNABLE:
             continue
         dtypes, phases = (rows.ops.texts[name] for name in ("dtype", "phase"))
         pairs = np.stack([dtypes.codes, phases.codes], axis=1)
         for dtype, phase in np.unique(pairs, axis=0).tolist():
             chosen = (dtypes.codes == dtype) & (phases.codes == phase)
-            kind = Kind(rows.family, dtypes.table[dtype], phases.table[phase], said.origin.basis)
-            place = parts.setdefault((said.origin.device.name, kind), [])
-            place.append((said, rows.ops.take(chosen), rows.t_s[chosen]))
+            kind = Kind(rows.family, dtypes.table[dtype], phases.table[phase], provenance.origin.basis)
+            part = parts.setdefault((provenance.origin.device.name, kind), [])
+            part.append((provenance, rows.ops.take(chosen), rows.t_s[chosen]))
     for (device, kind), found in sorted(parts.items(), key=lambda item: item[0]):
         yield _sample(device, kind, found)
 
@@ -114,11 +114,11 @@ def _sample(device: str, kind: Kind, parts: list[tuple[Provenance, Operators, Fl
     count = int(group.max()) + 1
     aside = set_aside(ops, t_s, group.reshape(-1), [gpu] * count, [kind.basis.cache == "cold"] * count)
     sheet = sheet_of(gpu, kind.family) if gpu is not None else _fitted_sheet(ops, t_s, kind.dtype)
-    return Sample(device, kind, ops, t_s, aside == Aside.SOUND, tuple(said for said, _, _ in parts), sheet, gpu)
+    return Sample(device, kind, ops, t_s, aside == Aside.SOUND, tuple(p for p, _, _ in parts), sheet, gpu)
 
 
 def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
-    """What a device without a data sheet does, from its own times."""
+    """Return the rates of a device without a data sheet, fitted to its times."""
     fitted = fit_law(*work(ops), t_s)
     rate = fitted.flops_per_s / 1e12 if np.isfinite(fitted.flops_per_s) else 1.0
     bandwidth = fitted.bytes_per_s / 1e9 if np.isfinite(fitted.bytes_per_s) else 1.0

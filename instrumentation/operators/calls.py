@@ -1,4 +1,4 @@
-"""The inputs of one recorded call, read as data: shapes, strides, types and numbers; nothing is evaluated."""
+"""The inputs of a recorded call, parsed as data: shapes, strides, types and numbers; nothing is evaluated."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-# Bytes of an element by the name that the profiler gives its type. "TensorList" hides the types: see `tensor_list`.
+# Bytes of an element by the profiler's name of its type. "TensorList" hides the types: see `_tensor_list`.
 ELEMENT_BYTES = {
     "float": 4,
     "double": 8,
@@ -29,11 +29,11 @@ _LITERALS = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "
 
 
 class NotReplayable(Exception):  # noqa: N818
-    """Why a call cannot be repeated alone; the message is a few words that are counted."""
+    """A call cannot be replayed alone; the message is a short reason, by which calls are counted."""
 
 
 class RecordedCall(NamedTuple):
-    """One call as a trace has it: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides", unchecked."""
+    """One call as recorded in a trace: "Input Dims", "Input type", "Concrete Inputs" and "Input Strides", unchecked."""
 
     name: str
     dims: Any
@@ -71,14 +71,14 @@ class TensorSpec:
         return self.storage_elements * ELEMENT_BYTES[self.dtype]
 
     def scaled(self, axis: int, factor: float) -> Self | None:
-        """Return the spec with one axis `factor` times as long, in the same memory order; None if that is no whole."""
+        """Return the spec with one axis `factor` times as long, in the same memory order; None if not an integer."""
         length = self.shape[axis] * factor
         if length != int(length) or length < 1:
             return None
         shape = (*self.shape[:axis], int(length), *self.shape[axis + 1 :])
         if self.strides is None:
             return replace(self, shape=shape)
-        # What lies outside the axis in memory moves apart with it.
+        # Strides outside the axis in memory grow with it.
         span = self.strides[axis] * self.shape[axis]
         strides = tuple(
             int(stride * factor) if position != axis and span and stride >= span else stride
@@ -98,7 +98,7 @@ class Argument:
 
     @property
     def tensor(self) -> TensorSpec | None:
-        """The tensor, where it is a single one."""
+        """The tensor, if it is a single one."""
         return self.tensors[0] if self.tensors and not self.is_list else None
 
 
@@ -125,9 +125,9 @@ class Call:
 
 
 def read_inputs(call: RecordedCall) -> list[Argument | None]:
-    """Return the inputs of a call, which have no names yet; None is one that is absent.
+    """Return the inputs of a call, still without names; None for an absent input.
 
-    Raises NotReplayable where they are missing or no such lists.
+    Raises NotReplayable if they are missing or malformed.
     """
     _, dims, types, concrete, strides, _ = call
     lists = (dims, types, concrete)
@@ -159,12 +159,12 @@ def _tensor(dims: Any, dtype: Any, strides: Any) -> TensorSpec:
 
 
 def _tensor_list(dims: Any, strides: Any) -> tuple[TensorSpec, ...]:
-    """The profiler does not say the types in a list; layers' lists (states, weights, pieces) hold fp32 as a rule."""
+    """Assume fp32: the profiler omits types in lists, and layers' lists (states, weights, pieces) mostly hold it."""
     if not isinstance(dims, list) or not dims:
         raise NotReplayable("shapes of a list of tensors not known")
     if not isinstance(strides, list) or len(strides) != len(dims):
         strides = [None] * len(dims)
-    return tuple(_tensor(one, FP32, steps) for one, steps in zip(dims, strides, strict=True))
+    return tuple(_tensor(sizes, FP32, steps) for sizes, steps in zip(dims, strides, strict=True))
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
@@ -174,7 +174,7 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def parse_value(text: Any) -> Any:
-    """Return the number, truth value or list of them that the profiler wrote as text.
+    """Return the number, bool or list of them that the profiler wrote as text.
 
     Raises NotReplayable for any other text.
     """

@@ -1,4 +1,4 @@
-"""Has operators measured by another process, and starts it again without the operator that ended it."""
+"""Measures operators in another process, and restarts it without the operator that crashed it."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from whatif.runtime.errors import WhatifError
 from ..line_process import EndedError, MeasuringProcess
 from .recording import Operator
 
-# The job that is no operator.
+# The job number of the optimizer's update.
 UPDATES = -1
 CRASHED = "ended the measuring process"
 TRANSFERS = "copies between host and GPU"
@@ -20,7 +20,7 @@ NO_TIME = "no time left"
 
 @dataclass
 class Measured:
-    """What came back: times by number of the operator, update times (None: none), and reasons for what has none."""
+    """Results: times by number of the operator, update times (None: none), and reasons for skipped jobs."""
 
     times: dict[int, dict[str, Any]] = field(default_factory=dict)
     update_times_ns: dict[str, float] | None = None
@@ -34,14 +34,14 @@ def measure_operators(
     budget_s: float,
     on_job: Callable[[int], None],
 ) -> Measured:
-    """Measure the optimizer's update and each operator alone, in a process of its own, the first operators first.
+    """Measure the optimizer's update and then each operator alone, in order, in a separate process.
 
-    `on_job` gets the number of each job that is done. Raises WhatifError where this machine is not the recording's.
+    `on_job` is called with the number of each finished job. Raises WhatifError on another machine than the recording's.
     """
     measured = Measured()
     jobs = [UPDATES]
     for number, operator in enumerate(operators):
-        if operator.transfers:  # Which side a tensor was on is not recorded.
+        if operator.transfers:  # The device of each tensor is not recorded.
             measured.skipped[number] = TRANSFERS
         else:
             jobs.append(number)
@@ -54,14 +54,14 @@ def measure_operators(
         "cuda": bool(metadata.get("gpu")),
         "threads": usable,
     }
-    waiting = jobs[::-1]
-    while waiting:
+    remaining = jobs[::-1]
+    while remaining:
         with MeasuringProcess(f"{__package__}.worker", setup, threads=usable) as process:
             _check_machine(metadata, process.ready)
             end_s = time.monotonic() + budget_s
             crashed = False
-            while waiting and not crashed:
-                job = waiting.pop()
+            while remaining and not crashed:
+                job = remaining.pop()
                 try:
                     in_time = job == UPDATES or time.monotonic() <= end_s
                     answer = process.measure({"job": job}) if in_time else {"skipped": NO_TIME}
@@ -82,7 +82,7 @@ def _keep(measured: Measured, job: int, answer: dict[str, Any]) -> None:
 
 
 def _check_machine(metadata: dict[str, Any], machine: dict[str, Any]) -> None:
-    """Times of another machine would say nothing about this recording."""
+    """Raise WhatifError on another machine than the recording's, whose times would not apply."""
     kind = "gpu" if metadata.get("gpu") else "cpu"
     if metadata.get(kind) != machine.get(kind):
         raise WhatifError(

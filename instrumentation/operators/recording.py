@@ -1,4 +1,4 @@
-"""Which operators a recording ran, how often and for how long: the outermost ones of forward and backward passes."""
+"""Operators of a recording, with counts and times: the outermost ones of forward and backward passes."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from whatif.runtime.errors import WhatifError
 
 from .calls import RecordedCall
 
-# Inside these marks the work belongs to the update and to data loading, which other what-ifs describe.
+# Work inside these marks belongs to the update and to data loading, which other what-ifs cover.
 _OTHER_WORK = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
-# Autograd's own spans: what runs inside one is the backward pass.
+# Autograd's spans: everything inside one is the backward pass.
 _BACKWARD = "autograd::engine::"
 _STEP_MARK = re.compile(r"ProfilerStep#\d+")
 _GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -24,7 +24,7 @@ _TRANSFERS = ("Memcpy HtoD", "Memcpy DtoH")
 class Operator:
     """All calls of one operator with the same inputs.
 
-    `recorded_ns` is time per step: the GPU's on a GPU, else the CPU's. `transfers`: it copies between host and GPU.
+    `recorded_ns` is time per step, GPU time on a GPU, else CPU time. `transfers`: it copies between host and GPU.
     """
 
     call: RecordedCall
@@ -44,7 +44,7 @@ class _Group:
 
 @dataclass
 class _Open:
-    """A span of a thread that has begun: where it ends, and what that says of the spans inside it."""
+    """An open span of a thread: its end, and what the spans inside it inherit."""
 
     end: float
     backward: bool
@@ -53,11 +53,11 @@ class _Open:
 
 
 def distinct_operators(trace: dict[str, Any], through: frozenset[str] = frozenset()) -> list[Operator]:
-    """Return the distinct outermost `aten::` operators inside the recorded steps, the dearest first.
+    """Return the distinct outermost `aten::` operators inside the recorded steps, the most expensive first.
 
-    Instead of an operator called as one of `through`, those inside it are taken. Operators of optimizers' steps and of
-    data loading are left out. On a GPU an operator's time is that of the work which it and the operators inside it
-    launched. Raises WhatifError where the trace has no steps or no such operator.
+    An operator named in `through` is replaced by the operators inside it. Operators of optimizers' steps and of data
+    loading are left out. On a GPU an operator's time is that of the GPU work launched by it and the operators inside
+    it. Raises WhatifError if the trace has no steps or no such operator.
     """
     events = [event for event in _listed(trace.get("traceEvents")) if _is_span(event)]
     steps = [event for event in events if _STEP_MARK.fullmatch(event["name"])]
@@ -79,15 +79,15 @@ def distinct_operators(trace: dict[str, Any], through: frozenset[str] = frozense
 
 
 def dearest(operators: Sequence[Operator], share: float) -> list[Operator]:
-    """Return the first of the operators, dearest first, that together take at least this share of the time of all."""
-    wanted_ns = share * sum(operator.recorded_ns for operator in operators)
-    taken = []
+    """Return the most expensive operators (sorted so) that together take at least this share of the total time."""
+    missing_ns = share * sum(operator.recorded_ns for operator in operators)
+    chosen = []
     for operator in operators:
-        if wanted_ns <= 0:
+        if missing_ns <= 0:
             break
-        taken.append(operator)
-        wanted_ns -= operator.recorded_ns
-    return taken
+        chosen.append(operator)
+        missing_ns -= operator.recorded_ns
+    return chosen
 
 
 def _listed(value: Any) -> list[Any]:
@@ -95,7 +95,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_span(event: Any) -> bool:
-    """Whether the event is a whole one with a name and times; a trace is data, and may hold anything."""
+    """Whether the event is a complete event with a name and times; a trace may contain anything."""
     return (
         isinstance(event, dict)
         and event.get("ph") == "X"
@@ -106,7 +106,7 @@ def _is_span(event: Any) -> bool:
 
 
 def _gpu_work(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """GPU work by the "External id" of the operator that launched it; empty on a CPU."""
+    """Return GPU work by the "External id" of the operator that launched it; empty on a CPU."""
     found = defaultdict(list)
     for event in events:
         if event.get("cat") in _GPU_WORK:
@@ -135,18 +135,18 @@ def _walk(
     groups: dict[str, _Group],
     through: frozenset[str],
 ) -> None:
-    """Count one thread's operators into the groups."""
+    """Add one thread's operators to the groups."""
     outside = _Open(float("inf"), backward=False, other_work=False, group=None)
     stack = [outside]
     for event in spans:
         while stack[-1].end <= event["ts"]:
             stack.pop()
-        above, name = stack[-1], event["name"]
+        parent, name = stack[-1], event["name"]
         entry = _Open(
             event["ts"] + event["dur"],
-            backward=above.backward or name.startswith(_BACKWARD),
-            other_work=above.other_work or name.startswith(_OTHER_WORK),
-            group=above.group,
+            backward=parent.backward or name.startswith(_BACKWARD),
+            other_work=parent.other_work or name.startswith(_OTHER_WORK),
+            group=parent.group,
         )
         stack.append(entry)
         if event.get("cat") != "cpu_op" or entry.other_work or not window[0] <= event["ts"] < window[1]:

@@ -1,4 +1,4 @@
-"""A recorded call as something that can be run again and again, alone: on fresh inputs, as training runs it."""
+"""A recorded call as a function that can be run repeatedly and alone: on fresh inputs, as training runs it."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from .calls import Argument, Call, NotReplayable
 from .schema import may_be_absent, overload_of
 from .tensors import make_tensor
 
-# Inputs and results are rotated over as many copies as fill this size, so that an operator finds them outside the
-# caches, as what a forward pass saved is found in the backward pass; small ones stay in a cache, as in a step. With a
-# number of copies instead, those of one form fit a cache of 32 MiB and those of the doubled batch did not: convolutions
-# then took 2.4 times as long at twice the batch, but half as long at half of it.
+# Inputs and results rotate over enough copies to fill this size, so that they are not in the caches, like tensors that
+# the forward pass saves for the backward pass; small ones stay cached, as in a step. With a fixed number of copies
+# those of one variant fit a cache of 32 MiB and those of the doubled batch did not: convolutions then took 2.4 times as
+# long at twice the batch, but half as long at half of it.
 ROTATED_BYTES = 96 << 20
 MOST_COPIES = 16
 
-# Targets and statistics get no gradient; a mask that asks for one would choose another attention kernel.
+# Targets and statistics get no gradient; a mask that requires one would select another attention kernel.
 _WITHOUT_GRADIENT = frozenset({"running_mean", "running_var", "target", "attn_mask"})
 
 
@@ -26,7 +26,7 @@ _WITHOUT_GRADIENT = frozenset({"running_mean", "running_var", "target", "attn_ma
 class _Forward:
     """The forward operator whose backward pass is the recorded operator.
 
-    `renamed`: arguments that the backward operator names otherwise; `constants`: those that it does not have.
+    `renamed`: arguments with other names in the backward operator; `constants`: those that it does not have.
     """
 
     op: str
@@ -36,7 +36,7 @@ class _Forward:
 
 _ATTENTION = _Forward("scaled_dot_product_attention", {"attn_mask": "attn_bias"})
 
-# Backward operators that need what only their forward operator can make: workspaces, random states, packed weights.
+# Backward operators with inputs that only the forward operator can make: workspaces, random states, packed weights.
 _TIED = {
     "_scaled_dot_product_flash_attention_backward": _ATTENTION,
     "_scaled_dot_product_efficient_attention_backward": _ATTENTION,
@@ -50,12 +50,12 @@ _TIED = {
         "cudnn_batch_norm", {"bias": "weight"}, {"training": True, "exponential_average_factor": 0.1}
     ),
 }
-# Inputs that are somebody's internal state: made up, they could crash the process.
+# Inputs that are internal state: arbitrary values could crash the process.
 _OPAQUE = frozenset({"workspace", "reserve", "reserveSpace", "weight_buf", "dropout_state", "batch_sizes"})
 
 
 def copies_of(call: Call) -> int:
-    """Over how many copies of its inputs a call is rotated; results are taken to be as large as the inputs."""
+    """Return the number of copies of its inputs that a call rotates over; assumes results as large as the inputs."""
     return max(1, min(MOST_COPIES, ROTATED_BYTES // max(1, 2 * call.input_bytes)))
 
 
@@ -63,7 +63,7 @@ def make_replay(call: Call, device: torch.device, copies: int | None = None) -> 
     """Return the call on several sets of inputs, `copies_of(call)` by default; each function runs it once.
 
     A forward operator builds its autograd graph, a backward operator does not, as in training. Raises NotReplayable
-    where its inputs cannot be made, and whatever torch raises for them.
+    if its inputs cannot be made, and any error of torch for them.
     """
     copies = copies or copies_of(call)
     tied = _TIED.get(call.op)
@@ -76,9 +76,9 @@ def make_replay(call: Call, device: torch.device, copies: int | None = None) -> 
 
 
 def _replay(call: Call, device: torch.device) -> Callable[[], Any]:
-    # In place on what needs a gradient is refused by autograd, and leaves no graph worth its time.
+    # Autograd refuses an in-place operator on a leaf that requires a gradient; its graph costs little.
     with_graph = not call.backward and not call.op.endswith("_")
-    run, _ = _bound(call, device, with_graph)
+    run, _ = _bind(call, device, with_graph)
     if with_graph:
         return run
 
@@ -89,42 +89,42 @@ def _replay(call: Call, device: torch.device) -> Callable[[], Any]:
     return run_without_graph
 
 
-def _bound(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """The overload with its inputs, and those of them that ask for a gradient."""
+def _bind(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """Return the overload bound to its inputs, and the inputs that require a gradient."""
     overload = overload_of(call)
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    asking: list[torch.Tensor] = []
+    trained: list[torch.Tensor] = []
     for argument, expected in zip(call.arguments, overload._schema.arguments, strict=True):
         value = _input(argument, call, device, with_graph)
-        asking += [one for one in (value if isinstance(value, list) else [value]) if _asks(one)]
+        trained += [t for t in (value if isinstance(value, list) else [value]) if _requires_grad(t)]
         if expected.kwarg_only:
             named[argument.name] = value
         else:
             positional.append(value)
-    return _as_called(call.op, overload, positional, named), asking
+    return _public_function(call.op, overload, positional, named), trained
 
 
-def _as_called(op: str, overload: Any, positional: list[Any], named: Mapping[str, Any]) -> Callable[[], Any]:
-    """The operator as a program calls it, where it has such a name; else the overload.
+def _public_function(op: str, overload: Any, positional: list[Any], named: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return the torch function that a program would call, if the operator has one, else the overload.
 
-    `torch.ops` checks its arguments in another, slower way: an addition took 2.7 us through it and 1.7 us as
-    `torch.add`, a convolution 13.7 and 7.7 us; a step of such operators takes the sum of the latter (docs/profile.md).
+    `torch.ops` parses its arguments more slowly: an addition took 2.7 us through it and 1.7 us as `torch.add`, a
+    convolution 13.7 and 7.7 us; the time of a step is the sum of the latter (docs/profile.md).
     """
     overload_call = functools.partial(overload, *positional, **named)
     inputs = [argument for argument in overload._schema.arguments if not argument.kwarg_only]
-    # As programs do: and a scale that is spelled by its place is another, deprecated call.
-    while inputs and inputs[-1].has_default_value() and _is(positional[-1], inputs[-1].default_value):
+    # Omit trailing defaults, as programs do: a positional alpha is another, deprecated signature.
+    while inputs and inputs[-1].has_default_value() and _is_default(positional[-1], inputs[-1].default_value):
         inputs, positional = inputs[:-1], positional[:-1]
     key = (overload, len(positional))
     if key not in _FUNCTIONS:
-        scaled = any(argument.name == "alpha" for argument in inputs)
-        _FUNCTIONS[key] = None if scaled else _function(op, len(overload._schema.returns), positional, named)
+        has_alpha = any(argument.name == "alpha" for argument in inputs)
+        _FUNCTIONS[key] = None if has_alpha else _function(op, len(overload._schema.returns), positional, named)
     function = _FUNCTIONS[key]
     return overload_call if function is None else functools.partial(function, *positional, **named)
 
 
-# By overload and number of inputs; found by a trial, once.
+# By overload and number of inputs; each is found once by trying.
 _FUNCTIONS: dict[tuple[Any, int], Callable[..., Any] | None] = {}
 
 
@@ -143,11 +143,11 @@ def _function(op: str, results: int, positional: list[Any], named: Mapping[str, 
     return None
 
 
-def _is(value: Any, default: Any) -> bool:
+def _is_default(value: Any, default: Any) -> bool:
     return not isinstance(value, torch.Tensor) and bool(value == default)
 
 
-def _asks(value: Any) -> bool:
+def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
@@ -156,13 +156,13 @@ def _input(argument: Argument, call: Call, device: torch.device, with_graph: boo
         return argument.value
     tensors = [make_tensor(spec, argument, call, device) for spec in argument.tensors]
     if with_graph and argument.name not in _WITHOUT_GRADIENT:
-        for tensor in tensors:
-            tensor.requires_grad_(tensor.is_floating_point())
+        for t in tensors:
+            t.requires_grad_(t.is_floating_point())
     return tensors if argument.is_list else tensors[0]
 
 
 def _forward_call(call: Call, forward: _Forward) -> Call:
-    """The forward call with the inputs that it shares with the backward one."""
+    """Return the forward call with the inputs that it shares with the backward call."""
     overloads: Any = getattr(torch.ops.aten, forward.op)
     arguments = []
     for expected in overloads.default._schema.arguments:
@@ -179,8 +179,8 @@ def _forward_call(call: Call, forward: _Forward) -> Call:
 
 
 def _tied_replay(forward: Call, device: torch.device) -> Callable[[], Any]:
-    """The backward pass of the forward call's first result, which is run once here."""
-    run, inputs = _bound(forward, device, with_graph=True)
+    """Return the backward pass of the forward call's first result; runs the forward call once."""
+    run, inputs = _bind(forward, device, with_graph=True)
     result = run()
     output = result[0] if isinstance(result, tuple) else result
     gradient = torch.randn_like(output)

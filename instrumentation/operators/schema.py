@@ -1,4 +1,4 @@
-"""Which overload of an operator a recorded call was: found by its schema, which also names the inputs."""
+"""Finds the overload of a recorded call by its schema, which also names the inputs."""
 
 import functools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from .calls import Argument, Call, NotReplayable, RecordedCall, read_inputs
 
 # These may return their input or copy it: the recorded strides decide, as they did in the run.
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "to", "_reshape_alias", "reshape_as"})
-# They change what a tensor is and not what it holds, hand a number to Python, or need memory of a special kind.
+# They change a tensor's metadata only, return a number to Python, or need a special kind of memory.
 _NO_COMPUTATION = frozenset(
     {"set_", "resize_", "resize_as_", "detach_", "requires_grad_", "t_", "transpose_", "squeeze_", "unsqueeze_"}
     | {"as_strided_", "swapaxes_", "swapdims_", "lift_fresh", "item", "_local_scalar_dense", "is_nonzero"}
@@ -22,9 +22,9 @@ _NUMBERS = _INTEGERS | {"FloatType", "NumberType", "BoolType"}
 
 
 def resolve(call: RecordedCall) -> Call:
-    """Return a recorded call with its inputs named; `overload_of` gives what to call.
+    """Return a recorded call with its inputs named; `overload_of` returns its overload.
 
-    Raises NotReplayable, with the reason, for what computes nothing, has no tensor, or fits no schema.
+    Raises NotReplayable, with the reason, for a call that computes nothing, has no tensor, or fits no schema.
     """
     op = call.name.removeprefix("aten::")
     if op in _NO_COMPUTATION:
@@ -45,7 +45,7 @@ def resolve(call: RecordedCall) -> Call:
 def overload_of(call: Call) -> Any:
     """Return the `torch.ops.aten` overload whose arguments have the call's names.
 
-    Raises NotReplayable where this torch has none.
+    Raises NotReplayable if this torch has none.
     """
     names = [argument.name for argument in call.arguments]
     for overload in _overloads(call.op):
@@ -55,7 +55,7 @@ def overload_of(call: Call) -> Any:
     raise NotReplayable("no schema fits the inputs")
 
 
-# c10/core/ScalarType.h: the number by which operators take a number format, by the profiler's name of it.
+# c10/core/ScalarType.h: the number of a dtype in operators' arguments, by the profiler's name of it.
 _SCALAR_TYPES = {"c10::Half": 5, "float": 6, "double": 7, "c10::BFloat16": 15}
 
 
@@ -71,18 +71,18 @@ def _overloads(op: str) -> Sequence[Any]:
 
 
 def _match(schema: Any, inputs: Sequence[Argument | None]) -> list[Argument] | None:
-    """The inputs by the schema's names, or None where they do not fit it."""
+    """Return the inputs with the schema's names, or None if they do not fit it."""
     if len(schema.arguments) != len(inputs):
         return None
     arguments = []
     tensors = [tensor for given in inputs if given is not None for tensor in given.tensors]
     for expected, given in zip(schema.arguments, inputs, strict=True):
         if given is None:
-            # The profiler writes neither strings nor devices nor None: the default is the best that is known.
+            # The profiler does not record strings, devices or None: the default is the best guess.
             if may_be_absent(expected):
                 given = Argument("", value=expected.default_value)
             elif str(expected.real_type) == "ScalarType" and tensors and tensors[0].dtype in _SCALAR_TYPES:
-                given = Argument("", value=_SCALAR_TYPES[tensors[0].dtype])  # such as a softmax's input, going backward
+                given = Argument("", value=_SCALAR_TYPES[tensors[0].dtype])  # as input_dtype of a softmax's backward
             else:
                 return None
         argument = replace(given, name=expected.name)
@@ -106,7 +106,7 @@ def _accepts(expected: Any, given: Argument) -> bool:
     if given.tensors:
         return _accepts_tensors(kind, given)
     if isinstance(given.value, list):
-        return kind.kind() == "ListType" and all(_accepts_value(kind.getElementType(), one) for one in given.value)
+        return kind.kind() == "ListType" and all(_accepts_value(kind.getElementType(), item) for item in given.value)
     if expected.has_default_value() and given.value == expected.default_value:
         return True
     return _accepts_value(kind, given.value)

@@ -1,4 +1,4 @@
-"""Tensors for a call that is repeated alone: recorded shapes and strides, and values that the operator accepts."""
+"""Tensors for a replayed call: recorded shapes and strides, and values that the operator accepts."""
 
 import math
 
@@ -7,9 +7,9 @@ import torch
 from ..trace_module.spelling import DTYPES_BY_NAME
 from .calls import Argument, Call, TensorSpec
 
-# The recorder of a CPU writes "long" and "short" as well.
+# Recordings on a CPU contain "long" and "short" as well.
 _DTYPES = DTYPES_BY_NAME | {"long": torch.int64, "short": torch.int16}
-# Variances and their inverses, by argument; and operators of which the input may not be negative.
+# Arguments that are variances or their inverses, and operators whose input must not be negative.
 _POSITIVE_ARGUMENTS = frozenset({"running_var", "save_invstd", "save_var", "rstd"})
 _POSITIVE_OPERATORS = frozenset({"sqrt", "sqrt_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "pow"})
 
@@ -17,8 +17,8 @@ _POSITIVE_OPERATORS = frozenset({"sqrt", "sqrt_", "rsqrt", "rsqrt_", "log", "log
 def make_tensor(spec: TensorSpec, argument: Argument, call: Call, device: torch.device) -> torch.Tensor:
     """Return a tensor of the spec's shape, strides and type on the device, for this argument of the call.
 
-    Floating-point values are normal, and positive where they have to be; integers are valid indices into the tensor
-    that the argument indexes, else 0; truth values are true every other time.
+    Floating-point values are normally distributed, and positive if they have to be; integers are valid indices into
+    the tensor that the argument indexes, else 0; bools are true with probability 1/2.
     """
     elements = spec.storage_elements
     dtype = _DTYPES[spec.dtype]
@@ -34,7 +34,7 @@ def make_tensor(spec: TensorSpec, argument: Argument, call: Call, device: torch.
 
 
 def _floats(elements: int, argument: Argument, call: Call, device: torch.device) -> torch.Tensor:
-    # Repeated in place with other values an operator would run away to infinity or into denormals, which are slow.
+    # With other values a repeated in-place operator would diverge to infinity or to denormals, which are slow.
     if call.op.endswith("_") and argument is not call.arguments[0]:
         return torch.ones(elements, device=device)
     values = torch.randn(elements, device=device)
@@ -44,7 +44,7 @@ def _floats(elements: int, argument: Argument, call: Call, device: torch.device)
 
 
 def _index_bound(argument: Argument, call: Call) -> int:
-    """How many places the argument's integers choose among; 1 where that is not known."""
+    """Return the exclusive upper bound of the argument's indices; 1 if unknown."""
     if argument.name == "target":
         scores = _shape(call, "self", "input")
         return scores[1] if len(scores) > 1 else math.prod(scores)

@@ -1,6 +1,6 @@
 """Measures a recording's operators alone, each also in the forms that a what-if asks about, and adds the times to it.
 
-Writes the metadata keys "operator_times" and "update_times_ns" (see docs/operators.md); the events stay as they are.
+Writes the metadata keys "operator_times" and "update_times_ns" (see docs/operators.md); the events do not change.
 """
 
 import sys
@@ -17,7 +17,7 @@ from .measure import Measured, measure_operators
 from .recording import Operator, dearest, distinct_operators
 from .variants import RECORDED, VARIANTS
 
-# The rest is many small operators that no what-if would notice.
+# The rest is many small operators that affect no what-if.
 SHARE = 0.99
 # Measuring may take this many times a recorded step: 60 s for one of 100 ms; within bounds.
 BUDGET_STEPS = 600
@@ -27,9 +27,9 @@ BUDGET_BOUNDS_S = (30.0, 600.0)
 def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budget_s: float | None = None) -> int:
     """Measure the operators of a recording on this machine, write the times into it, return the number of operators.
 
-    Those that make 99 % of the forward and backward passes' operator time are measured, the dearest first, for at most
-    about `budget_s` seconds (by default 600 steps). Progress and what was left out go to stderr. Raises
-    WhatifError for what is no recording with input shapes, for another machine's, and where it cannot be written.
+    Measures those that take 99 % of the operator time of forward and backward passes, the most expensive first, for
+    about `budget_s` seconds at most (by default 600 steps). Prints progress and skipped operators on stderr. Raises
+    WhatifError without input shapes, for a recording of another machine, and if the file cannot be written.
     """
     path = output_file(recording)
     unknown = sorted(set(variants) - set(VARIANTS))
@@ -37,9 +37,9 @@ def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budg
         raise WhatifError(f"expected variants among {', '.join(VARIANTS)}, got {', '.join(unknown)}.")
     trace, compressed = read_recording(path)
     metadata = trace["whatif"]
-    every = distinct_operators(trace)
-    chosen = dearest(every, SHARE)
-    total_ns = sum(operator.recorded_ns for operator in every)
+    operators = distinct_operators(trace)
+    chosen = dearest(operators, SHARE)
+    total_ns = sum(operator.recorded_ns for operator in operators)
     measured = _measure_with_progress(chosen, metadata, variants, _budget_s(metadata) if budget_s is None else budget_s)
     rows = [_row(chosen[number], times) for number, times in sorted(measured.times.items())]
     metadata["operator_times"] = rows
@@ -81,7 +81,7 @@ def _row(operator: Operator, times: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(operators: Sequence[Operator], measured: Measured, total_ns: float) -> str:
-    """How much of the time was measured, how it compares with the recorded one, and what was left out and why."""
+    """Return the share of measured time, its comparison with the recorded time, and what was skipped and why."""
     recorded_ns = sum(operators[number].recorded_ns for number in measured.times)
     alone_ns = sum(operators[number].calls_per_step * times["ns"][RECORDED] for number, times in measured.times.items())
     lines = [
@@ -100,5 +100,5 @@ def _summary(operators: Sequence[Operator], measured: Measured, total_ns: float)
     return "\n".join(lines)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "0 %"
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total else "0 %"

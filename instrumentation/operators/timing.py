@@ -1,4 +1,4 @@
-"""How long something takes alone: by the difference of a long and a short chain, in rounds that hit all alike."""
+"""Times calls alone: by the difference of a long and a short chain, in interleaved rounds."""
 
 import collections
 import itertools
@@ -11,16 +11,16 @@ import torch
 
 from ..gpu import GPU
 
-# The short chain lasts about this long, the long one three times as much; then the clock's own cost is nothing.
-# A call that takes as long itself needs no chain: N is 0 and M is 1.
+# Length of the short chain; the long one takes three times as long. The clock's overhead is then negligible.
+# A call that takes this long itself needs no chain: N is 0 and M is 1.
 CHAIN_NS = 2e6
 MOST_CALLS = 200
 ROUNDS = 7
-# Of what takes longer than this, fewer rounds: their noise is smaller too.
+# Longer calls get fewer rounds: their noise is smaller too.
 LONG_NS = 20e6
 FEWEST_ROUNDS = 5
 
-# `torch.cuda._sleep` counts cycles: enough of them, at any clock rate of a GPU, for the CPU to get ahead.
+# `torch.cuda._sleep` counts cycles: enough, at the clock rate of any GPU, for launches to queue up.
 CYCLES_PER_NS = 3.0
 
 
@@ -32,7 +32,7 @@ class Clock(Protocol):
 
 
 def cpu_clock(threads: int) -> Clock:
-    """Return the CPU clock of this thread; with several threads the wall clock, as the others' work has to count."""
+    """Return the CPU clock of this thread; with several threads the wall clock, to include the work of all."""
     now = time.thread_time_ns if threads == 1 else time.perf_counter_ns
 
     def clock(work: Callable[[], None]) -> float:
@@ -46,7 +46,7 @@ def cpu_clock(threads: int) -> Clock:
 def cuda_clock(work: Callable[[], None], *, ahead_ns: float = 0.0) -> float:
     """Run the work once and return its time in ns between two CUDA events.
 
-    With `ahead_ns` the GPU first idles for that long: the CPU gets ahead, and what is timed is the GPU and not the CPU.
+    With `ahead_ns` the GPU first spins for that long, so that launches queue up and GPU time is measured, not CPU time.
     """
     GPU.synchronize()
     if ahead_ns:
@@ -59,7 +59,7 @@ def cuda_clock(work: Callable[[], None], *, ahead_ns: float = 0.0) -> float:
 
 
 def first_ns(replay: Sequence[Callable[[], Any]], device: torch.device) -> float:
-    """Return the wall time in ns of one call after the first one, which may choose and build kernels."""
+    """Return the wall time in ns of a call after the first one, which may select and compile kernels."""
     for warm in (True, False):
         begin = time.perf_counter_ns()
         replay[-1 if warm else 0]()
@@ -73,9 +73,9 @@ def measure_alone(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the time of one call in ns, and its relative quartile range, of each replay by its name.
 
-    A chain of N calls and one of M cancel what is paid once: T = (T_M - T_N) / (M - N) (Tianshu, section 3.1,
-    equation 1). The chains of all replays take turns, so that a slow moment hits all of them; the median round counts.
-    `clock` None: a CUDA device, timed without the CPU's part. `estimates_ns` says about how long a call takes.
+    The difference of chains of M and N calls cancels constant overhead: T = (T_M - T_N) / (M - N) (Tianshu, section
+    3.1, equation 1). The chains of all replays alternate, so that a slow moment affects all; the median round counts.
+    `clock` None: a CUDA device, timed without launch overhead. `estimates_ns` are rough times of a call.
     """
     longest_ns = max(estimates_ns.values())
     rounds = FEWEST_ROUNDS if longest_ns > LONG_NS else ROUNDS
@@ -94,13 +94,13 @@ def measure_alone(
 
 
 class Chain:
-    """Runs one replay in chains, which go on with the inputs where the last one stopped."""
+    """Runs one replay in chains; each continues with the inputs after those of the last chain."""
 
     def __init__(self, replay: Sequence[Callable[[], Any]], clock: Clock | None, estimate_ns: float) -> None:
         self._calls = itertools.cycle(replay)
-        # In a step results live on: each call here writes where another one than the last has written. Once round and
-        # one more, so that no memory is touched for the first time by what is timed: that took half of a call that
-        # makes 16 MiB.
+        # Keep the results, as a step does, so that each call writes to other memory than the last. One round and one
+        # more call, so that no timed call touches memory for the first time: that took half of the time of a call with
+        # a result of 16 MiB.
         self._results: collections.deque[Any] = collections.deque(maxlen=len(replay))
         for call in itertools.islice(self._calls, len(replay) + 1):
             self._results.append(call())

@@ -1,4 +1,4 @@
-"""How long the optimizer's update takes alone, in each of torch's three implementations."""
+"""Times of the optimizer's update alone, in each of torch's three implementations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 }
 # Parameter, gradient and two moments in fp32.
 BYTES_PER_PARAMETER = 16
-# Usual where a recording only says that the optimizer keeps a state.
+# Usual value; a recording only shows that the optimizer has a state.
 MOMENTUM = 0.9
 
 
@@ -25,9 +25,9 @@ def measure_updates(
 ) -> dict[str, float]:
     """Return the time in ns of one `step()` by implementation ("for_loop", "foreach", "fused") on such parameters.
 
-    `optimizer` is the recording's metadata of that name; as many of the gradients are 0 as it says of their second
-    moments, since MKL's square root of 0, in a loop over the parameters, takes ten times as long as another. An
-    implementation that this torch lacks is left out. Raises NotReplayable for another optimizer than Adam, AdamW and
+    `optimizer` is the recording's metadata of that name. Its share of zeros in the second moments is set in the
+    gradients, since MKL's square root of 0, in a loop over the parameters, takes ten times as long as another.
+    Implementations that this torch lacks are left out. Raises NotReplayable for another optimizer than Adam, AdamW and
     SGD, without shapes, and for more than `memory_bytes`.
     """
     elements = sum(math.prod(shape) for shape in shapes)
@@ -48,20 +48,20 @@ def measure_updates(
 
 
 def _optimizer(
-    described: dict[str, Any], shapes: Sequence[Sequence[int]], device: torch.device, flags: dict[str, bool]
+    metadata: dict[str, Any], shapes: Sequence[Sequence[int]], device: torch.device, flags: dict[str, bool]
 ) -> torch.optim.Optimizer:
     parameters = [torch.nn.Parameter(torch.randn(tuple(shape), device=device)) for shape in shapes]
-    zero_share = described.get("zero_share")
+    zero_share = metadata.get("zero_share")
     zero_share = min(max(zero_share, 0.0), 1.0) if isinstance(zero_share, int | float) else 0.0
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
         parameter.grad.view(-1)[: round(zero_share * parameter.numel())] = 0
-    kind = described.get("type")
+    kind = metadata.get("type")
     if kind == "Adam":
         return torch.optim.Adam(parameters, **flags)  # type: ignore[arg-type]
     if kind == "AdamW":
         return torch.optim.AdamW(parameters, **flags)  # type: ignore[arg-type]
     if kind == "SGD":
-        momentum = MOMENTUM if described.get("state_bytes") else 0.0
+        momentum = MOMENTUM if metadata.get("state_bytes") else 0.0
         return torch.optim.SGD(parameters, momentum=momentum, **flags)
     raise NotReplayable("optimizer is none of Adam, AdamW and SGD")

@@ -10,12 +10,12 @@ from .calls import BF16, FP32, Argument, Call, TensorSpec
 
 RECORDED = "recorded"
 
-# Normalizations take a bf16 input beside fp32 weights and statistics, and autocast leaves those as they are.
+# Normalizations accept a bf16 input with fp32 weights and statistics, which autocast does not convert.
 _NORMALIZATIONS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
 _ACTIVATIONS = frozenset({"input", "self", "grad_out", "grad_output", "grad"})
-# Attention keeps its sums in fp32 whatever it attends to.
+# Attention keeps its sums in fp32 for any input type.
 _ALWAYS_FP32 = frozenset({"logsumexp"})
-# What belongs to a layer and not to a sample, whatever its shape.
+# Arguments that belong to a layer and not to a sample, whatever their shape.
 _PARAMETERS = frozenset(
     {"weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var", "params"}
     | {f"weight{number}" for number in range(5)}
@@ -23,7 +23,7 @@ _PARAMETERS = frozenset(
 # Arguments that repeat the shape of a tensor.
 _SIZES = frozenset({"size", "shape", "sizes", "input_sizes", "self_sizes", "N"})
 _RECURRENT = ("lstm", "gru", "rnn")
-# A recording that says more says nothing.
+# Larger batch sizes in a recording are ignored.
 LARGEST_BATCH = 1 << 31
 # c10's numbers of the two types.
 _FP32_NUMBER, _BF16_NUMBER = 6, 15
@@ -31,10 +31,10 @@ _FP32_NUMBER, _BF16_NUMBER = 6, 15
 
 @dataclass(frozen=True)
 class Run:
-    """What the whole recording says about its calls.
+    """Facts of the whole recording about its calls.
 
     `batch_lengths` are the batch size and its products with the axes behind it, as in a [batch x tokens, width]
-    product; `parameter_shapes` is empty where the recording does not know them.
+    product; `parameter_shapes` is empty if they are not recorded.
     """
 
     batch_size: int | None
@@ -44,7 +44,7 @@ class Run:
 
 
 def describe_run(calls: Iterable[Call], metadata: dict[str, Any]) -> Run:
-    """Return what the calls and the recording's metadata ("batch_size", "layers") tell about the batch."""
+    """Return the facts about the batch from the calls and the recording's metadata ("batch_size", "layers")."""
     calls = list(calls)
     batch_size = metadata.get("batch_size")
     if type(batch_size) is not int or not 0 < batch_size <= LARGEST_BATCH:
@@ -59,7 +59,7 @@ def describe_run(calls: Iterable[Call], metadata: dict[str, Any]) -> Run:
 
 
 def named_parameter_shapes(metadata: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of every parameter from the metadata key "layers"; what is no shape is left out."""
+    """Return name and shape of every parameter from the metadata key "layers"; invalid shapes are left out."""
     layers = metadata.get("layers")
     found = []
     for layer in layers if isinstance(layers, list) else []:
@@ -70,15 +70,15 @@ def named_parameter_shapes(metadata: dict[str, Any]) -> list[tuple[str, tuple[in
     return found
 
 
-def variants(call: Call, run: Run, wanted: Iterable[str]) -> dict[str, Call]:
-    """Return the wanted variants that apply to the call, by name, in the order of `VARIANTS`."""
-    chosen = set(wanted) | {RECORDED}
-    made = {name: change(call, run) for name, change in _CHANGES.items() if name in chosen}
-    return {name: variant for name, variant in made.items() if variant is not None}
+def variants(call: Call, run: Run, requested: Iterable[str]) -> dict[str, Call]:
+    """Return the requested variants that apply to the call, by name, in the order of `VARIANTS`."""
+    chosen = set(requested) | {RECORDED}
+    changed = {name: change(call, run) for name, change in _CHANGES.items() if name in chosen}
+    return {name: variant for name, variant in changed.items() if variant is not None}
 
 
 def stays_fp32(argument: Argument, call: Call) -> bool:
-    """Return whether autocast leaves an argument in fp32 when the call's tensors become half as wide."""
+    """Return whether autocast leaves an argument in fp32 when it converts the call's tensors."""
     normalization = any(name in call.op for name in _NORMALIZATIONS)
     return argument.name in _ALWAYS_FP32 or (normalization and argument.name not in _ACTIVATIONS)
 
@@ -92,11 +92,11 @@ def _in_bf16(call: Call, run: Run) -> Call | None:
         specs = (replace(spec, dtype=BF16) if spec.dtype == FP32 else spec for spec in argument.tensors)
         return replace(argument, tensors=tuple(specs))
 
-    return _unless_same(call, replace(call, arguments=tuple(map(changed, call.arguments))))
+    return _if_changed(call, replace(call, arguments=tuple(map(changed, call.arguments))))
 
 
 def _in_channels_last(call: Call, run: Run) -> Call | None:
-    # Four axes that are no images (the heads of an attention) have no channels.
+    # Tensors with four axes that are not images (attention heads) have no channels.
     if not run.has_convolutions or "attention" in call.op:
         return None
 
@@ -107,18 +107,18 @@ def _in_channels_last(call: Call, run: Run) -> Call | None:
         return replace(spec, strides=(height * width * channels, 1, width * channels, channels))
 
     arguments = (replace(argument, tensors=tuple(map(changed, argument.tensors))) for argument in call.arguments)
-    return _unless_same(call, replace(call, arguments=tuple(arguments)))
+    return _if_changed(call, replace(call, arguments=tuple(arguments)))
 
 
 def _in_eval_mode(call: Call, run: Run) -> Call | None:
-    """Batch normalization with its running statistics; the backward call is then torch's own, also under cuDNN."""
+    """Batch normalization with its running statistics; its backward call is torch's native one, also under cuDNN."""
     if call.op == "cudnn_batch_norm_backward":
-        taken = {"grad_out": "grad_output", "save_invstd": "save_var", "eps": "epsilon"}
+        cudnn_names = {"grad_out": "grad_output", "save_invstd": "save_var", "eps": "epsilon"}
         names = ("grad_out", "input", "weight", "running_mean", "running_var", "save_mean", "save_invstd")
-        given = [(name, call.argument(taken.get(name, name))) for name in (*names, "eps")]
-        if any(argument is None for _, argument in given):
+        renamed = [(name, call.argument(cudnn_names.get(name, name))) for name in (*names, "eps")]
+        if any(argument is None for _, argument in renamed):
             return None
-        *tensors, eps = (replace(argument, name=name) for name, argument in given if argument is not None)
+        *tensors, eps = (replace(argument, name=name) for name, argument in renamed if argument is not None)
         flags = Argument("train", value=False), eps, Argument("output_mask", value=[True, True, True])
         return replace(call, op="native_batch_norm_backward", arguments=(*tensors, *flags))
     if "batch_norm" not in call.op:
@@ -129,19 +129,19 @@ def _in_eval_mode(call: Call, run: Run) -> Call | None:
         else argument
         for argument in call.arguments
     )
-    return _unless_same(call, replace(call, arguments=tuple(arguments)))
+    return _if_changed(call, replace(call, arguments=tuple(arguments)))
 
 
-def _unless_same(call: Call, changed: Call) -> Call | None:
+def _if_changed(call: Call, changed: Call) -> Call | None:
     return None if changed == call else changed
 
 
 class _AmbiguousError(Exception):
-    """A length is that of the batch and of a parameter, or does not divide."""
+    """A length is that of the batch and of a parameter, or cannot be scaled to an integer."""
 
 
 def _with_batch(call: Call, run: Run, factor: float) -> Call | None:
-    """The call on a batch `factor` times as large; None where it has no batch, or none that is certain."""
+    """Return the call on a batch `factor` times as large; None if it has no batch or the batch axis is ambiguous."""
     if run.batch_size is None or run.batch_size * factor != int(run.batch_size * factor):
         return None
     try:
@@ -190,7 +190,7 @@ def _scaled(spec: TensorSpec, axis: int | None, factor: float) -> TensorSpec:
 
 
 def _scaled_sizes(value: Any, run: Run, factor: float) -> Any:
-    """The first size that is the batch's, scaled; the number itself where it is one."""
+    """Scale the first size that is the batch's, in a list or a single number."""
     sizes = list(value) if isinstance(value, list) else [value]
     for position, size in enumerate(sizes):
         if type(size) is int and size in run.batch_lengths:
@@ -204,7 +204,7 @@ def _recurrent_argument(call: Call, argument: Argument, run: Run, factor: float)
     if argument.name in _PARAMETERS:
         return argument
     flag = call.argument("batch_first")
-    # oneDNN's layer gets its sequences turned, whatever its flag says.
+    # oneDNN's layer gets transposed sequences, whatever its flag.
     batch_first = flag is not None and flag.value is True and not call.op.startswith("mkldnn")
     sequence = argument.name in ("input", "output", "grad_output")
 
@@ -220,7 +220,7 @@ def _recurrent_argument(call: Call, argument: Argument, run: Run, factor: float)
 
 
 def _product_with_batch(call: Call, run: Run, factor: float) -> Call | None:
-    """A matrix product: of activations and a weight its rows grow, of a weight's gradient the axis that is summed."""
+    """Scale a matrix product: the rows of activations times weight, the summed axis of a weight's gradient."""
     left, right = call.argument("mat1" if call.op == "addmm" else "self"), call.argument("mat2")
     if left is None or right is None or left.tensor is None or right.tensor is None:
         return None
@@ -246,7 +246,7 @@ def _in_bf16_channels_last(call: Call, run: Run) -> Call | None:
     return None if bf16 is None else _in_channels_last(bf16, run)
 
 
-# None: the call has no such form.
+# None: the call has no such variant.
 _CHANGES: dict[str, Callable[[Call, Run], Call | None]] = {
     RECORDED: lambda call, run: call,
     "bf16": _in_bf16,

@@ -1,6 +1,6 @@
-"""The process in which operators are measured: what crashes here, or asks for too much, ends no one else.
+"""The process in which operators are measured: a crash or excessive memory use here ends no other process.
 
-Reads JSON lines from standard input, first the recording's operators and then one job each, and answers each with one.
+Reads JSON lines from stdin, first the recording's operators and then one job per line, and answers each with one line.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from .timing import Clock, cpu_clock, cuda_clock, first_ns, measure_alone
 from .update_times import measure_updates
 from .variants import RECORDED, describe_run, named_parameter_shapes, variants
 
-# Inputs and results of one operator's variants together may not take more than this on a CPU.
+# Limit for inputs and results of all variants of one operator on a CPU.
 CPU_MEMORY_BYTES = 2 << 30
-# What the process may map beyond what torch itself has mapped: the rest is for what operators need inside.
+# Address space beyond what torch has mapped: includes the operators' internal memory.
 CPU_ADDRESS_BYTES = 6 << 30
-# Of a GPU's free memory; the allocator keeps what other operators used.
+# Share of a GPU's free memory; the allocator keeps the memory of earlier operators.
 GPU_MEMORY_SHARE = 0.4
-# One call may not take longer: with its variants and rounds it would use up any budget.
+# Limit of one call: with its variants and rounds a longer one would use up any budget.
 LONGEST_CALL_NS = 3e9
 
 
-# What torch raises for a call that it refuses.
+# Exceptions of torch for a call that it refuses.
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, MemoryError)
 
 
 class _Worker:
-    """Measures one job after the other of the recording that the first line describes."""
+    """Measures the jobs of the recording that the first line describes, one at a time."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._metadata: dict[str, Any] = setup["metadata"]
@@ -51,33 +51,33 @@ class _Worker:
         self._run = describe_run((call for call in self._calls if isinstance(call, Call)), self._metadata)
 
     def answer(self, job: int) -> dict[str, Any]:
-        """Measure the update or one operator; or say why it was left out."""
+        """Measure the update or one operator, or return the reason why it was skipped."""
         measure = self._updates if job == UPDATES else functools.partial(self._operator, self._calls[job])
-        return answered(measure, self._device)
+        return measure_or_skip(measure, self._device)
 
     def _updates(self) -> dict[str, Any]:
         optimizer = self._metadata.get("optimizer")
         shapes = [shape for _, shape in named_parameter_shapes(self._metadata)]
-        clock = self._clock or cuda_clock  # on a GPU launching included: what an update costs a step
-        described = optimizer if isinstance(optimizer, dict) else {}
-        return {"ns": measure_updates(described, shapes, self._device, clock, self._memory_bytes)}
+        clock = self._clock or cuda_clock  # on a GPU including launches, as in a step
+        metadata = optimizer if isinstance(optimizer, dict) else {}
+        return {"ns": measure_updates(metadata, shapes, self._device, clock, self._memory_bytes)}
 
     def _operator(self, call: "Call | NotReplayable") -> dict[str, Any]:
         if isinstance(call, NotReplayable):
             raise call
         replays, estimates = {}, {}
-        room_bytes = self._memory_bytes
+        left_bytes = self._memory_bytes
         for name, variant in variants(call, self._run, self._variants).items():
             try:
                 copies = copies_of(variant)
-                room_bytes -= needed_bytes(variant, copies)
-                if room_bytes < 0:
+                left_bytes -= needed_bytes(variant, copies)
+                if left_bytes < 0:
                     raise NotReplayable("needs too much memory")
                 replays[name], estimates[name] = timed_replay(variant, self._device, copies)
             except (NotReplayable, *REFUSED):
                 if name == RECORDED:
                     raise
-                # Else a variant that this operator does not have; the others are still worth measuring.
+                # Else the operator does not have this variant; measure the others.
         ns, spread = measure_alone(replays, self._clock, estimates)
         if RECORDED not in ns:
             raise NotReplayable("too short to be timed")
@@ -85,7 +85,7 @@ class _Worker:
 
 
 def prepare(device: torch.device, threads: int | None) -> tuple[Clock | None, int]:
-    """Set this process up for measuring; return its clock (None: a GPU's events) and the memory a call may take."""
+    """Set this process up for measuring; return its clock (None: GPU events) and the memory limit of a call."""
     if device.type == "cuda":
         return None, int(GPU_MEMORY_SHARE * GPU.free_bytes())
     if threads is not None:
@@ -94,8 +94,8 @@ def prepare(device: torch.device, threads: int | None) -> tuple[Clock | None, in
     return cpu_clock(torch.get_num_threads()), CPU_MEMORY_BYTES
 
 
-def answered(measure: Callable[[], dict[str, Any]], device: torch.device) -> dict[str, Any]:
-    """Return what `measure` finds, or under "skipped" why there is nothing."""
+def measure_or_skip(measure: Callable[[], dict[str, Any]], device: torch.device) -> dict[str, Any]:
+    """Return the result of `measure`, or the reason for none as "skipped"."""
     try:
         return measure()
     except NotReplayable as reason:
@@ -104,7 +104,7 @@ def answered(measure: Callable[[], dict[str, Any]], device: torch.device) -> dic
         return {"skipped": f"refused by torch ({type(error).__name__})"}
     finally:
         if device.type == "cuda":
-            # A device that has failed stays so: then this process ends here, and another one goes on.
+            # A failed device stays unusable: then this raises and ends the process, and another one continues.
             GPU.synchronize()
 
 
@@ -116,12 +116,12 @@ def _resolved(recorded: list[Any]) -> Call | NotReplayable:
 
 
 def needed_bytes(call: Call, copies: int) -> int:
-    """Return the bytes of all copies of the inputs, and as much again for results."""
+    """Return the bytes of all copies of the inputs, twice to include results."""
     return 2 * copies * call.input_bytes
 
 
 def timed_replay(call: Call, device: torch.device, copies: int) -> tuple[list[Callable[[], Any]], float]:
-    """Return the call on several sets of inputs, and about how long it takes in ns; raises as `make_replay` does."""
+    """Return the call on several sets of inputs, and its rough time in ns; raises as `make_replay` does."""
     replay = make_replay(call, device, copies)
     estimate_ns = first_ns(replay, device)
     if estimate_ns > LONGEST_CALL_NS:
@@ -130,14 +130,14 @@ def timed_replay(call: Call, device: torch.device, copies: int) -> tuple[list[Ca
 
 
 def _restore_precision(precision: Any) -> None:
-    """Choose the GPU's kernels by the switches of the recorded run (see `describe_precision`)."""
+    """Set the precision switches of the recorded run, which select the GPU's kernels (see `describe_precision`)."""
     if not isinstance(precision, dict):
         return
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     backends: dict[str, Any] = {key: getattr(cudnn, key, None) for key in ("conv", "rnn")}
     for key, backend in {"matmul": matmul, **backends}.items():
-        # "none" as well: for convolutions it is not torch's default, but what switching TF32 off leaves.
+        # "none" as well: for convolutions it is not torch's default, but the state after TF32 is switched off.
         if precision.get(key) in ("ieee", "tf32", "none") and hasattr(backend, "fp32_precision"):
             backend.fp32_precision = precision[key]
     if not hasattr(matmul, "fp32_precision"):  # Before torch 2.9.
@@ -150,32 +150,32 @@ def _restore_precision(precision: Any) -> None:
 
 
 def limit_address_space() -> None:
-    """Let an operator whose result is absurdly large fail to get its memory instead of taking the machine's."""
+    """Make allocations of absurdly large results fail instead of exhausting the machine's memory."""
     try:
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (ImportError, OSError):  # Not Linux: the limit on inputs is all there is.
+    except (ImportError, OSError):  # Not Linux: only the limit on inputs applies.
         return
     mapped_bytes = pages * resource.getpagesize()
-    with contextlib.suppress(ValueError):  # A lower limit is in force already.
+    with contextlib.suppress(ValueError):  # A lower limit is already set.
         resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + CPU_ADDRESS_BYTES, resource.RLIM_INFINITY))
 
 
 def main() -> None:
     """Serve one parent until it closes the pipe."""
-    tell, asked = connect()
-    setup = next(asked)
+    send, messages = connect()
+    setup = next(messages)
     if setup["cuda"] and not GPU.available():
-        tell({"gpu": None})
+        send({"gpu": None})
         return
     torch.manual_seed(0)
-    gc.disable()  # Its pauses would fall into somebody's time.
+    gc.disable()  # Its pauses would be part of measured times.
     environment = describe_environment(setup["cuda"])
     worker = _Worker(setup)
-    tell({"gpu": environment["gpu"], "cpu": environment["cpu"]})
-    for job in asked:
-        tell(worker.answer(job["job"]))
+    send({"gpu": environment["gpu"], "cpu": environment["cpu"]})
+    for job in messages:
+        send(worker.answer(job["job"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Collectives measured: which ones and how large, and the processes that take part, seen from their parent."""
+"""Measurement of collectives: their design (names and sizes), and the parent's side of the processes that run them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from whatif.runtime.errors import WhatifError
 from ..line_process import MeasuringProcess
 from .machine import Way
 
-# As torch.distributed has them: those that change their one buffer, and those that fill another one.
+# As in torch.distributed: in place in one buffer, or from one buffer to another.
 LAYOUTS = {
     "all_reduce": "in_place", "broadcast": "in_place", "reduce": "in_place",
     "all_gather": "out_of_place", "reduce_scatter": "out_of_place", "all_to_all": "out_of_place",
 }  # fmt: skip
-# Octaves from a launch to what fills any link.
+# Octaves, from sizes dominated by the launch to sizes that saturate any link.
 SIZES_BYTES = tuple(1 << power for power in range(10, 27))
-# The long chain lasts about this long; more calls than this say no more.
+# Length of the long chain; more calls do not improve the result.
 CHAIN_NS, MOST_CALLS = 60e6, 300
 ROUNDS, FIRST_CALLS = 7, 3
 
@@ -32,10 +32,10 @@ ROUNDS, FIRST_CALLS = 7, 3
 def collective_design(
     names: Sequence[str], ranks: Sequence[int], sizes_bytes: Sequence[int], dtypes: Sequence[str]
 ) -> list[Described]:
-    """Return the collectives of each name, group, size and dtype; small ones first, so that each has some in any case.
+    """Return the collectives of each name, group, size and dtype, small ones first, so that each gets some in any case.
 
-    The buffer is made whole: its elements divide by the ranks. ``bytes`` is the whole buffer, as nccl-tests counts.
-    Raises WhatifError for a name that is not known.
+    Sizes are rounded so that the number of ranks divides the elements. ``bytes`` is the full buffer, as in nccl-tests.
+    Raises WhatifError for an unknown name.
     """
     unknown = [name for name in names if name not in LAYOUTS]
     if unknown:
@@ -50,7 +50,7 @@ def collective_design(
 
 
 class RankGroup(ExitStack):
-    """The processes of one group on this machine; measures collectives as one process measures operators."""
+    """The processes of a group on this machine; has the interface of the process that measures operators."""
 
     def __init__(self, way: Way) -> None:
         super().__init__()
@@ -70,25 +70,25 @@ class RankGroup(ExitStack):
         return self
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return the time of one call in ns by each round, or why there is none. Raises EndedError.
+        """Return the time of one call in ns by round, or the reason for none. Raises EndedError.
 
-        A call is done when its last rank is: of each chain the slowest rank counts.
+        The time of a chain is that of the slowest rank.
         """
         first = self._rounds(job, (FIRST_CALLS,), 1)
         if "skipped" in first:
             return first
         long = min(MOST_CALLS, max(1, int(CHAIN_NS * FIRST_CALLS / first["ns"][0][0])))
         short = long // 3
-        # Both lengths take turns, so that a slow moment hits them alike.
+        # Both lengths alternate, so that a slow moment affects both.
         found = self._rounds(job, (long, short) if short else (long,), ROUNDS)
         if "skipped" in found:
             return found
         if short:
-            return {"ns": [(much - little) / (long - short) for much, little in found["ns"]]}
-        return {"ns": [much / long for (much,) in found["ns"]]}
+            return {"ns": [(long_ns - short_ns) / (long - short) for long_ns, short_ns in found["ns"]]}
+        return {"ns": [long_ns / long for (long_ns,) in found["ns"]]}
 
     def _rounds(self, job: dict[str, Any], lengths: tuple[int, ...], rounds: int) -> dict[str, Any]:
-        """Return the time in ns that a chain of each length takes the slowest rank, by round; or why there is none."""
+        """Return the slowest rank's time in ns of a chain of each length, by round, or the reason for none."""
         name, dims, types, *_ = job["call"]
         message = {"name": name, "elements": dims[0][0], "type": types[0], "lengths": lengths, "rounds": rounds}
         for rank in self._ranks:

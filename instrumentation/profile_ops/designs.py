@@ -1,4 +1,4 @@
-"""Which operators a sweep measures: random sizes as in Tianshu, or a grid; one operator after the other in turn."""
+"""The operators that a sweep measures: random sizes as in Tianshu, or a grid; operators take turns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LARGEST_DIMENSION = 1024
 # Convolutions' other parameters come from the test models (Tianshu, section 4.3): VGG-16 and ResNet-50 have the first
 # three, Inception the fourth, as kernel, stride, padding.
 CONVOLUTIONS = ((3, 1, 1), (1, 1, 0), (3, 2, 1), (5, 1, 2))
-# A sweep's operator may not take more: four dimensions of up to 1024 are a terabyte. On a CPU the most work is that of
-# the largest product that is drawn, 2 x 1024^3; the others are our choice.
+# Limits of an operator in a sweep: four dimensions of up to 1024 are a terabyte. On a CPU the limit of FLOPs is that of
+# the largest matrix product drawn, 2 x 1024^3; the others are our choice.
 MOST_BYTES = {"cpu": 256e6, "cuda": 4e9}
 MOST_FLOPS = {"cpu": 2.15e9, "cuda": 4e12}
-# A draw that is too large is drawn again; one in so many has to fit.
+# Draws above the limits are repeated, at most this often per operator on average.
 MOST_DRAWS = 10_000
 
 
@@ -31,7 +31,7 @@ Sizes = dict[str, int]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What can be swept under one name: its family, its name and phase in the database, and how sizes are drawn."""
+    """A sweep: its family, name and phase in the database, and how its sizes are drawn."""
 
     family: str
     name: str
@@ -64,15 +64,15 @@ def _batched(draw: random.Random) -> Sizes:
 
 
 def _convolution(draw: random.Random) -> Sizes:
-    # Drawn evenly, nine of ten would be larger than any memory: these are even in their logarithm.
+    # Log-uniform: of uniform draws nine of ten would not fit in any memory.
     window, side = draw.choice(CONVOLUTIONS), _log_uniform(draw)
     return _convolution_sizes(window, _log_uniform(draw, 256), _log_uniform(draw), _log_uniform(draw), side)
 
 
 def _convolution_sizes(window: tuple[int, int, int], batch: int, channels: int, out: int, side: int) -> Sizes:
     sizes = {"batch": batch, "in_channels": channels, "out_channels": out, "in_h": side, "in_w": side}
-    same = {**dict(zip(("kernel", "stride", "padding"), window, strict=True)), "dilation": 1}
-    return sizes | {f"{name}_{axis}": value for name, value in same.items() for axis in "hw"} | {"groups": 1}
+    per_axis = {**dict(zip(("kernel", "stride", "padding"), window, strict=True)), "dilation": 1}
+    return sizes | {f"{name}_{axis}": value for name, value in per_axis.items() for axis in "hw"} | {"groups": 1}
 
 
 def _normalized(draw: random.Random) -> Sizes:
@@ -102,7 +102,7 @@ _ATTENTIONS = [
     _attention_sizes(*sizes) for sizes in itertools.product((1, 4, 16), (64, 256, 1024), (4, 16), (64, 128), (0, 1))
 ]
 
-# Tianshu's nine, table 3, come first; `all` means them.
+# Tianshu's nine operations, table 3, come first; `all` means these.
 SWEEPS: dict[str, Sweep] = {
     **{name: Sweep("elementwise", name, "fwd", *_elementwise(2)) for name in ("add", "sub", "mul", "div")},
     "mm": Sweep("matmul", "mm", "fwd", _product, _PRODUCTS),
@@ -121,21 +121,21 @@ SWEEPS: dict[str, Sweep] = {
     "attention": Sweep("attention", "attention", "fwd", _attended, _ATTENTIONS),
 }
 NINE = tuple(SWEEPS)[:9]
-# What Tianshu calls its nine, in TensorFlow's words.
-_ALSO = {
+# Tianshu's names of its nine operations, which are TensorFlow's.
+_TENSORFLOW_NAMES = {
     "realdiv": "div", "matmul": "mm", "conv2dbackpropinput": "conv2d_dgrad", "conv2dbackpropfilter": "conv2d_wgrad",
 }  # fmt: skip
 
 
 def sweep_names(text: str) -> list[str]:
-    """Return the names of sweeps that ``text`` lists with commas; ``all`` is Tianshu's nine.
+    """Return the names of sweeps in ``text``, separated by commas; ``all`` is Tianshu's nine.
 
-    Raises WhatifError where one is not known.
+    Raises WhatifError for an unknown one.
     """
     names = []
     for word in filter(None, text.split(",")):
         lower = word.strip().lower()
-        found = NINE if lower == "all" else (_ALSO.get(lower, lower),)
+        found = NINE if lower == "all" else (_TENSORFLOW_NAMES.get(lower, lower),)
         if found[0] not in SWEEPS:
             raise WhatifError(f"opdb profile: expected operations ({', '.join(SWEEPS)} or all), got {word[:40]!r}.")
         names += [name for name in found if name not in names]
@@ -147,27 +147,27 @@ def design(
 ) -> list[Described]:
     """Return the operators to measure on a device of ``kind`` (cpu, cuda): up to ``shapes`` of each name and dtype.
 
-    They take turns, so that whatever is measured when time is up holds some of each. The first ones of a larger design
-    are those of a smaller one; sizes depend on the seed and the name alone, and are the same in every dtype.
+    They take turns, so that a measurement that is cut short covers all of them. A smaller design is the beginning of a
+    larger one; sizes depend only on the seed and the name, and are the same in every dtype.
     """
-    columns = [_of_one(name, dtype, shapes, grid, seed, kind) for name in names for dtype in dtypes]
+    columns = [_one_sweep(name, dtype, shapes, grid, seed, kind) for name in names for dtype in dtypes]
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*columns))
-    return list(dict.fromkeys(what for what in in_turn if what is not None))
+    return list(dict.fromkeys(operator for operator in in_turn if operator is not None))
 
 
-def _of_one(name: str, dtype: str, shapes: int, grid: bool, seed: int, kind: str) -> list[Described]:
+def _one_sweep(name: str, dtype: str, shapes: int, grid: bool, seed: int, kind: str) -> list[Described]:
     sweep = SWEEPS[name]
     if grid:
-        fitting = (what for what in (_described(sweep, dtype, sizes) for sizes in sweep.grid) if _fits(what, kind))
+        fitting = (op for op in (_described(sweep, dtype, sizes) for sizes in sweep.grid) if _fits(op, kind))
         return list(itertools.islice(fitting, shapes))
     draw = random.Random(f"{seed} {sweep.family} {sweep.phase} {name}")
     found: dict[Described, None] = {}
     for _ in range(min(MOST_DRAWS * shapes, 10_000_000)):
         if len(found) >= shapes:
             break
-        what = _described(sweep, dtype, sweep.draw(draw))
-        if _fits(what, kind):
-            found[what] = None
+        op = _described(sweep, dtype, sweep.draw(draw))
+        if _fits(op, kind):
+            found[op] = None
     return list(found)
 
 
@@ -175,14 +175,14 @@ def _described(sweep: Sweep, dtype: str, sizes: Sizes) -> Described:
     return Described(sweep.family, sweep.name, dtype, tuple(sizes.items()), sweep.phase)
 
 
-def _fits(what: Described, kind: str) -> bool:
-    """Whether the operator, in fp32, computes something and is within what a sweep may take."""
+def _fits(op: Described, kind: str) -> bool:
+    """Whether the operator, in fp32, computes something and is within the limits of a sweep."""
     ops = operators(
-        what.family, {name: [value] for name, value in what.integers}, name=what.name, dtype="fp32", phase=what.phase
+        op.family, {name: [value] for name, value in op.integers}, name=op.name, dtype="fp32", phase=op.phase
     )
     if not ops.possible().all():
         return False
     flops, moved_bytes = work(ops)
-    if what.family in ("matmul", "conv", "attention") and flops[0] <= 0:
+    if op.family in ("matmul", "conv", "attention") and flops[0] <= 0:
         return False
     return bool(flops[0] <= MOST_FLOPS[kind] and moved_bytes[0] <= MOST_BYTES[kind])

@@ -1,4 +1,4 @@
-"""The operators of a recording as questions: exactly its operators, shapes and types, also in other number formats."""
+"""The operators of a recording as questions, with the recorded shapes, and with its dtypes or other ones."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .visits import Question
 
 FP16 = "c10::Half"
 _FORMATS = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "tf32": FP32}
-# c10's number of each type, which a backward softmax takes (c10/core/ScalarType.h).
+# c10's number of each dtype, an argument of a backward softmax (c10/core/ScalarType.h).
 _NUMBERS = {FP16: "5", FP32: "6", BF16: "15"}
-# Families whose products a GPU may compute in TF32.
+# Families that a GPU may compute in TF32.
 _PRODUCTS = ("matmul", "conv")
-# They hand on to an operator that the database knows by its own name.
-_HANDED_ON = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax", "aten::batch_norm"})
+# They only call another operator, which the database has under its own name.
+_WRAPPERS = frozenset({"aten::layer_norm", "aten::softmax", "aten::log_softmax", "aten::batch_norm"})
 
 
 def recorded_questions(path: Path, dtypes: Sequence[str]) -> tuple[list[Question], Counter[str]]:
-    """Return the recording's operators, the dearest first, in each of ``dtypes`` (none: as recorded alone).
+    """Return the recording's operators, the most expensive first, in each of ``dtypes`` (empty: only as recorded).
 
-    Those that cannot be repeated alone are counted by the reason. Raises WhatifError for a file that gives no operators
-    with their inputs.
+    Operators that cannot be replayed are counted by reason. Raises WhatifError for a file without operators with their
+    inputs.
     """
     left_out: Counter[str] = Counter()
     questions: dict[Described, Question] = {}
-    for operator in distinct_operators(_read(path), _HANDED_ON):
+    for operator in distinct_operators(_read(path), _WRAPPERS):
         try:
             for question in _questions(operator, dtypes):
-                questions.setdefault(question.what, question)
+                questions.setdefault(question.operator, question)
         except NotReplayable as reason:
             left_out[str(reason)] += 1
     return list(questions.values()), left_out
@@ -63,33 +63,33 @@ def _questions(operator: Operator, dtypes: Sequence[str]) -> list[Question]:
     found = []
     for dtype in dtypes:
         changed = _in_format(recorded, call, _FORMATS[dtype])
-        what = _described(changed)
+        op = _described(changed)
         if dtype == "tf32":
-            if what.family not in _PRODUCTS or what.dtype != "fp32":
+            if op.family not in _PRODUCTS or op.dtype != "fp32":
                 continue
-            what = Described(what.family, what.name, "tf32", what.integers, what.phase, what.layout)
-        found.append(Question(what, changed))
+            op = Described(op.family, op.name, "tf32", op.integers, op.phase, op.layout)
+        found.append(Question(op, changed))
     return found
 
 
 def _described(call: RecordedCall) -> Described:
-    said = (call.name, call.dims, call.types, call.concrete)
-    what = describe(*said) or describe_other(*said)
-    if what is None:
+    inputs = (call.name, call.dims, call.types, call.concrete)
+    described = describe(*inputs) or describe_other(*inputs)
+    if described is None:
         raise NotReplayable("inputs are too many to be kept")
-    return what
+    return described
 
 
-def _in_format(recorded: RecordedCall, call: Call, wanted: str) -> RecordedCall:
-    """The call with its floating-point tensors in another format, as autocast chooses it."""
+def _in_format(recorded: RecordedCall, call: Call, dtype: str) -> RecordedCall:
+    """Return the call with its floating-point tensors in another dtype, as autocast converts them."""
     types, concrete = list(recorded.types), list(recorded.concrete)
-    for place, argument in enumerate(call.arguments):
+    for position, argument in enumerate(call.arguments):
         if argument.tensors and argument.is_list:
             raise NotReplayable("types in a list of tensors are not recorded")
         tensor = argument.tensor
         floating = tensor is not None and tensor.dtype in _NUMBERS
-        if floating and (wanted == FP32 or not stays_fp32(argument, call)):
-            types[place] = wanted
-        elif argument.name == "input_dtype" and concrete[place] in _NUMBERS.values():
-            concrete[place] = _NUMBERS[wanted]
+        if floating and (dtype == FP32 or not stays_fp32(argument, call)):
+            types[position] = dtype
+        elif argument.name == "input_dtype" and concrete[position] in _NUMBERS.values():
+            concrete[position] = _NUMBERS[dtype]
     return recorded._replace(types=types, concrete=concrete)

@@ -1,4 +1,4 @@
-"""Operators on CUDA by graph replay: a long and a short chain as CUDA graphs, so that no launch is part of the time."""
+"""Times CUDA operators by graph replay: a long and a short chain as CUDA graphs, without launch overhead."""
 
 import itertools
 from collections import deque
@@ -8,8 +8,8 @@ from typing import Any
 from ..gpu import GPU
 from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, cuda_clock
 
-# Kernels of a graph are known to the GPU in advance: a chain needs no more than to outlast an event's 0.5 us
-# (CUDA runtime documentation), and a graph of many nodes takes long to make.
+# A graph has no launches to wait for: a chain only has to be long against an event's resolution of 0.5 us (CUDA
+# runtime documentation), and capturing a graph of many nodes is slow.
 CHAIN_NS = 1e6
 MOST_CALLS = 100
 # PyTorch's notes on CUDA graphs: warm up on a side stream before a capture.
@@ -17,10 +17,10 @@ WARM_CALLS = 3
 
 
 def graph_rounds_ns(replay: Sequence[Callable[[], Any]], estimate_ns: float) -> list[float]:
-    """Return the time of one call in ns by each of some rounds: T = (T_M - T_N) / (M - N), Tianshu, equation 1.
+    """Return the time of one call in ns by round: T = (T_M - T_N) / (M - N), Tianshu, equation 1.
 
-    Both chains are captured once and replayed in turns. Raises RuntimeError where a call cannot be captured: it waits
-    for the GPU, or its result's size depends on values.
+    Both chains are captured once and replayed alternately. Raises RuntimeError if a call cannot be captured, because it
+    synchronizes or its result's size depends on values.
     """
     short = min(MOST_CALLS, int(CHAIN_NS / estimate_ns)) or 1
     long = 3 * short
@@ -44,12 +44,12 @@ def _warm(replay: Sequence[Callable[[], Any]]) -> None:
 
 
 def _captured(replay: Sequence[Callable[[], Any]], count: int) -> Any:
-    # Results of one round of copies stay alive, as in a chain: each call writes where the last one did not.
-    kept: deque[Any] = deque(maxlen=len(replay))
+    # Keep the results of one round of copies, as in a chain, so that each call writes to other memory than the last.
+    results: deque[Any] = deque(maxlen=len(replay))
 
     def work() -> None:
         for call in itertools.islice(itertools.cycle(replay), count):
-            kept.append(call())
+            results.append(call())
 
     graph = GPU.capture(work)
     graph()

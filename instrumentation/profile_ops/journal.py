@@ -1,6 +1,6 @@
-"""What was measured so far, on disk after every visit: a run that is killed loses nothing, and goes on where it was.
+"""Measurements so far, written to disk after every visit: a killed run loses nothing and can be resumed.
 
-One JSON object a line, the first says what the others are measurements of. A line that is damaged costs itself alone.
+One JSON object per line; the first one identifies device, environment and method. A damaged line is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .pace import sensitivity
 from .visits import Visit, Visited
 
 FOLDER = "journals"
-# More is no journal of this tool: a visit is a line of under a kilobyte, but for operators with many inputs.
+# Above these it is no journal of this tool: a visit takes less than a kilobyte, except with many inputs.
 LARGEST_BYTES = 1_000_000_000
 LONGEST_LINE = 100_000
 
@@ -69,14 +69,14 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def keep(self, what: Described, answer: dict[str, Any]) -> None:
-        """Write one visit down."""
-        op = (what.family, what.name, what.dtype, what.phase, what.layout, dict(what.integers))
+    def keep(self, operator: Described, answer: dict[str, Any]) -> None:
+        """Write one visit."""
+        op = (operator.family, operator.name, operator.dtype, operator.phase, operator.layout, dict(operator.integers))
         line = _Line(op, answer.get("ns", []), answer.get("pace_ns", []), answer.get("skipped"))
         self._write(msgspec.json.encode(line))
 
     def remove(self) -> None:
-        """Remove the journal: what it holds is in the database."""
+        """Remove the journal once its contents are in the database."""
         self.path.unlink(missing_ok=True)
         if not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
@@ -101,12 +101,12 @@ class Journal:
             return
         if lines[0] != self._head:
             raise WhatifError(f"{self.path}: expected the journal of this device and method, got another; remove it.")
-        if lines[-1]:  # Killed while it wrote: what comes next begins a line of its own.
+        if lines[-1]:  # Killed while writing: end the incomplete line.
             self._write(b"")
         for line in filter(None, lines[1:]):
-            self._take(line)
+            self._read_line(line)
 
-    def _take(self, text: bytes) -> None:
+    def _read_line(self, text: bytes) -> None:
         try:
             if len(text) > LONGEST_LINE:
                 raise ValueError("too long")
@@ -122,8 +122,8 @@ class Journal:
             self.damaged_lines += 1
             return
         sizes = tuple((attribute, integers[attribute]) for attribute in FAMILIES[family].attributes)
-        what = Described(family, name, dtype, sizes, phase, layout)
-        visited = self.found.setdefault(what, Visited(exponent=sensitivity(what)))
+        operator = Described(family, name, dtype, sizes, phase, layout)
+        visited = self.found.setdefault(operator, Visited(exponent=sensitivity(operator)))
         if line.skipped:
             visited.skipped = line.skipped
         else:
@@ -131,7 +131,7 @@ class Journal:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    """Two runs that measure the same side by side would disturb each other, and the journal."""
+    """Lock the journal: two simultaneous runs would disturb each other's measurements, and the file."""
     try:
         import fcntl
     except ImportError:  # Windows

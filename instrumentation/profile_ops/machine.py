@@ -1,4 +1,4 @@
-"""The device that is measured, in the database's words: its name, what its times depend on, and how they are taken."""
+"""The measured device in the database's terms: its name, the environment of its times, and the method."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..metadata import describe_environment
 
 
 class Way(NamedTuple):
-    """How operators are measured: on which device of torch, with how many threads of a CPU, and in what state.
+    """How operators are measured: torch's device, number of CPU threads, state of the caches, and method.
 
-    ``ranks``: over how many processes, for collectives; 0 for operators of one device.
+    ``ranks`` is the number of processes of a collective; 0 for operators of one device.
     """
 
     device: str
@@ -30,7 +30,7 @@ class Way(NamedTuple):
 
 
 def origin_of(way: Way, *, author: str | None = None, licence: str | None = None) -> Origin:
-    """Return the origin of what is measured in this way on this machine. Raises WhatifError without such a device."""
+    """Return the origin of times measured this way on this machine. Raises WhatifError without such a device."""
     source = Source(
         author=author, licence=licence, date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         tool="whatif opdb profile", tool_version=whatif.__version__,
@@ -38,25 +38,25 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
     is_cuda = way.device == "cuda"
     if is_cuda and not GPU.available():
         raise WhatifError("opdb profile: expected a CUDA device, got none; measure with --device cpu, or where one is.")
-    said = describe_environment(is_cuda)
+    described = describe_environment(is_cuda)
     environment = Environment(
-        framework="pytorch", framework_version=str(said["torch"]), os=platform.system(), cpu=said["cpu"],
-        threads=None if is_cuda else way.threads, cuda=said["cuda"],
-        cudnn=None if said["cudnn"] is None else str(said["cudnn"]),
+        framework="pytorch", framework_version=str(described["torch"]), os=platform.system(), cpu=described["cpu"],
+        threads=None if is_cuda else way.threads, cuda=described["cuda"],
+        cudnn=None if described["cudnn"] is None else str(described["cudnn"]),
         driver=describe_clocks()[1] if is_cuda else None, power_limit_watt=power_limit_watt() if is_cuda else None,
     )  # fmt: skip
-    # A GPU is sent ahead of its launches; on a CPU the call from Python is part of each time.
+    # On a GPU launches are queued in advance; on a CPU the call from Python is part of each time.
     method = Method(name=way.method, includes_launch=not is_cuda, cache=way.cache)
     if not is_cuda:
-        device = cpu_called(str(said["cpu"]), way.threads)
+        device = cpu_called(str(described["cpu"]), way.threads)
         return Origin(device=device, environment=environment, method=method, source=source)
     memory_bytes = GPU.properties().total_memory
-    device = device_called(said["gpu"], memory_bytes=memory_bytes)
+    device = device_called(described["gpu"], memory_bytes=memory_bytes)
     return Origin(device=device, environment=environment, method=method, source=source)
 
 
 def clocks_note() -> str | None:
-    """Say which clocks and power the GPU has at this moment; None where it does not tell. They are no part of a key."""
+    """Return a note on the GPU's current clocks and power, None if not reported. They are not part of a key."""
     clocks, _ = describe_clocks()
     if clocks is None:
         return None

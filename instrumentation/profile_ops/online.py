@@ -1,4 +1,4 @@
-"""Operators that a database lacks, measured at once where the hardware is at hand, and inserted."""
+"""Measures operators missing from a database, if the hardware is available, and inserts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUDGET_S = 60.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of what could be measured, or was there; how many operators were left out, by reason; and their names."""
+    """Rows measured or already present, counts of operators left out by reason, and names of missing operators."""
 
     rows: Rows
     left_out: Counter[str]
@@ -33,9 +33,9 @@ class Measured:
 
 
 def at_hand() -> dict[str, Way]:
-    """Return the devices of this machine by their names in the database, and how each is measured.
+    """Return the devices of this machine by their names in the database, each with the way it is measured.
 
-    Inputs rotate over more memory than caches hold, as in a step.
+    Inputs rotate over more memory than fits in caches, as in a step.
     """
     ways = [Way("cpu", threads, "cold", "chain_difference") for threads in sorted({1, torch.get_num_threads()})]
     if GPU.available():
@@ -51,10 +51,10 @@ def measure(
     budget_s: float = _BUDGET_S,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measured:
-    """Measure operators of one family on a device of this machine, and insert them into ``database`` if one is named.
+    """Measure operators of one family on a device of this machine, and insert them into ``database`` if given.
 
-    What the database has from this very environment is not measured again. Raises WhatifError where ``device`` is none
-    of ``at_hand()``.
+    Operators that the database has from the same environment are not measured again. Raises WhatifError if ``device``
+    is not in ``at_hand()``.
     """
     ways = at_hand()
     if device not in ways:
@@ -73,19 +73,19 @@ def _measure(
 ) -> Measured:  # fmt: skip
     origin = origin_of(way)
     done = profile(store, questions, way, budget_s=budget_s, progress=progress)
-    if done.interrupted:  # What was measured is kept; the caller's own work ends.
+    if done.interrupted:  # The measured times are kept; stop the caller too.
         raise KeyboardInterrupt
     rows = known_rows(store, origin, ops)
-    there = set(rows.ops.keys.tolist())
+    present = set(rows.ops.keys.tolist())
     named = zip(_described(ops), ops.keys.tolist(), strict=True)
-    missing = dict.fromkeys(what.name.removeprefix("aten::") for what, key in named if key not in there)
+    missing = dict.fromkeys(operator.name.removeprefix("aten::") for operator, key in named if key not in present)
     return Measured(rows, left_out + done.left_out, tuple(missing))
 
 
 def _described(ops: Operators) -> list[Described]:
     found = []
     for row in range(len(ops)):
-        said = {name: column.table[column.codes[row]] for name, column in ops.texts.items()}
+        texts = {name: column.table[column.codes[row]] for name, column in ops.texts.items()}
         integers = tuple((name, int(column[row])) for name, column in ops.integers.items())
-        found.append(Described(ops.family, said["name"], said["dtype"], integers, said["phase"], said["layout"]))
+        found.append(Described(ops.family, texts["name"], texts["dtype"], integers, texts["phase"], texts["layout"]))
     return found

@@ -1,9 +1,9 @@
-"""How fast this CPU runs at the moment: a fixed piece of arithmetic, timed beside every operator.
+"""The current speed of this CPU: a fixed piece of arithmetic, timed before and after every operator.
 
-A neighbour on the same physical core, or clocks that sink, slow a thread down without taking CPU time from it: on the
-machine of docs/profile.md up to twice, for seconds or minutes. What slows an operator slows this as well, so the ratio
-of both times repeats where neither of them does. Times are given at the fastest pace that was seen on the machine.
-Operators that wait for memory are slowed less: their time goes with the square root of the pace.
+A neighbour on the same physical core, or lower clocks, slow a thread down without taking CPU time from it: on the
+machine of docs/profile.md up to two times, for seconds or minutes. The arithmetic slows down like the operator, so the
+ratio of the two times is reproducible although neither time is. Times are scaled to the fastest pace of the machine.
+Memory-bound operators slow down less: their time scales with the square root of the pace.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..operators.timing import Clock
 
 FILE = "pace.json"
 LARGEST_BYTES = 100_000
-# Arithmetic inside the first-level cache, 48 KiB; some 0.4 ms of it.
+# Arithmetic inside the L1 cache, 48 KiB; it takes some 0.4 ms.
 PRODUCT, PRODUCTS = 64, 50
-# Beside a long operator the pace is taken several times: about a tenth of what the operator takes.
+# Next to a long operator several samples are taken, for about a tenth of the operator's time.
 SHARE, MOST_SAMPLES = 0.1, 16
-# By how much of a change of pace an operator's time changes, as an exponent: medians of 45 operators at 18 moments each
-# on the machine of docs/profile.md, rounded; our estimate. Products and what fits a core's second-level cache: 0.97;
-# what reads and writes more than that and computes little: 0.55.
+# An operator's time scales with the pace to this power: medians of 45 operators at 18 moments each on the machine of
+# docs/profile.md, rounded; our estimate. Products and operators that fit in a core's L2 cache: 0.97; operators that
+# read and write more and compute little: 0.55.
 COMPUTES, STREAMS = 1.0, 0.5
 STREAMS_FROM_BYTES = 512 << 10
 _PRODUCTS = frozenset({"matmul", "conv", "attention"})
@@ -47,7 +47,7 @@ class Pace:
         self._once_ns = max(1.0, self._clock(self._work))
 
     def sample(self, beside_ns: float = 0.0) -> float:
-        """Return the time of the arithmetic in ns, beside work that takes ``beside_ns``."""
+        """Return the time of the arithmetic in ns, next to work that takes ``beside_ns``."""
         count = min(MOST_SAMPLES, max(1, int(SHARE * beside_ns / self._once_ns)))
         return statistics.median(self._clock(self._work) for _ in range(count))
 
@@ -56,19 +56,19 @@ class Pace:
             torch.mm(self._factors, self._factors, out=self._product)
 
 
-def sensitivity(what: Described) -> float:
-    """Return the exponent with which an operator's time goes with the pace."""
-    if what.family in _PRODUCTS:
+def sensitivity(operator: Described) -> float:
+    """Return the exponent of the pace in an operator's time."""
+    if operator.family in _PRODUCTS:
         return COMPUTES
-    sizes = {name: [value] for name, value in what.integers}
-    ops = operators(what.family, sizes, name=[what.name], dtype=what.dtype)
+    sizes = {name: [value] for name, value in operator.integers}
+    ops = operators(operator.family, sizes, name=[operator.name], dtype=operator.dtype)
     return STREAMS if work(ops)[1][0] > STREAMS_FROM_BYTES else COMPUTES
 
 
 def fastest(folder: Path, machine: str, seen_ns: float) -> float:
-    """Return the fastest pace of the machine, ns: ``seen_ns`` or what an earlier run into this database has seen.
+    """Return the fastest pace of the machine, ns: ``seen_ns`` or that of an earlier run into this database.
 
-    It is remembered, so that the times of all runs are given at one pace. A file that is damaged is written anew.
+    It is stored, so that the times of all runs are scaled to the same pace. A damaged file is replaced.
     """
     path = folder / FILE
     paces: dict[str, float] = {}

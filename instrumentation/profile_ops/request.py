@@ -1,4 +1,4 @@
-"""What one call of the command asks for, from its words to questions; the command line and notebooks use it alike."""
+"""A request of the command line or a notebook, from its words to questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_RANKS = 256
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how. ``device`` None: a GPU where there is one; ``cache`` None: what suits the question."""
+    """What to measure, and how. ``device`` None: a GPU if any; ``cache`` None: cold for a recording, else hot."""
 
     operations: str = ""
     recording: Path | None = None
@@ -45,21 +45,21 @@ class Request:
     licence: str | None = None
 
     def way(self) -> Way:
-        """Say how operators are measured. Raises WhatifError where two options do not fit one another."""
+        """Return how operators are measured. Raises WhatifError for options that exclude each other."""
         device = self.device or ("cuda" if GPU.available() else "cpu")
         method = self.method or "chain_difference"
         if method == "graph_replay" and device != "cuda":
             raise WhatifError("opdb profile: expected --method graph_replay with --device cuda alone: CUDA has graphs.")
-        # A step finds the inputs of large operators outside the caches; Tianshu's chains read the same ones again.
+        # In a step the inputs of large operators are not cached; Tianshu's chains read the same inputs again.
         return Way(device, self.threads, self.cache or ("cold" if self.recording else "hot"), method)
 
 
 def run_request(request: Request, store: Store, progress: Callable[[int, int], None] | None = None) -> Profiled:
-    """Measure what is asked for into a database. Raises WhatifError where a word of it is none."""
+    """Measure the request into a database. Raises WhatifError for an unknown word."""
     way = request.way()
     questions, left_out = _questions(request, way)
     done = profile(
-        store, questions, way, wanted=request.wanted, budget_s=request.budget_s, author=request.author,
+        store, questions, way, precision=request.wanted, budget_s=request.budget_s, author=request.author,
         licence=request.licence, progress=progress,
     )  # fmt: skip
     done.left_out += left_out
@@ -67,7 +67,7 @@ def run_request(request: Request, store: Store, progress: Callable[[int, int], N
 
 
 def device_name(request: Request) -> str:
-    """Return the measured device as the database names it."""
+    """Return the database's name of the measured device."""
     return origin_of(request.way()).device.name
 
 
@@ -85,12 +85,12 @@ def _questions(request: Request, way: Way) -> tuple[list[Question], Counter[str]
     dtypes = request.dtypes or ("fp32",)
     collectives = [word for word in words if word in LAYOUTS]
     swept = sweep_names(",".join(word for word in words if word not in LAYOUTS))
-    wanted: list[Described] = design(
+    operators: list[Described] = design(
         swept, dtypes, shapes=request.shapes, grid=request.grid, seed=request.seed, kind=way.device
     )
     if collectives:
-        wanted += _collectives(collectives, request, dtypes, way)
-    return questions_of(wanted)
+        operators += _collectives(collectives, request, dtypes, way)
+    return questions_of(operators)
 
 
 def _collectives(names: Sequence[str], request: Request, dtypes: Sequence[str], way: Way) -> list[Described]:

@@ -1,4 +1,4 @@
-"""Operators of the database as a recording spells calls: name, shapes, types and values, which can be replayed."""
+"""Operators of the database as calls in a recording's format: name, shapes, types and values, for replay."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from whatif.opdb.work import output_size
 
 from ..operators.calls import NotReplayable, RecordedCall
 
-# What recordings call the number formats. TF32 is how a device multiplies fp32 tensors.
+# Names of the dtypes in recordings. TF32 is a way to multiply fp32 tensors.
 _TYPES = {
     "fp32": "float", "tf32": "float", "fp64": "double", "fp16": "c10::Half", "bf16": "c10::BFloat16",
     "int8": "signed char", "int": "long int",
 }  # fmt: skip
-# A number that neither changes nor overflows what it is applied to again and again.
+# A scalar under whose repeated application values hardly change and do not overflow.
 _NUMBER = "1.0009765625"
 
 
@@ -37,25 +37,25 @@ def _call(name: str, *inputs: _Input, backward: bool = False) -> RecordedCall:
     return RecordedCall(f"aten::{name}", dims, types, concrete, strides, backward)
 
 
-def spelled(what: Described) -> RecordedCall:
-    """Return a call of the operator. Raises NotReplayable, with the reason, where torch has none that is known here."""
-    if what.family == "other":
-        return _as_recorded(what)
-    if what.family == "collective":
-        return _collective(what)
-    rule = _RULES.get(what.family)
-    dtype = _TYPES.get(what.dtype)
+def spelled(operator: Described) -> RecordedCall:
+    """Return a call of the operator. Raises NotReplayable, with the reason, if none is known here."""
+    if operator.family == "other":
+        return _as_recorded(operator)
+    if operator.family == "collective":
+        return _collective(operator)
+    rule = _RULES.get(operator.family)
+    dtype = _TYPES.get(operator.dtype)
     if rule is None or dtype is None:
-        raise NotReplayable(f"number format {what.dtype} is not measured")
-    if what.phase not in (("fwd", "dgrad", "wgrad", "bwd") if what.family == "conv" else ("fwd",)):
-        raise NotReplayable(f"phase {what.phase} of {what.name} is not measured alone")
-    return rule(what.name, dtype, dict(what.integers), what.phase)
+        raise NotReplayable(f"number format {operator.dtype} is not measured")
+    if operator.phase not in (("fwd", "dgrad", "wgrad", "bwd") if operator.family == "conv" else ("fwd",)):
+        raise NotReplayable(f"phase {operator.phase} of {operator.name} is not measured alone")
+    return rule(operator.name, dtype, dict(operator.integers), operator.phase)
 
 
 def _matmul(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
     if name == "linear":
-        # The weight lies as (n, k), and its transpose is multiplied with.
+        # The weight is stored as (n, k); the product uses its transpose.
         weight = _tensor((k, n), dtype, (1, k))
         return _call("addmm", _tensor((n,), dtype), _tensor((b * m, k), dtype), weight, _value("1"), _value("1"))
     if b == 1 and name != "bmm":
@@ -73,8 +73,8 @@ def _conv(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCa
     if phase == "fwd":
         return _call("convolution", *tensors, *options)
     gradient = _tensor((x[0], weight[0], out_h, out_w), dtype)
-    wanted = {"dgrad": "[True, False, False]", "wgrad": "[False, True, False]", "bwd": "[True, True, False]"}
-    return _call("convolution_backward", gradient, *tensors, *options, _value(wanted[phase]), backward=True)
+    output_mask = {"dgrad": "[True, False, False]", "wgrad": "[False, True, False]", "bwd": "[True, True, False]"}
+    return _call("convolution_backward", gradient, *tensors, *options, _value(output_mask[phase]), backward=True)
 
 
 def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
@@ -94,13 +94,13 @@ def _elementwise(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Rec
 
 def _normalization(name: str, dtype: str, c: Mapping[str, int], phase: str) -> RecordedCall:
     rows, columns = c["rows"], c["columns"]
-    whole = _tensor((rows, columns), dtype)
+    x = _tensor((rows, columns), dtype)
     if name in ("softmax", "log_softmax"):
-        return _call(f"_{name}", whole, _value("-1"), _value("False"))
+        return _call(f"_{name}", x, _value("-1"), _value("False"))
     if name == "layer_norm":
-        # Autocast and mixed precision leave the weights of a normalization in fp32; a module in bf16 does not.
+        # Weights in the input's dtype, as in a bf16 module; autocast and mixed precision keep them in fp32.
         weight = _tensor((columns,), dtype)
-        return _call("native_layer_norm", whole, _value(f"[{columns}]"), weight, weight, _value("1e-05"))
+        return _call("native_layer_norm", x, _value(f"[{columns}]"), weight, weight, _value("1e-05"))
     raise NotReplayable(f"operator {name} is not known here")
 
 
@@ -111,24 +111,24 @@ def _attention(name: str, dtype: str, c: Mapping[str, int], phase: str) -> Recor
     return _call("scaled_dot_product_attention", query, key, key, _ABSENT, _value("0.0"), causal, _ABSENT, grouped)
 
 
-def _collective(what: Described) -> RecordedCall:
-    """The whole buffer, for the processes that run it; no operator of torch's."""
-    c = dict(what.integers)
-    dtype = _TYPES.get(what.dtype)
+def _collective(operator: Described) -> RecordedCall:
+    """Return the full buffer, for the processes that run the collective; not a torch operator."""
+    c = dict(operator.integers)
+    dtype = _TYPES.get(operator.dtype)
     if dtype is None:
-        raise NotReplayable(f"number format {what.dtype} is not measured")
+        raise NotReplayable(f"number format {operator.dtype} is not measured")
     if c["nodes"] != 1:
         raise NotReplayable("collectives over several hosts are not measured here")
-    return RecordedCall(what.name, [[c["bytes"] // int(DTYPE_BYTES[what.dtype])]], [dtype], [""])
+    return RecordedCall(operator.name, [[c["bytes"] // int(DTYPE_BYTES[operator.dtype])]], [dtype], [""])
 
 
-def _as_recorded(what: Described) -> RecordedCall:
-    """The layout of the family "other" is what a recording said of the inputs, as JSON."""
+def _as_recorded(operator: Described) -> RecordedCall:
+    """Return the call in the layout of the family "other": the recorded inputs as JSON."""
     try:
-        dims, types, concrete = json.loads(what.layout)
+        dims, types, concrete = json.loads(operator.layout)
     except (ValueError, TypeError, RecursionError):
         raise NotReplayable("inputs not recorded") from None
-    return RecordedCall(what.name, dims, types, concrete, None, "backward" in what.name)
+    return RecordedCall(operator.name, dims, types, concrete, None, "backward" in operator.name)
 
 
 _RULES: dict[str, Callable[[str, str, Mapping[str, int], str], RecordedCall]] = {

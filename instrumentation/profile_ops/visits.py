@@ -1,7 +1,7 @@
-"""Visits operators again and again, each time in another process, until the interval of the time of each is narrow.
+"""Visits operators repeatedly, each time in another process, until the interval of each time is narrow enough.
 
-One long look at an operator would find the machine in one mood: clocks and neighbours change from second to second, and
-where tensors lie in memory from process to process. So each operator gets several short visits, some time apart.
+One long measurement would see the machine in one state: clocks and neighbours change from second to second, memory
+addresses of tensors from process to process. So each operator gets several short visits, some time apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .collectives import RankGroup
 from .machine import Way
 from .pace import COMPUTES, sensitivity
 
-# Operators that are visited in turns; so many take half a minute on a CPU: what disturbs a visit is over at the next.
+# Operators visited in turn; a block takes half a minute on a CPU, so a disturbance is over at the next visit.
 BLOCK = 256
 FEWEST_VISITS, MOST_VISITS = 3, 9
 # Quantiles of Student's distribution, 90 % between -t and t, for 2 to 8 degrees of freedom (any table of it).
@@ -31,20 +31,20 @@ CRASHED = "ended the measuring process, or took too long"
 
 
 class Question(NamedTuple):
-    """An operator in the database's words, and a call of it."""
+    """An operator in the database's terms, and a call of it."""
 
-    what: Described
+    operator: Described
     call: RecordedCall
 
 
 class Visit(NamedTuple):
-    """Times of one call in ns by each round, and the machine's pace beside each; no pace where it is not taken."""
+    """Times of one call in ns by round, and the machine's pace in each; empty if the pace was not measured."""
 
     ns: list[float]
     pace_ns: list[float]
 
     def at(self, pace_ns: float, exponent: float) -> list[float]:
-        """Each round's time in ns at another pace than the one beside it; as it is where no pace was taken."""
+        """Return each round's time in ns, scaled to another pace; unchanged without a measured pace."""
         if not self.pace_ns:
             return self.ns
         return [ns * (pace_ns / pace) ** exponent for ns, pace in zip(self.ns, self.pace_ns, strict=True)]
@@ -52,7 +52,7 @@ class Visit(NamedTuple):
 
 @dataclass
 class Visited:
-    """What the visits to an operator found, and how its time goes with the pace; or why there is none."""
+    """Results of the visits to an operator and its exponent of the pace, or the reason for none."""
 
     visits: list[Visit] = field(default_factory=list)
     skipped: str | None = None
@@ -60,19 +60,19 @@ class Visited:
 
     @property
     def half_width(self) -> float:
-        """Half of the 90 % interval of the time, as a share of it; infinite under three visits."""
-        middles = [statistics.median(visit.at(1.0, self.exponent)) for visit in self.visits]
-        if len(middles) < FEWEST_VISITS or min(middles) <= 0:
+        """Half of the 90 % interval of the time, as a share of it; infinite for fewer than three visits."""
+        medians = [statistics.median(visit.at(1.0, self.exponent)) for visit in self.visits]
+        if len(medians) < FEWEST_VISITS or min(medians) <= 0:
             return float("inf")
-        error = statistics.stdev(middles) / math.sqrt(len(middles))
-        return _STUDENT[min(len(middles), MOST_VISITS)] * error / statistics.mean(middles)
+        error = statistics.stdev(medians) / math.sqrt(len(medians))
+        return _STUDENT[min(len(medians), MOST_VISITS)] * error / statistics.mean(medians)
 
-    def is_settled(self, wanted: float) -> bool:
-        """Whether another visit is not needed, or would not help."""
-        return self.skipped is not None or len(self.visits) >= MOST_VISITS or self.half_width <= wanted
+    def is_settled(self, precision: float) -> bool:
+        """Whether no further visit is needed or would help."""
+        return self.skipped is not None or len(self.visits) >= MOST_VISITS or self.half_width <= precision
 
-    def timed(self, what: Described, pace_ns: float) -> Timed | None:
-        """Return the time at a pace: the median of all rounds, with 10 to 90 % of them. None where there is none."""
+    def timed(self, operator: Described, pace_ns: float) -> Timed | None:
+        """Return the time at a pace: median, and 10 and 90 % quantiles of all rounds. None without a time."""
         if self.skipped is not None or not self.visits:
             return None
         rounds = [ns for visit in self.visits for ns in visit.at(pace_ns, self.exponent)]
@@ -81,12 +81,12 @@ class Visited:
             return None
         tenths = statistics.quantiles(rounds, n=10, method="inclusive") if len(rounds) > 1 else [middle]
         low, high = max(0.0, tenths[0]), tenths[-1]
-        return Timed(what, middle * 1e-9, low * 1e-9, high * 1e-9, len(rounds))
+        return Timed(operator, middle * 1e-9, low * 1e-9, high * 1e-9, len(rounds))
 
 
 def fastest_pace_ns(found: Iterable[Visited]) -> float:
-    """Return the fastest pace of any visit, by the median of its rounds; infinite where none was taken."""
-    paces = (statistics.median(visit.pace_ns) for one in found for visit in one.visits if visit.pace_ns)
+    """Return the fastest pace of any visit, by the median of its rounds; infinite if none was measured."""
+    paces = (statistics.median(visit.pace_ns) for visited in found for visit in visited.visits if visit.pace_ns)
     return min(paces, default=float("inf"))
 
 
@@ -95,26 +95,26 @@ def visit_all(
     found: dict[Described, Visited],
     way: Way,
     *,
-    wanted: float,
+    precision: float,
     end_s: float,
     keep: Callable[[Described, dict[str, Any]], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Visit every question until it is settled, or until ``time.monotonic()`` reaches ``end_s``.
 
-    ``found`` holds what is known already and what is found; ``keep`` gets each answer as soon as it is there.
+    ``found`` holds earlier results and receives new ones; ``keep`` is called at once with each answer.
     """
     for start in range(0, len(questions), BLOCK):
         block = questions[start : start + BLOCK]
         while time.monotonic() < end_s:
-            visited = [found.setdefault(q.what, Visited(exponent=sensitivity(q.what))) for q in block]
-            unsettled = [q for q, one in zip(block, visited, strict=True) if not one.is_settled(wanted)]
+            visited = [found.setdefault(q.operator, Visited(exponent=sensitivity(q.operator))) for q in block]
+            unsettled = [q for q, entry in zip(block, visited, strict=True) if not entry.is_settled(precision)]
             if not unsettled:
                 break
             for _ in _pass(unsettled, way, end_s, found, keep):
                 if progress:
-                    visits = sum(min(len(one.visits), FEWEST_VISITS) for one in visited)
-                    skipped = sum(one.skipped is not None for one in visited)
+                    visits = sum(min(len(entry.visits), FEWEST_VISITS) for entry in visited)
+                    skipped = sum(entry.skipped is not None for entry in visited)
                     progress(min(start + skipped + visits // FEWEST_VISITS, len(questions)), len(questions))
 
 
@@ -125,23 +125,23 @@ def _pass(
     found: dict[Described, Visited],
     keep: Callable[[Described, dict[str, Any]], None],
 ) -> Iterator[None]:
-    """Visit each question once, all in one process unless one ends it; yield each that is done."""
-    waiting = list(reversed(questions))
-    while waiting and time.monotonic() < end_s:
+    """Visit each question once, in one process unless a question crashes it; yield after each."""
+    remaining = list(reversed(questions))
+    while remaining and time.monotonic() < end_s:
         with _measuring(way) as process:
-            while waiting:  # to begin one takes seconds: it answers at least once
-                question = waiting.pop()
-                job = {"call": question.call, "dtype": question.what.dtype}
+            while remaining:  # starting the process takes seconds: it answers at least once
+                question = remaining.pop()
+                job = {"call": question.call, "dtype": question.operator.dtype}
                 try:
                     answer = process.measure(job)
                 except EndedError:
                     answer = {"skipped": CRASHED}
-                visited = found[question.what]
+                visited = found[question.operator]
                 if "ns" in answer:
                     visited.visits.append(Visit(answer["ns"], answer.get("pace_ns", [])))
                 else:
                     visited.skipped = answer["skipped"]
-                keep(question.what, answer)
+                keep(question.operator, answer)
                 yield
                 if answer.get("skipped") == CRASHED or time.monotonic() >= end_s:
                     break

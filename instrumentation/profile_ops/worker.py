@@ -1,6 +1,6 @@
-"""The process in which operators are measured for the database: what crashes here, or asks for too much, ends no other.
+"""The process in which operators are measured for the database: a crash or excessive memory use ends no other process.
 
-Reads JSON lines from standard input, first how to measure and then one call each, and answers each with a JSON line.
+Reads JSON lines from stdin, first how to measure and then one call per line, and answers each with a JSON line.
 """
 
 import functools
@@ -17,25 +17,25 @@ from ..operators.calls import NotReplayable, RecordedCall
 from ..operators.replay import copies_of
 from ..operators.schema import resolve
 from ..operators.timing import FEWEST_ROUNDS, LONG_NS, ROUNDS, Chain
-from ..operators.worker import answered, needed_bytes, prepare, timed_replay
+from ..operators.worker import measure_or_skip, needed_bytes, prepare, timed_replay
 from .graph_replay import graph_rounds_ns
 from .pace import Pace
 
 
 class _Worker:
-    """Measures one call after the other in the way that the first line names."""
+    """Measures calls, one at a time, in the way that the first line gives."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._device = torch.device(setup["device"])
         self._graphs = setup["method"] == "graph_replay"
         self._hot = setup["cache"] == "hot"
         self._clock, self._memory_bytes = prepare(self._device, setup["threads"])
-        # With several threads the time is that of the slowest one, and nothing that one thread runs shows its pace.
+        # With several threads the slowest one decides, whose pace a single thread cannot measure.
         self._pace = Pace(self._clock) if self._clock is not None and setup["threads"] == 1 else None
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Measure one call: its time in ns by each round, and the pace beside it; or why it was left out."""
-        return answered(functools.partial(self._measured, job), self._device)
+        """Measure one call: its time in ns by round and the pace in each, or the reason why it was skipped."""
+        return measure_or_skip(functools.partial(self._measured, job), self._device)
 
     def _measured(self, job: dict[str, Any]) -> dict[str, Any]:
         with self._precision(job["dtype"]):
@@ -57,11 +57,11 @@ class _Worker:
         for _ in range(rounds):
             ns.append(chain.by_difference())
             paces.append(self._pace.sample(estimate_ns))
-        # The pace of a round is what was seen before and after it.
+        # The pace of a round is the mean of the samples before and after it.
         return {"ns": ns, "pace_ns": [(before + after) / 2 for before, after in itertools.pairwise(paces)]}
 
     def _precision(self, dtype: str) -> AbstractContextManager[None]:
-        """On CUDA fp32 means fp32; tf32 is asked for by its own name."""
+        """Set the precision of fp32 products on CUDA: TF32 only for the dtype tf32."""
         if self._device.type != "cuda" or dtype not in ("fp32", "tf32"):
             return nullcontext()
         return fp32_products("ieee" if dtype == "fp32" else "tf32")
@@ -69,13 +69,13 @@ class _Worker:
 
 def main() -> None:
     """Serve one parent until it closes the pipe."""
-    tell, asked = connect()
+    send, messages = connect()
     torch.manual_seed(0)
-    gc.disable()  # Its pauses would fall into somebody's time.
-    worker = _Worker(next(asked))
-    tell({"ready": True})
-    for job in asked:
-        tell(worker.answer(job))
+    gc.disable()  # Its pauses would be part of measured times.
+    worker = _Worker(next(messages))
+    send({"ready": True})
+    for job in messages:
+        send(worker.answer(job))
 
 
 if __name__ == "__main__":

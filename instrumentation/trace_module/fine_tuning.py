@@ -1,4 +1,4 @@
-"""Which parameters train: low-rank adapters on a frozen model as PEFT puts them, and parts frozen by name.
+"""Chooses the trainable parameters: low-rank adapters on a frozen model as in PEFT, and parts frozen by name.
 
 Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR 2022, section 4.1.
 """
@@ -11,12 +11,12 @@ from torch import nn
 from whatif.from_module.lora import ALL_LINEAR, Lora
 from whatif.runtime.errors import WhatifError
 
-# What PEFT adapts by default (peft/utils/constants.py): the first of these that a model has all of.
+# PEFT's default targets (peft/utils/constants.py): the first group of which a model has all layers.
 _USUAL = (
     ("q_proj", "v_proj"), ("query", "value"), ("c_attn",), ("query_key_value",), ("qkv_proj",), ("q_lin", "v_lin"),
     ("q", "v"),
 )  # fmt: skip
-# Heads of classification, which are new and so trained whole (PEFT's modules_to_save).
+# New classification heads, which are trained in full (PEFT's modules_to_save).
 _HEADS = ("classifier", "score")
 
 
@@ -31,7 +31,7 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Linear(lora.rank, outputs, bias=False, device="meta", dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum in the base's type."""
+        """Return the sum in the dtype of the base layer's output."""
         result: torch.Tensor = self.base_layer(x)
         adapted = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))) * 2.0
         summed: torch.Tensor = result + adapted
@@ -39,23 +39,23 @@ class LoraLinear(nn.Module):
 
 
 def add_lora(model: nn.Module, lora: Lora, target: str) -> str:
-    """Freeze a model on meta and put adapters on its linear layers; return a sentence on what trains.
+    """Freeze a model on meta and add adapters to its linear layers; return a sentence on the trained parameters.
 
-    As in PEFT, adapters of a model in 16 bits are fp32. Raises WhatifError where no layer is meant.
+    As in PEFT, adapters of a model in 16 bits are fp32. Raises WhatifError if no layer matches.
     """
     chosen = _chosen(model, lora, target)
     model.requires_grad_(False)
     for name, module in model.named_children():
         module.requires_grad_(name in _HEADS)
     for name, (base, inputs, outputs) in chosen.items():
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         dtype = torch.promote_types(next(base.parameters()).dtype, torch.float32)
-        setattr(model.get_submodule(parent), own, LoraLinear(base, inputs, outputs, lora, dtype))
+        setattr(model.get_submodule(parent), child, LoraLinear(base, inputs, outputs, lora, dtype))
     return f"adapters of rank {lora.rank} on {len(chosen):,} linear layers; {_trains(model)}"
 
 
 def freeze(model: nn.Module, pattern: str, target: str) -> str:
-    """Freeze the parameters whose names match; return a sentence. Raises WhatifError where none does."""
+    """Freeze the parameters whose names match; return a sentence. Raises WhatifError if none does."""
     found = [p for name, p in model.named_parameters() if re.search(pattern, name)]
     if not found:
         names = [name for name, _ in model.named_parameters()]
@@ -84,22 +84,22 @@ def _chosen(model: nn.Module, lora: Lora, target: str) -> dict[str, tuple[nn.Mod
             for name, found in layers.items()
             if found[0] is not output and name.partition(".")[0] not in _HEADS
         }
-    for wanted in targets or ("",):
-        if not wanted or not any(_is(name, wanted) for name in layers):
-            got = f"none called {wanted!r}" if wanted else "none that is usually adapted"
+    for layer in targets or ("",):
+        if not layer or not any(_matches(name, layer) for name in layers):
+            got = f"none called {layer!r}" if layer else "none that is usually adapted"
             raise WhatifError(
                 f"{target}: expected linear layers for --lora, got {got}; give targets={ALL_LINEAR} or some of "
                 f"{', '.join(sorted(ends)[:12]) or 'none'}."
             )
-    return {name: found for name, found in layers.items() if any(_is(name, wanted) for wanted in targets)}
+    return {name: found for name, found in layers.items() if any(_matches(name, layer) for layer in targets)}
 
 
-def _is(name: str, wanted: str) -> bool:
-    return name == wanted or name.endswith(f".{wanted}")
+def _matches(name: str, layer: str) -> bool:
+    return name == layer or name.endswith(f".{layer}")
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Inputs and outputs of a linear layer, those of GPT-2 (transformers' Conv1D) among them; None for others."""
+    """Return inputs and outputs of a linear layer, including GPT-2's (transformers' Conv1D); None for others."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     if type(module).__name__ == "Conv1D":

@@ -1,4 +1,4 @@
-"""Models of transformers and timm by configuration: built on meta tensors, without weights, network or custom code."""
+"""Builds models of transformers and timm on meta tensors, without weights, network access or custom code."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ from whatif.runtime.errors import WhatifError, close_names
 
 @dataclass(frozen=True)
 class Built:
-    """A model on meta tensors with its named inputs; ``dtype`` is the type that its configuration names."""
+    """A model on meta tensors with its named inputs; ``dtype`` is that of its configuration."""
 
     model: nn.Module
     inputs: Any
@@ -25,7 +25,7 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-# Each task with the class of transformers and how names of architectures end.
+# Each task with transformers' class and the suffixes of its architectures' names.
 TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "causal-lm": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
     "masked-lm": ("AutoModelForMaskedLM", ("ForMaskedLM", "ForPreTraining")),
@@ -33,7 +33,7 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "image-classification": ("AutoModelForImageClassification", ("ForImageClassification",)),
     "seq2seq": ("AutoModelForSeq2SeqLM", ("ForConditionalGeneration",)),
 }
-# What remains where the task's inputs are others, as those of speech or of images with text.
+# Advice for tasks with other inputs, such as speech or images with text.
 BY_FUNCTION = "for other inputs write a function that returns the model and its inputs, and name file.py:function"
 
 
@@ -55,7 +55,7 @@ def build_hugging_face(
     transformers.logging.set_verbosity_error()
     config = _config(transformers, target, overrides)
     task = task or _task_of(target, config)
-    # Training and a single forward pass keep no keys and values for later calls.
+    # Training and a single forward pass need no cache of keys and values.
     config.use_cache = False
     inputs = _inputs(target, task, config, sizes, labels=labels) if sizes else None
     auto = getattr(transformers, TASKS[task][0])
@@ -69,7 +69,7 @@ def build_hugging_face(
 
 
 def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], attention: str | None = None) -> Built:
-    """Return a model of timm by its name ("timm:resnet50"), with images of its own size unless "image" says another.
+    """Return a model of timm by its name ("timm:resnet50"), with images of its default size or of "image" pixels.
 
     ``attention`` "eager" builds it without fused attention.
     """
@@ -81,16 +81,16 @@ def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], at
         near = ", ".join(close_names(name, timm.list_models("*"), 4, 0.5))
         raise WhatifError(f"{target}: expected a model of timm, got {name!r}; similar names: {near or 'none'}.")
     model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **overrides))
-    own: Any = model.default_cfg
-    if "image" in sizes and "img_size" not in overrides and tuple(own["input_size"][1:]) != (sizes["image"],) * 2:
-        # Positions and windows are made for a size; models without any take no such argument.
+    cfg: Any = model.cfg
+    if "image" in sizes and "img_size" not in overrides and tuple(cfg["input_size"][1:]) != (sizes["image"],) * 2:
+        # Positions and windows depend on the size; models without them do not accept the argument.
         with contextlib.suppress(WhatifError):
             sized = {**overrides, "img_size": sizes["image"]}
             model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **sized))
     if not sizes:
         return Built(model, None)
     _expect(target, "image-classification", sizes, ("batch",), ("image",))
-    channels, height, width = own["input_size"]
+    channels, height, width = cfg["input_size"]
     height, width = (sizes["image"],) * 2 if "image" in sizes else (height, width)
     return Built(model, [torch.empty(sizes["batch"], channels, height, width, device="meta")])
 
@@ -105,9 +105,9 @@ def _package(name: str, install: str, target: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:  # torchvision of another build of torch raises RuntimeError
         missing = getattr(error, "name", None)
-        what = f"; pip install {missing.partition('.')[0]}" if missing else ""
+        advice = f"; pip install {missing.partition('.')[0]}" if missing else ""
         raise WhatifError(
-            f"{target}: expected a package {name} that can be imported, got {type(error).__name__} ({error}){what}."
+            f"{target}: expected a package {name} that can be imported, got {type(error).__name__} ({error}){advice}."
         ) from error
 
 
@@ -118,9 +118,9 @@ def _config(transformers: Any, target: str, overrides: dict[str, Any]) -> Any:
         return transformers.AutoConfig.from_pretrained(
             str(path) if is_here else target, local_files_only=True, trust_remote_code=False, **overrides
         )
-    except Exception as error:  # OSError, ValueError, KeyError, and what validation raises: no common base
-        said = " ".join(str(error).split())
-        if "trust_remote_code" in said:
+    except Exception as error:  # OSError, ValueError, KeyError and validation errors: no common base
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
             raise _custom_code(target) from error
         if not is_here and isinstance(error, OSError):
             raise WhatifError(
@@ -128,7 +128,7 @@ def _config(transformers: Any, target: str, overrides: dict[str, Any]) -> Any:
                 f"of Hugging Face, got none of these; whatif uses no network: run `hf download {target} {CONFIG}`, "
                 "which asks for access to a gated model, or name a folder."
             ) from error
-        if any(words in said for words in ("model_type", "Unrecognized model", "does not recognize this architecture")):
+        if any(words in text for words in ("model_type", "Unrecognized model", "does not recognize this architecture")):
             raise WhatifError(
                 f"{target}: expected the {CONFIG} of a model that this version of transformers "
                 f"({transformers.__version__}) knows, got another or no model_type; update transformers, or name "
@@ -136,7 +136,7 @@ def _config(transformers: Any, target: str, overrides: dict[str, Any]) -> Any:
             ) from error
         raise WhatifError(
             f"{target}: expected the configuration of a Hugging Face model, got one that transformers cannot read: "
-            f"{said[:200].rstrip('.')}."
+            f"{text[:200].rstrip('.')}."
         ) from error
 
 
@@ -168,26 +168,26 @@ def _constructed(target: str, config: Any, build: Callable[[], nn.Module], task:
         except (RuntimeError, NotImplementedError) as error:
             if "meta" not in str(error).lower():
                 raise
-            # Some constructors compute with numbers; they need real ones, and so much memory.
+            # Some constructors compute with values, which need real tensors and their memory.
             return build().to("meta")
     except Exception as error:
-        said = " ".join(str(error).split())
-        if "trust_remote_code" in said:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
             raise _custom_code(target) from error
-        if "Unrecognized configuration class" in said:
+        if "Unrecognized configuration class" in text:
             raise WhatifError(
                 f"{target}: expected a model for {task}, got a {config.model_type}, of which transformers builds none "
                 f"for this task; give --task with another one of {', '.join(TASKS)}; {BY_FUNCTION}."
             ) from error
         raise WhatifError(
-            f"{target}: building it failed with {type(error).__name__}: {said[:200].rstrip('.')}; --debug shows where."
+            f"{target}: building it failed with {type(error).__name__}: {text[:200].rstrip('.')}; --debug shows where."
         ) from error
 
 
 def _dtype(config: Any) -> torch.dtype | None:
-    told = getattr(config, "dtype", None)
-    told = getattr(torch, told, None) if isinstance(told, str) else told
-    return told if isinstance(told, torch.dtype) else None
+    dtype = getattr(config, "dtype", None)
+    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def _expect(target: str, task: str, sizes: dict[str, int], needed: tuple[str, ...], more: tuple[str, ...] = ()) -> None:
@@ -200,7 +200,7 @@ def _expect(target: str, task: str, sizes: dict[str, int], needed: tuple[str, ..
 
 
 def _inputs(target: str, task: str, config: Any, sizes: dict[str, int], *, labels: bool) -> dict[str, Any]:
-    """The task's inputs on meta: no attention mask, as for a batch without padding."""
+    """Return the task's inputs on meta, without an attention mask, as for a batch without padding."""
     if task == "image-classification":
         return _image_inputs(target, config, sizes, labels=labels)
     _expect(target, task, sizes, ("batch", "seq"), ("target",) if task == "seq2seq" else ())
@@ -213,14 +213,14 @@ def _inputs(target: str, task: str, config: Any, sizes: dict[str, int], *, label
             f"take fewer, or --kwargs '{{\"max_position_embeddings\": {seq}}}'."
         )
     if task == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # its value changes nothing
-    found = {"input_ids": _whole(batch, seq)}
+        config.decoder_start_token_id = 0  # any value works
+    found = {"input_ids": _token_ids(batch, seq)}
     if task == "sequence-classification":
         if text.pad_token_id is None:  # a batch needs one to find the last token of each sequence
             text.pad_token_id = config.pad_token_id = 0
         target_labels = _class_labels(batch, config)
     else:
-        target_labels = _whole(batch, sizes.get("target", seq))
+        target_labels = _token_ids(batch, sizes.get("target", seq))
     if labels:
         found["labels"] = target_labels
     elif task == "seq2seq":
@@ -230,8 +230,8 @@ def _inputs(target: str, task: str, config: Any, sizes: dict[str, int], *, label
 
 def _image_inputs(target: str, config: Any, sizes: dict[str, int], *, labels: bool) -> dict[str, Any]:
     _expect(target, "image-classification", sizes, ("batch",), ("image",))
-    own = getattr(config, "image_size", None) or 224
-    height, width = own if isinstance(own, list | tuple) else (own, own)
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
     if "image" in sizes:
         height = width = sizes["image"]
     batch, channels = sizes["batch"], getattr(config, "num_channels", 3)
@@ -239,10 +239,10 @@ def _image_inputs(target: str, config: Any, sizes: dict[str, int], *, labels: bo
     return {**found, "labels": _class_labels(batch, config)} if labels else found
 
 
-def _whole(*shape: int) -> torch.Tensor:
+def _token_ids(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 def _class_labels(batch: int, config: Any) -> torch.Tensor:
-    # transformers takes one class as a number to fit (modeling code: problem_type "regression").
-    return torch.empty(batch, device="meta") if config.num_labels == 1 else _whole(batch)
+    # With one class transformers fits a number (modeling code: problem_type "regression").
+    return torch.empty(batch, device="meta") if config.num_labels == 1 else _token_ids(batch)

@@ -1,7 +1,7 @@
-"""Values that follow from the program alone (positions, masks): a program that reads them back gets them.
+"""Values that do not depend on data (positions, masks), for programs that read them back.
 
-Tensors on meta have no values. Integers and truths that are made of nothing but sizes and constants are computed beside
-them, on the CPU, so that a program that looks at its own positions takes the branch that it would take.
+Meta tensors have no values. Integers and bools computed only from sizes and constants are computed on the CPU as well,
+so that a program that branches on its positions takes the same branch as on a device.
 """
 
 import weakref
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# Larger ones are masks over scores, which no program reads back; computing them would take longer than all the rest.
+# Larger tensors are masks of attention scores, which no program reads back and which would dominate the time.
 _MOST_BYTES = 2**24
 
 
 class KnownValues:
-    """Twins with values of the meta tensors that have known ones, by their memory."""
+    """CPU twins of the meta tensors with known values, by storage."""
 
     def __init__(self) -> None:
         self._twins: dict[int, torch.UntypedStorage] = {}
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the values of ``tensor``; None where they are not known."""
+        """Return a tensor with the values of ``tensor``; None if they are unknown."""
         if not tensor.is_meta:
             return tensor
         storage = self._twins.get(tensor.untyped_storage()._cdata)
@@ -31,19 +31,19 @@ class KnownValues:
         return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Compute what an operator that gave ``result`` makes of known values; forget what it makes unknown."""
-        made = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
-        if not made or not all(t.is_meta for t in made):
+        """Run an operator that returned ``result`` on known values; drop the values that it makes unknown."""
+        outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+        if not outputs or not all(t.is_meta for t in outputs):
             return
-        if func.is_view:  # the same memory, and the same twin
+        if func.is_view:  # the same storage, and so the same twin
             return
-        twins = self._on_twins(func, args, kwargs) if all(map(_is_small, made)) else None
-        for place, tensor in enumerate(made):
+        twins = self._on_twins(func, args, kwargs) if all(map(_is_small, outputs)) else None
+        for index, tensor in enumerate(outputs):
             key = tensor.untyped_storage()._cdata
             if twins is None:
                 self._twins.pop(key, None)
             elif key not in self._twins:
-                self._remember(tensor, twins[place])
+                self._remember(tensor, twins[index])
 
     def _remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -55,7 +55,7 @@ class KnownValues:
         twin.copy_(value)
 
     def _on_twins(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Run an operator on twins; an operator in place changes the twin itself. None where an input is not known."""
+        """Run an operator on twins, in place if it works in place. None if an input is unknown."""
         if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
             return None
         flat, spec = tree_flatten((args, kwargs))
@@ -71,7 +71,7 @@ class KnownValues:
         args, kwargs = tree_unflatten(known, spec)
         try:
             found = func(*args, **kwargs)
-        except Exception:  # what the CPU cannot do is not known
+        except Exception:  # not supported on the CPU: unknown
             return None
         return list(found) if isinstance(found, list | tuple) else [found]
 

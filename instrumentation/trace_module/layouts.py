@@ -1,7 +1,7 @@
-"""The layout of what convolutions write: on meta tensors always NCHW, on a GPU that of what they read.
+"""The layout of convolutions' outputs: always NCHW on meta tensors, that of the inputs on a GPU.
 
-Source: PyTorch's `cudnn_conv_suggest_memory_format` (aten/src/ATen/native/ConvUtils.h): channels lie innermost where
-they do in the input or in the weight; the gradient of the input has the same layout.
+Source: PyTorch's `cudnn_conv_suggest_memory_format` (aten/src/ATen/native/ConvUtils.h): channels last if the input or
+the weight is; the gradient of the input has the same layout.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_on_device(name: str, args: Any, result: Any) -> Any:
-    """Return what an operator gives, with the layout that it has on a GPU."""
+    """Return an operator's result with the layout that it has on a GPU."""
     if name == "aten::convolution" and _suggests(args[0], args[1]):
         return _channels_last(result)
     if name == "aten::convolution_backward" and result[0] is not None and _suggests(args[1], args[2]):
@@ -20,7 +20,7 @@ def as_on_device(name: str, args: Any, result: Any) -> Any:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Say whether the channels of images lie innermost, and nowhere else."""
+    """Return whether a tensor of images is channels last, and not contiguous in NCHW as well."""
     if tensor.dim() != 4 or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=torch.channels_last)

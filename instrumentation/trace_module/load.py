@@ -1,4 +1,4 @@
-"""Finds and builds the model that a user names, without memory for its parameters."""
+"""Loads and builds the model named by the user, without memory for its parameters."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,8 @@ from whatif.runtime.errors import WhatifError
 def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
     """Return the module that ``target`` ("package.module:Model" or "file.py:function") names, on meta tensors.
 
-    The target is a module, or a class or function that returns one, alone or with example inputs, which are given
-    too (else None). It is called with ``keywords``. Raises WhatifError, one sentence, on anything else.
+    The target is a module, or a class or function that returns one, alone or with example inputs, which are
+    returned as well (else None). It is called with ``keywords``. Raises WhatifError, one sentence, on anything else.
     """
     found = _attribute(target)
     if isinstance(found, nn.Module):
@@ -28,16 +28,16 @@ def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
         raise WhatifError(
             f"{target}: expected a module, or a class or function that returns one, got {type(found).__name__}."
         )
-    made = _made(target, found, keywords)
+    net = _build(target, found, keywords)
     inputs = None
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-        made, inputs = made
-    if not isinstance(made, nn.Module):
-        raise WhatifError(f"{target}: expected a torch.nn.Module, alone or with its inputs, got {type(made).__name__}.")
-    return made.to("meta"), inputs
+    if isinstance(net, tuple) and len(net) == 2 and isinstance(net[0], nn.Module):
+        net, inputs = net
+    if not isinstance(net, nn.Module):
+        raise WhatifError(f"{target}: expected a torch.nn.Module, alone or with its inputs, got {type(net).__name__}.")
+    return net.to("meta"), inputs
 
 
-def _made(target: str, found: Any, keywords: dict[str, Any]) -> Any:
+def _build(target: str, found: Any, keywords: dict[str, Any]) -> Any:
     try:
         try:
             with torch.device("meta"):
@@ -45,38 +45,38 @@ def _made(target: str, found: Any, keywords: dict[str, Any]) -> Any:
         except RuntimeError as error:
             if "meta" not in str(error).lower():
                 raise
-            # Some constructors compute with numbers; they need real ones, and so much memory.
+            # Some constructors compute with values, which need real tensors and their memory.
             return found(**keywords)
     except Exception as error:
         raise _user_error(target, "calling it", error) from error
 
 
 def _attribute(target: str) -> Any:
-    where, colon, name = target.rpartition(":")
-    if not colon or not where or not name:
+    source, colon, name = target.rpartition(":")
+    if not colon or not source or not name:
         raise WhatifError(f"predict: expected module:Model or file.py:Model, got {target!r}.")
-    module = _import(target, where)
+    module = _import(target, source)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
             known = ", ".join(n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module))
             raise WhatifError(
-                f"{target}: expected a name that {where} defines, got {name!r}; its modules: {known or 'none'}."
+                f"{target}: expected a name that {source} defines, got {name!r}; its modules: {known or 'none'}."
             )
         found = getattr(found, part)
     return found
 
 
-def _import(target: str, where: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` does
-        sys.path.insert(0, here)
+def _import(target: str, source: str) -> ModuleType:
+    cwd = str(Path.cwd())
+    if cwd not in sys.path:  # as `python -m` does
+        sys.path.insert(0, cwd)
     try:
-        if not where.endswith(".py"):
-            return importlib.import_module(where)
-        path = Path(where)
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        path = Path(source)
         if not path.is_file():
-            raise WhatifError(f"{target}: expected a Python file, got no such file {where!r}.")
+            raise WhatifError(f"{target}: expected a Python file, got no such file {source!r}.")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         # The name ends in .py: there is a loader for it.
         assert spec is not None
@@ -97,6 +97,6 @@ def _import(target: str, where: str) -> ModuleType:
         raise _user_error(target, "importing it", error) from error
 
 
-def _user_error(target: str, when: str, error: Exception) -> WhatifError:
-    said = " ".join(str(error).split())[:300]
-    return WhatifError(f"{target}: {when} failed with {type(error).__name__}: {said.rstrip('.')}; --debug shows where.")
+def _user_error(target: str, step: str, error: Exception) -> WhatifError:
+    text = " ".join(str(error).split())[:300]
+    return WhatifError(f"{target}: {step} failed with {type(error).__name__}: {text.rstrip('.')}; --debug shows where.")

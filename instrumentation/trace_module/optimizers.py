@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim on meta tensors, in the implementation that a device would take."""
+"""Optimizers of torch.optim on meta tensors, in the implementation that a device would use."""
 
 import importlib
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop", "master")
 _FUSED = ("adam", "adamw")
 _HALF = (torch.float16, torch.bfloat16)
-# torch loops over the parameters for it unless foreach is asked for: it is chosen where memory is short.
+# torch loops over its parameters unless foreach is requested, as it is used when memory is short.
 _LOOPS = ("adafactor",)
-# What an update of meta tensors reads back (Adafactor: norms): none of torch.optim's branches depends on it.
+# Any value that an update of meta tensors reads back (Adafactor: norms): no branch of torch.optim depends on it.
 READ_IN_UPDATE = 1.0
 _ELEMENTWISE_LISTS = frozenset(
     f"aten::_foreach_{name}"
@@ -34,39 +34,39 @@ _ELEMENTWISE_LISTS = frozenset(
 )
 
 
-def make_optimizer(spelled: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer:
+def make_optimizer(option: str, model: nn.Module, *, on_cpu: bool) -> torch.optim.Optimizer:
     """Return the optimizer "adam", "adamw:fused", "sgd:for-loop" ... of the model's parameters; "none" updates nothing.
 
-    Without an implementation it is torch's own default: lists of tensors (foreach) on a GPU, a loop on a CPU.
+    Without an implementation it is torch's default: lists of tensors (foreach) on a GPU, a loop on a CPU.
     "adamw:master" is the fused one on fp32 copies of parameters in half precision.
     """
-    name, _, how = spelled.partition(":")
+    name, _, implementation = option.partition(":")
     if name == "none":
         return _Nothing(model)
-    if name not in _CLASSES or how not in ("", *IMPLEMENTATIONS):
+    if name not in _CLASSES or implementation not in ("", *IMPLEMENTATIONS):
         raise WhatifError(
             f"predict: expected --optimizer NAME[:HOW] with one of {', '.join([*_CLASSES, 'none'])} and one of "
-            f"{', '.join(IMPLEMENTATIONS)}, got {spelled!r}."
+            f"{', '.join(IMPLEMENTATIONS)}, got {option!r}."
         )
-    if how in ("fused", "master") and name not in _FUSED:
-        raise WhatifError(f"predict: expected {how} with one of {', '.join(_FUSED)}, got {spelled!r}.")
+    if implementation in ("fused", "master") and name not in _FUSED:
+        raise WhatifError(f"predict: expected {implementation} with one of {', '.join(_FUSED)}, got {option!r}.")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise WhatifError("predict: expected a model with parameters to train, got none; take --inference.")
-    if how == "master":
+    if implementation == "master":
         if not any(p.dtype in _HALF for p in parameters):
-            raise WhatifError(f"predict: expected --dtype fp16 or bf16 with --optimizer {spelled}, got neither.")
+            raise WhatifError(f"predict: expected --dtype fp16 or bf16 with --optimizer {option}, got neither.")
         return MasterWeights(parameters, _CLASSES[name][0])
-    how = how or ("for-loop" if on_cpu or name in _LOOPS else "foreach")
-    made, options = _CLASSES[name]
-    flags: dict[str, Any] = {"fused": True} if how == "fused" else {"foreach": how == "foreach"}
+    implementation = implementation or ("for-loop" if on_cpu or name in _LOOPS else "foreach")
+    optimizer_class, options = _CLASSES[name]
+    flags: dict[str, Any] = {"fused": True} if implementation == "fused" else {"foreach": implementation == "foreach"}
     with fused_on_meta():
-        optimizer: torch.optim.Optimizer = made(parameters, **options, **flags)
+        optimizer: torch.optim.Optimizer = optimizer_class(parameters, **options, **flags)
     return optimizer
 
 
 def prepare_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer take its first step, in which it makes its state; gradients are gone afterwards."""
+    """Run the optimizer's first step, which creates its state, on temporary gradients."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
@@ -85,7 +85,7 @@ class _ListsOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def lists_on_meta(func: Any, name: str, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-    """Run an operator on lists of meta tensors; one that works element by element on shapes alone.
+    """Run an operator on lists of meta tensors; an elementwise one only allocates its results.
 
     torch would visit every tensor several times in Python, which took half of the time of a whole step.
     """
@@ -97,8 +97,8 @@ def lists_on_meta(func: Any, name: str, args: Any, kwargs: dict[str, Any] | None
 
 @contextmanager
 def fused_on_meta() -> Iterator[None]:
-    """Let torch's fused optimizers take meta tensors: their operators work on shapes, only a check is in the way."""
-    # torch.optim takes its own module's name away.
+    """Let torch's fused optimizers accept meta tensors: their operators support them, only a check does not."""
+    # The name torch.optim.optimizer is not reachable as an attribute.
     module = importlib.import_module("torch.optim.optimizer")
     devices = module._get_fused_kernels_supported_devices
     with patch.object(module, "_get_fused_kernels_supported_devices", lambda: [*devices(), "meta"]):
@@ -108,18 +108,18 @@ def fused_on_meta() -> Iterator[None]:
 class MasterWeights(torch.optim.Optimizer):
     """fp32 copies of parameters in half precision, updated and copied back.
 
-    As Megatron-LM's Float16OptimizerWithFloat16Params takes a step: gradients are copied to fp32, unscaled (fp16),
+    As in a step of Megatron-LM's Float16OptimizerWithFloat16Params: gradients are copied to fp32, unscaled (fp16),
     clipped by the norm of all, and the copies are updated by a fused optimizer.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], made: type[torch.optim.Optimizer]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], optimizer_class: type[torch.optim.Optimizer]) -> None:
         super().__init__(parameters, {"fused": True})
         self._parameters = parameters
         self._copies = [p.detach().float() if p.dtype in _HALF else p for p in parameters]
         self._scaled = any(p.dtype == torch.float16 for p in parameters)
         with fused_on_meta():
             flags: dict[str, Any] = {"fused": True}
-            self._inner = made(self._copies, **flags)
+            self._inner = optimizer_class(self._copies, **flags)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -145,7 +145,7 @@ class MasterWeights(torch.optim.Optimizer):
 
 
 class _Nothing(torch.optim.Optimizer):
-    """No update: gradients are made and dropped."""
+    """No update: gradients are computed and dropped."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__([p for p in model.parameters() if p.requires_grad], {})

@@ -1,7 +1,7 @@
 """LSTM layers as PyTorch's CPU build runs them: one operator of oneDNN for each layer and direction.
 
 Source: `mkldnn_rnn` in aten/src/ATen/native/mkldnn/RNN.cpp, and `use_mkldnn` in aten/src/ATen/native/RNN.cpp. On meta
-tensors the same call runs its single steps.
+tensors the same call runs step by step.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LSTM = 2
 
 
 def runs_in_onednn(inputs: Tensor, states: object) -> bool:
-    """Say whether a CPU gives ``torch.lstm(inputs, states, ...)`` to oneDNN: no packed sequences, no projections."""
+    """Return whether a CPU runs ``torch.lstm(inputs, states, ...)`` in oneDNN: no packed sequences, no projections."""
     if not isinstance(states, list | tuple) or states[0].shape != states[1].shape or not inputs.numel():
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ def onednn_lstm(
     inputs: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return what ``torch.lstm`` does, with its arguments: outputs, and the last states (layers, batch, hidden)."""
+    """Return the result of ``torch.lstm``, with its arguments: outputs, and the last states (layers, batch, hidden)."""
     directions, group = 1 + bidirectional, 4 if has_biases else 2
     hidden_size = states[0].shape[2]
     x = (inputs.transpose(0, 1) if batch_first else inputs).contiguous()
@@ -36,12 +36,12 @@ def onednn_lstm(
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            own = list(weights[place * group : (place + 1) * group])
-            first = [state[place] for state in states]
-            own += [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own[: 4 - group]]
+            index = layer * directions + direction
+            layer_weights = list(weights[index * group : (index + 1) * group])
+            first = [state[index] for state in states]
+            layer_weights += [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in layer_weights[: 4 - group]]
             y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
-                x, *own, *first, direction == 1, [], _LSTM, hidden_size, num_layers,
+                x, *layer_weights, *first, direction == 1, [], _LSTM, hidden_size, num_layers,
                 has_biases, bidirectional, batch_first, train,
             )  # fmt: skip
             outputs.append(y)

@@ -1,4 +1,4 @@
-"""Arguments of operators as PyTorch's profiler spells them: "Input Dims", "Input type", "Concrete Inputs"."""
+"""Arguments of operators in the format of PyTorch's profiler: "Input Dims", "Input type", "Concrete Inputs"."""
 
 from typing import Any
 
@@ -20,32 +20,32 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[str], list[str]]:
     """Return dims, types and concrete values of a call, one entry for each argument of the operator's schema.
 
-    A tensor with its channels innermost says so in the place of its value, which the profiler leaves empty. A list of
-    tensors is "TensorList:float": the profiler's own spelling does not tell the type of its members.
+    The concrete value of a channels-last tensor is its layout, where the profiler leaves an empty string. A list of
+    tensors is "TensorList:float": the profiler's format omits the dtype of its members.
     """
     dims: list[Any] = []
     types: list[str] = []
     concrete: list[str] = []
-    for place, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(func._schema.arguments):
         named = kwargs.get(argument.name, argument.default_value)
-        one_dims, one_type, one_text = _one(args[place] if place < len(args) else named)
-        dims.append(one_dims)
-        types.append(one_type)
-        concrete.append(one_text)
+        input_dims, input_type, value = _input(args[position] if position < len(args) else named)
+        dims.append(input_dims)
+        types.append(input_type)
+        concrete.append(value)
     return dims, types, concrete
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    """Name the layout of an image whose channels lie innermost, as in a permuted view; "" of all others."""
+    """Return the name of the layout of a channels-last image, or a permuted view; "" for all others."""
     return CHANNELS_LAST if is_channels_last(tensor) else ""
 
 
-def _one(value: Any) -> tuple[list[Any], str, str]:
+def _input(value: Any) -> tuple[list[Any], str, str]:
     if isinstance(value, torch.Tensor):
         return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), _layout(value)
     if isinstance(value, list | tuple):
         tensors = [item for item in value if isinstance(item, torch.Tensor)]
-        if tensors:  # of an index some places may hold none
+        if tensors:  # indices may contain None as well
             return [list(t.shape) for t in tensors], f"TensorList:{TYPE_NAMES.get(tensors[-1].dtype, 'unknown')}", ""
         return [], "ScalarList", f"[{', '.join(map(str, value))}]"
     if value is None:

@@ -1,4 +1,4 @@
-"""What a device runs in one operator and meta tensors in several: dropout, attention, LSTM; as the device chooses."""
+"""Operators that a device runs fused and meta tensors in parts: dropout, attention, LSTM; chosen as on the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,13 @@ from torch.overrides import TorchFunctionMode
 from .recurrent import onednn_lstm, runs_in_onednn
 
 # FlashAttention's kernels take these; memory-efficient attention takes the others and all masks (sdp_utils.cpp of
-# PyTorch 2.x). What cuDNN would be chosen for on Hopper costs about as much.
+# PyTorch 2.x). cuDNN's kernels, which Hopper may use instead, take about the same time.
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
 
 
 class AsOnDevice(TorchFunctionMode):
-    """While it is entered, ``dropout``, ``scaled_dot_product_attention`` and ``lstm`` call the device's operators.
+    """A mode in which ``dropout``, ``scaled_dot_product_attention`` and ``lstm`` call the device's operators.
 
     ``capability`` is the GPU's compute capability (8.0); None: a CPU.
     """
@@ -33,7 +33,7 @@ class AsOnDevice(TorchFunctionMode):
         if func is nn.functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if func is nn.functional.multi_head_attention_forward:
-            # Within a function that is handled here no other one is: its attention would be that of meta tensors.
+            # The mode is off inside a function that it handles: patch the attention called there.
             with mock.patch.object(nn.functional, "scaled_dot_product_attention", self._attention):
                 return func(*args, **kwargs)
         if func is torch.lstm and self._capability is None and runs_in_onednn(args[0], args[1]):
@@ -54,7 +54,7 @@ class AsOnDevice(TorchFunctionMode):
         aten = torch.ops.aten
         if enable_gqa and query.dim() == 4 and key.size(1) != query.size(1):
             key, value = (t.repeat_interleave(query.size(1) // t.size(1), dim=1) for t in (key, value))
-        if query.dim() != 4 or query.size(-1) != value.size(-1):  # the fused kernels take nothing else
+        if query.dim() != 4 or query.size(-1) != value.size(-1):  # not supported by the fused kernels
             result: torch.Tensor = aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale
             )[0]
@@ -74,16 +74,16 @@ class AsOnDevice(TorchFunctionMode):
         else:
             if mask is not None:
                 mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-            keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+            with_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
             outputs = aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
+                query, key, value, mask, with_backward, dropout_p, is_causal, scale=scale
             )
         attended: torch.Tensor = outputs[0]
         return attended
 
 
 def _as_bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask of truths as the numbers that are added to scores: the fused kernels take these alone."""
+    """Return a bool mask as the bias added to scores, the only form that the fused kernels accept."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))

@@ -1,4 +1,4 @@
-"""Runs one training step on meta tensors and gives its operators: forward, loss, backward, update."""
+"""Runs a training step on meta tensors and returns its operators: forward, loss, backward, update."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -37,8 +37,8 @@ INPUT_DTYPES = {
 class Wanted:
     """What to trace. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
 
-    ``task`` and ``sizes`` ("batch", "seq", ...) are of models that come as a configuration. Without ``dtype`` it is the
-    configuration's, else fp32.
+    ``task`` and ``sizes`` ("batch", "seq", ...) are for models from a configuration. The default of ``dtype`` is that
+    of the configuration, else fp32.
     """
 
     target: str
@@ -57,7 +57,7 @@ class Wanted:
 
 
 def take_down_step(wanted: Wanted) -> OperatorGraph:
-    """Return the operators of one step of a model. Raises WhatifError, one sentence, where that cannot be done."""
+    """Return the operators of one step of a model. Raises WhatifError, one sentence, if that fails."""
     built = _built(wanted)
     model = built.model
     if wanted.attention is not None and kind_of(wanted.target) != Kind.TIMM:
@@ -83,21 +83,23 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
             resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
             if optimizer is not None:
                 resident += tensors_in(optimizer.state.values())
-            watch.know(resident)
+            watch.ignore(resident)
             grad = torch.no_grad() if wanted.inference else nullcontext()
             with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
                 _run(model, positional, named, optimizer, watch, wanted, notes)
     except WhatifError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
-        where = f" in layer {watch.layer!r}" if watch.layer else ""
-        # torch tells the shapes of grouped products, of mixtures of experts, in this format alone.
+        message = " ".join(str(error).split())[:300].rstrip(".")
+        place = f" in layer {watch.layer!r}" if watch.layer else ""
+        # torch knows the shapes of grouped products (mixtures of experts) in this format alone.
         hint = (
-            "say --dtype bf16." if "of BF16 type" in said else "do the inputs fit the model (--input, --input-dtype)?"
+            "say --dtype bf16."
+            if "of BF16 type" in message
+            else "do the inputs fit the model (--input, --input-dtype)?"
         )
         raise WhatifError(
-            f"{wanted.target}: running a step on shapes failed{where} with {type(error).__name__}: {said}; {hint} "
+            f"{wanted.target}: running a step on shapes failed{place} with {type(error).__name__}: {message}; {hint} "
             "--debug shows where."
         ) from error
     finally:
@@ -140,9 +142,9 @@ def _run(
     output = model(*positional, **named)
     if optimizer is None:
         return
-    loss, what = loss_of(output, wanted.loss)
+    loss, note = loss_of(output, wanted.loss)
     del output
-    notes.append(what)
+    notes.append(note)
     watch.phase = Phase.BACKWARD
     loss.backward()  # type: ignore[no-untyped-call]
     del loss
@@ -152,7 +154,7 @@ def _run(
 
 
 def _on_recurrent_layers(model: nn.Module, *, on_cpu: bool) -> list[str]:
-    """Say what layers that run in another way than meta tensors do are predicted as."""
+    """Return notes on recurrent layers that a device runs in another way than meta tensors."""
     classes = {type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)}
     if not on_cpu and classes:
         return [
@@ -177,12 +179,12 @@ def _set_attention(model: nn.Module, wanted: Wanted) -> None:
     try:
         setter(wanted.attention)
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise WhatifError(f"{wanted.target}: --attention {wanted.attention}: {said}") from error
+        message = " ".join(str(error).split())[:200]
+        raise WhatifError(f"{wanted.target}: --attention {wanted.attention}: {message}") from error
 
 
-def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
-    """The model's inputs on meta: those that the user names, else those that came with the model."""
+def _inputs(wanted: Wanted, built: Any, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
+    """Return the model's inputs on meta: those given by the user, else those returned with the model."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for name, shape, kind in wanted.inputs:
@@ -193,19 +195,19 @@ def _inputs(wanted: Wanted, own: Any, dtype: torch.dtype) -> tuple[list[Any], di
             positional.append(tensor)
     if positional or named:
         return positional, named
-    if own is None:
+    if built is None:
         raise WhatifError(
             f"{wanted.target}: expected --input SHAPE (as 64,3,224,224) or a function that returns the model with its "
             "inputs, got neither."
         )
-    own = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, own)
-    if wanted.sizes:  # made for the task, in torch's own type
-        own = tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, own)
-    if isinstance(own, dict):
-        return [], own
-    return (list(own) if isinstance(own, list | tuple) else [own]), {}
+    built = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, built)
+    if wanted.sizes:  # made for the task, in torch's default dtype
+        built = tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, built)
+    if isinstance(built, dict):
+        return [], built
+    return (list(built) if isinstance(built, list | tuple) else [built]), {}
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor for each piece of memory: weights may be shared."""
+    """Return one tensor per storage: weights may be shared."""
     return list({t.untyped_storage()._cdata: t for t in tensors}.values())

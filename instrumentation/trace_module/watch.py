@@ -1,4 +1,4 @@
-"""Watches a step on meta tensors: which operators are called, by which layer and node, and which memory lives when."""
+"""Traces a step on meta tensors: operators with their layers and autograd nodes, and lifetimes of memory."""
 
 import weakref
 from typing import Any
@@ -19,16 +19,16 @@ from .layouts import as_on_device
 from .optimizers import READ_IN_UPDATE, lists_on_meta
 from .spelling import TYPE_NAMES, spelled
 
-# Operators that read a value back: a program that does so chooses by data, and a step without data cannot.
+# Operators that read a value back: a program that does so may branch on data, which a step on meta does not have.
 _READ_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique")
 # A GPU's caching allocator rounds every tensor up to this (CUDACachingAllocator.cpp: kMinBlockSize).
 _BLOCK_BYTES = 512
-# What costs nothing on either side of the bus: the profiler's own marks, and copies of Python numbers.
-_UNSEEN = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
+# Operators without cost on CPU and GPU: the profiler's marks, and copies of Python numbers.
+_WITHOUT_COST = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
 
 
 class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Traces every operator called while it is active; ``phase`` is set by who drives the step."""
+    """Traces every operator called while it is active; ``phase`` is set by the caller that runs the step."""
 
     def __init__(self, model: nn.Module, *, rounded: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,11 +46,11 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def layer(self) -> str:
-        """The innermost layer that runs."""
+        """The innermost running layer."""
         return self._open[-1][0] if self._open else ""
 
-    def know(self, tensors: Any) -> None:
-        """Leave the memory of ``tensors`` out: it was there before the step."""
+    def ignore(self, tensors: Any) -> None:
+        """Ignore the memory of ``tensors``, which exists before the step."""
         for tensor in tensors:
             self._known[tensor.untyped_storage()._cdata] = None
 
@@ -59,14 +59,14 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = str(func._schema.name)
         device_tensors = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
         if device_tensors and name.removeprefix("aten::").rstrip("_") in _READ_BACK:
-            known = [self._values.twin(t) for t in device_tensors]
-            if self.phase == Phase.UPDATE and name == "aten::_local_scalar_dense" and known[0] is None:
-                self._take_down(func, name, args, kwargs, device_tensors, None)
+            values = [self._values.twin(t) for t in device_tensors]
+            if self.phase == Phase.UPDATE and name == "aten::_local_scalar_dense" and values[0] is None:
+                self._record(func, name, args, kwargs, device_tensors, None)
                 return READ_IN_UPDATE
-            if name != "aten::_local_scalar_dense" or known[0] is None:
-                self._cannot_tell(name)
-            self._take_down(func, name, args, kwargs, device_tensors, None)
-            return func(*known)
+            if name != "aten::_local_scalar_dense" or values[0] is None:
+                self._raise_data_dependent(name)
+            self._record(func, name, args, kwargs, device_tensors, None)
+            return func(*values)
         try:
             result = (
                 lists_on_meta(func, name, args, kwargs) if name.startswith("aten::_foreach_") else func(*args, **kwargs)
@@ -78,11 +78,11 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             ) from error
         result = as_on_device(name, args, result)
         self._values.follow(func, args, kwargs, result)
-        if not name.startswith(_UNSEEN):
-            self._take_down(func, name, args, kwargs, device_tensors, result)
+        if not name.startswith(_WITHOUT_COST):
+            self._record(func, name, args, kwargs, device_tensors, result)
         return result
 
-    def _cannot_tell(self, name: str) -> None:
+    def _raise_data_dependent(self, name: str) -> None:
         raise WhatifError(
             f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which reads a "
             "value of a tensor back: without data it is unknown; record a run with `whatif collect`."
@@ -91,21 +91,21 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _where(self) -> str:
         return f" in layer {self.layer!r}" if self.layer else ""
 
-    def _take_down(
+    def _record(
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
     ) -> None:
         node: Any = torch._C._current_autograd_node()
         sequence, newest = -1, _next_sequence() - 1
         if node is not None:
             sequence = int(node._sequence_nr())
-            sequence = sequence if sequence < 2**62 else -1  # of a node that no operator made
+            sequence = sequence if sequence < 2**62 else -1  # of a node without an operator
         elif newest > self._last_sequence:
             sequence = newest
         self._last_sequence = newest
-        made = tensors_in([result])
-        meta = [t for t in made if t.is_meta]
+        results = tensors_in([result])
+        meta = [t for t in results if t.is_meta]
         fresh = [] if func.is_view else meta
-        # Unless it is a view, what it returns is written, be it new or one of its inputs.
+        # The results are written, new or in place, unless the operator is a view.
         outputs = tuple((tuple(t.shape), TYPE_NAMES.get(t.dtype, "unknown")) for t in fresh)
         on_device = bool(inputs or meta)
         share, casts = (1.0, 0)
@@ -118,10 +118,10 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )  # fmt: skip
         for tensor in meta:
-            self._follow(tensor)
+            self._track_memory(tensor)
 
-    def _follow(self, tensor: torch.Tensor) -> None:
-        """Take down when the memory of a tensor is taken and given back."""
+    def _track_memory(self, tensor: torch.Tensor) -> None:
+        """Record when the memory of a tensor is allocated and freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()
@@ -131,9 +131,9 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         birth = len(self.operations) - 1
         if self._rounded:
             size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
-        weakref.finalize(storage, self._dies, key, birth, size).atexit = False
+        weakref.finalize(storage, self._on_freed, key, birth, size).atexit = False
 
-    def _dies(self, key: int, birth: int, size_bytes: int) -> None:
+    def _on_freed(self, key: int, birth: int, size_bytes: int) -> None:
         self._known.pop(key, None)
         self.allocations.append(Allocation(birth, len(self.operations), size_bytes))
 
@@ -142,7 +142,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         _, first = self._open.pop()
-        # Recomputed activations run in the backward pass: their spans belong to no forward pass.
+        # Recomputed layers run in the backward pass and are not forward calls.
         if len(self.operations) > first and torch._C._current_autograd_node() is None:
             self.layer_calls.append(LayerCall(name, first, len(self.operations)))
 

@@ -128,7 +128,9 @@ def capture(patch: pytest.MonkeyPatch, folder: Path) -> str:
 
     gpu_machine.install(patch, gpu_machine.FakeGpu())
     patch.setattr(gpu_machine.GPU, "capture", refuse, raising=False)
-    answer = worker.answered(lambda: {"ns": replay.graph_rounds_ns([lambda: None], 1e3)}, worker.torch.device("cuda"))
+    answer = worker.measure_or_skip(
+        lambda: {"ns": replay.graph_rounds_ns([lambda: None], 1e3)}, worker.torch.device("cuda")
+    )
     return f"left out: {answer['skipped']}"
 
 

@@ -127,14 +127,16 @@ def test_a_recordings_operators_in_other_formats(own_traces: Path) -> None:
     halved, _ = from_recording.recorded_questions(own_traces / "transformer_cpu.json.gz", ("bf16",))
     tf32, _ = from_recording.recorded_questions(own_traces / "transformer_cpu.json.gz", ("tf32",))
     assert len(recorded) > 20
-    families = {question.what.family for question in recorded}
+    families = {question.operator.family for question in recorded}
     assert {"matmul", "elementwise", "normalization", "other"} <= families
-    products = [question.what for question in recorded if question.what.family == "matmul"]
+    products = [question.operator for question in recorded if question.operator.family == "matmul"]
     assert {what.dtype for what in products} == {"fp32"}
-    assert {q.what.integers for q in halved if q.what.family == "matmul"} == {what.integers for what in products}
-    assert {q.what.dtype for q in halved if q.what.family == "matmul"} == {"bf16"}
+    assert {q.operator.integers for q in halved if q.operator.family == "matmul"} == {
+        what.integers for what in products
+    }
+    assert {q.operator.dtype for q in halved if q.operator.family == "matmul"} == {"bf16"}
     # A GPU multiplies in TF32 and does nothing else in it.
-    assert {q.what.family for q in tf32} == {"matmul"}
+    assert {q.operator.family for q in tf32} == {"matmul"}
     # The mask of a choice and the weights of a normalization keep their types.
     norm = next(q.call for q in halved if q.call.name == "aten::native_layer_norm")
     assert norm.types[0] == "c10::BFloat16"

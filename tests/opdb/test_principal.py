@@ -82,8 +82,8 @@ def test_modes_are_combinations() -> None:
 
 def test_a_function_as_people_write_it() -> None:
     named = [Parameter(n, np.arange(9)) for n in ("n", "h", "stride")]
-    assert parameters.told(named, np.array([1, 1, -1])) == "n * h / (stride)"
-    assert parameters.told(named, np.array([0, 0, 0])) == "1"
+    assert parameters.formula(named, np.array([1, 1, -1])) == "n * h / (stride)"
+    assert parameters.formula(named, np.array([0, 0, 0])) == "1"
 
 
 def law(rows: int = 1500, seed: int = 1) -> tuple[Operators, Any]:
@@ -98,7 +98,7 @@ def test_the_search_finds_the_product() -> None:
     """Of the eight functions of m, n and k, from raw numbers; and with it a network misses a fraction of without it."""
     ops, t_s = law()
     found = fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=False)
-    assert found.told() == "m * n * k"
+    assert found.formula() == "m * n * k"
     assert len(found.misses) == 8
     known = np.arange(len(t_s)) < 1300
     miss = {}
@@ -206,7 +206,7 @@ def test_batched_networks_are_networks_of_their_own_widths() -> None:
     together = networks(task.inputs(torch.arange(10), 2)).detach().numpy()
     for place, width in enumerate((3, 8)):
         value = x.numpy()
-        layers = networks.one(place, width)
+        layers = networks.arrays_of(place, width)
         assert layers[0].shape == (4, width)
         assert layers[4].shape == (width, 1)
         for at in range(0, 6, 2):

@@ -1,1 +1,1 @@
-"""Tianshu's estimator: a principal component that is searched, and a small network that is trained on it (torch)."""
+"""Tianshu's estimator: a search for a principal component, and a small network trained on it (torch)."""

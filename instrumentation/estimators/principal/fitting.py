@@ -1,4 +1,4 @@
-"""Networks for the operators of a sample: one for each mode, and a principal component that all share."""
+"""Networks for the operators of a sample: one per mode, with a shared principal component."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whatif.opdb.networks import inputs_of
 from whatif.opdb.rows import Operators
 from whatif.runtime.errors import WhatifError
 
-from .parameters import Parameter, combinations, modes_of, told
+from .parameters import Parameter, combinations, formula, modes_of
 from .search import (
     Data,
     Effort,
@@ -27,15 +27,15 @@ from .search import (
     values_of,
 )
 
-# A mode that was measured less often gets no network (our estimate: a 90/10 split then judges by 15 rows).
+# A mode with fewer measurements gets no network (our estimate: a 90/10 split then validates on 15 rows).
 FEWEST_ROWS = 150
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found for the operators of a sample: parameters, modes, and the shared principal component.
+    """Result of a search for the operators of a sample: parameters, modes, and the shared principal component.
 
-    ``varying`` are the places of the parameters that are inputs, ``mode``, shape (n,), is each call's, and
+    ``varying`` are the positions of the parameters that are inputs, ``mode``, shape (n,), is that of each call, and
     ``architectures`` lists (hidden layers, neurons) by mode.
     """
 
@@ -46,9 +46,9 @@ class Found:
     misses: Float64
     architectures: dict[int, list[tuple[int, int]]]
 
-    def told(self) -> str:
-        """The principal component as people write it."""
-        return told([self.parameters[i] for i in self.varying], self.exponents)
+    def formula(self) -> str:
+        """Return the principal component as a formula."""
+        return formula([self.parameters[i] for i in self.varying], self.exponents)
 
 
 def parameters_of(ops: Operators) -> tuple[Parameter, ...]:
@@ -60,16 +60,16 @@ def parameters_of(ops: Operators) -> tuple[Parameter, ...]:
 
 
 def search(parameters: tuple[Parameter, ...], t_s: Float64, effort: Effort, *, logs: bool) -> Found:
-    """Search the principal component on the mode that was measured most, and architectures of every mode.
+    """Search for the principal component on the mode with the most measurements, and for architectures of every mode.
 
-    Raises WhatifError where no mode was measured often enough, or nothing varies in it.
+    Raises WhatifError if no mode has enough measurements, or if no parameter varies.
     """
-    places, mode = modes_of(parameters)
+    positions, mode = modes_of(parameters)
     count = np.bincount(mode)
     if count.max() < FEWEST_ROWS <= len(t_s):
-        places, mode = _pooled(parameters)
+        positions, mode = _pooled(parameters)
         count = np.bincount(mode)
-    varying = tuple(i for i in range(len(parameters)) if i not in places)
+    varying = tuple(i for i in range(len(parameters)) if i not in positions)
     if not varying or count.max() < FEWEST_ROWS:
         raise WhatifError(
             f"expected {FEWEST_ROWS} measurements or more of one mode that differ in a size, got {count.max()}."
@@ -81,17 +81,17 @@ def search(parameters: tuple[Parameter, ...], t_s: Float64, effort: Effort, *, l
         exponents, misses = search_component(Data(values[most], t_s[most], logs), functions, effort)
         found = Found(parameters, varying, mode, exponents, misses, {})
         for number in np.flatnonzero(count >= FEWEST_ROWS).tolist():
-            own = mode == number
-            found.architectures[number] = search_architecture(Data(values[own], t_s[own], logs), exponents, effort)
+            rows = mode == number
+            found.architectures[number] = search_architecture(Data(values[rows], t_s[rows], logs), exponents, effort)
     return found
 
 
 def _pooled(parameters: tuple[Parameter, ...]) -> tuple[tuple[int, ...], Int64]:
-    """Modes of texts alone, as ``modes_of`` gives them: where too little was measured of each combination of numbers,
-    these become inputs of one network.
+    """Return modes of texts alone, in the form of ``modes_of``: if each combination of numbers has too few
+    measurements, the numbers become inputs of one network.
     """
-    places = tuple(i for i, p in enumerate(parameters) if p.text or len(np.unique(p.values)) == 1)
-    return places, combinations([parameters[i] for i in places], len(parameters[0].values))
+    positions = tuple(i for i, p in enumerate(parameters) if p.text or len(np.unique(p.values)) == 1)
+    return positions, combinations([parameters[i] for i in positions], len(parameters[0].values))
 
 
 def train_modes(
@@ -102,31 +102,31 @@ def train_modes(
     exponents = found.exponents if component else np.zeros_like(found.exponents)
     with one_thread():
         return {
-            mode: fine_tune(Data(values[own], t_s[own], logs), exponents, architectures, effort)
+            mode: fine_tune(Data(values[of_mode], t_s[of_mode], logs), exponents, architectures, effort)
             for mode, architectures in found.architectures.items()
-            if (own := (found.mode == mode) & rows).sum() >= FEWEST_ROWS // 2
+            if (of_mode := (found.mode == mode) & rows).sum() >= FEWEST_ROWS // 2
         }
 
 
 def predict_s(found: Found, networks: dict[int, Network], t_s: Float64, *, logs: bool, component: bool) -> Float64:
-    """Return each call's time by its mode's network, seconds, shape (n,); NaN where the mode has none.
+    """Return each call's time by its mode's network, seconds, shape (n,); NaN if the mode has none.
 
-    ``t_s`` are the times that were trained on, NaN elsewhere: no answer is far below the shortest of them.
+    ``t_s`` are the times used in training, NaN elsewhere: no answer is far below the shortest of them.
     """
     predicted = np.full(len(found.mode), np.nan)
     values = values_of(found.parameters, found.varying)
     exponents = found.exponents if component else np.zeros_like(found.exponents)
     columns = inputs_of(values, exponents, logs=logs)
     for mode, network in networks.items():
-        own = found.mode == mode
-        inference = network.in_numpy(float(np.nanmin(t_s[own])))
-        predicted[own] = np.exp(inference.log_time(columns[own], logs=logs, component=bool(exponents.any())))
+        of_mode = found.mode == mode
+        inference = network.in_numpy(float(np.nanmin(t_s[of_mode])))
+        predicted[of_mode] = np.exp(inference.log_time(columns[of_mode], logs=logs, component=bool(exponents.any())))
     return predicted
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread, as so small matrices gain nothing from more, and no time lost on numbers close to zero."""
+    """Run torch on one thread, as small matrices gain nothing from more, and flush slow denormals to zero."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""Fit Tianshu's networks to the measurements of a device: a principal component and networks for each operator name."""
+"""Fits Tianshu's networks to the measurements of a device: a principal component and networks per operator name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..fitting import (
     TRIED_SHARE,
     UNKNOWN_GROWTH,
     Fitted,
-    Said,
+    Say,
     against_interpolation,
     facts_of,
     halves_of,
@@ -35,7 +35,7 @@ from .search import Data, Effort, Network, fine_tune, values_of
 
 @dataclass(frozen=True)
 class _Operation:
-    """One operator name: what the search found, and the network of each mode by the values that choose it."""
+    """One operator name: the result of the search, and each mode's network by the values that select it."""
 
     name: str
     found: Found
@@ -44,7 +44,7 @@ class _Operation:
 
 
 def fit_networks(
-    samples: Sequence[Sample], *, effort: Effort | None = None, say: Said | None = None
+    samples: Sequence[Sample], *, effort: Effort | None = None, say: Say | None = None
 ) -> Iterator[Fitted]:
     """Fit networks to each sample of a device that has an operator with enough measurements."""
     for sample in samples:
@@ -54,43 +54,43 @@ def fit_networks(
                 yield fitted
 
 
-def _fit_device(sample: Sample, effort: Effort, say: Said | None) -> Fitted | None:
-    """Search and train without the operators that are held out, which tell the error; then train on all of them."""
+def _fit_device(sample: Sample, effort: Effort, say: Say | None) -> Fitted | None:
+    """Search and train without the held-out operators, which give the error; then train on all."""
     tried = held_out(sample.ops.keys, TRIED_SEED, TRIED_SHARE)
     first, last = [], []
     for name in sorted(set(sample.names.tolist())):
         if say:
             say(f"{sample.device} {name} {sample.kind.dtype}")
-        own = sample.sound & (sample.names == name)
-        kept = sample.take(own & ~tried)
+        of_name = sample.sound & (sample.names == name)
+        training = sample.take(of_name & ~tried)
         try:
-            # As in the paper: of raw numbers, where a component says what no layer finds by itself.
-            found = search(parameters_of(kept.ops), kept.t_s, effort, logs=False)
-        except WhatifError:  # too few measurements of this one: it stays with trees and interpolation
+            # As in the paper, on raw numbers: there a component adds what no layer finds by itself.
+            found = search(parameters_of(training.ops), training.t_s, effort, logs=False)
+        except WhatifError:  # too few measurements: left to trees and interpolation
             continue
-        tuned = _trained(name, kept, found, found.architectures, effort)
-        # The final networks have the architecture that was best in each mode.
+        tuned = _trained(name, training, found, found.architectures, effort)
+        # The final networks use the best architecture of each mode.
         best = {
             number: [(net.hidden, net.neurons)]
             for number, net in ((n, tuned.networks.get(v)) for n, v in _modes(found).items())
             if net is not None
         }
         first.append(tuned)
-        last.append(_trained(name, sample.take(own), found, best, effort))
+        last.append(_trained(name, sample.take(of_name), found, best, effort))
     if not last:
         return None
-    names = tuple(one.name for one in last)
+    names = tuple(operation.name for operation in last)
     model, final = (_model(sample.kind.family, names, operations) for operations in (first, last))
-    judged = tried & model.covers(sample.ops)
-    trial = sample.take(judged)
+    validated = tried & model.covers(sample.ops)
+    trial = sample.take(validated)
     miss = np.abs(np.log(trial.t_s) - model.log_time(trial.ops))
-    wins, error = against_interpolation(sample, judged, miss)
-    answered = sample.take(sample.sound & final.covers(sample.ops))
+    wins, error = against_interpolation(sample, validated, miss)
+    covered = sample.take(sample.sound & final.covers(sample.ops))
     facts = msgspec.structs.replace(
-        facts_of(sample.kind, [answered], names, Settings(), across=False), kind=PRINCIPAL, features=(),
+        facts_of(sample.kind, [covered], names, Settings(), across=False), kind=PRINCIPAL, features=(),
         half=halves_of(miss, trial.names, names), growth=UNKNOWN_GROWTH, before_interpolation=wins,
         validation_pct=error, device=sample.device, sheet=sample.sheet, settings={},
-        components={one.name: one.found.told() for one in last},
+        components={operation.name: operation.found.formula() for operation in last},
     )  # fmt: skip
     return Fitted(f"{name_of(sample.device, sample.kind)}-principal", facts, final.arrays())
 
@@ -98,43 +98,43 @@ def _fit_device(sample: Sample, effort: Effort, say: Said | None) -> Fitted | No
 def _trained(
     name: str, sample: Sample, found: Found, architectures: dict[int, list[tuple[int, int]]], effort: Effort
 ) -> _Operation:
-    """Train a network for each mode of a sample of one name; modes are those of the sample that was searched."""
+    """Train a network for each mode of a sample of one name; modes are those found by the search."""
     parameters = parameters_of(sample.ops)
-    values, chosen_by = values_of(parameters, found.varying), _chosen_by(found, parameters)
+    values, selectors = values_of(parameters, found.varying), _selectors(found, parameters)
     networks, shortest_s = {}, {}
     with one_thread():
         for number, fixed in _modes(found).items():
-            own: Bool = (chosen_by == np.array(fixed)).all(axis=1)
-            if number in architectures and own.any():
-                data = Data(values[own], sample.t_s[own], logs=True)
+            of_mode: Bool = (selectors == np.array(fixed)).all(axis=1)
+            if number in architectures and of_mode.any():
+                data = Data(values[of_mode], sample.t_s[of_mode], logs=True)
                 networks[fixed] = fine_tune(data, found.exponents, architectures[number], effort)
-                shortest_s[fixed] = float(sample.t_s[own].min())
+                shortest_s[fixed] = float(sample.t_s[of_mode].min())
     return _Operation(name, found, networks, shortest_s)
 
 
-def _chosen_by(found: Found, parameters: Sequence[Parameter]) -> Int64:
-    """The values of the attributes that choose a network, 0 where the networks see one, shape (n, attributes)."""
-    seen = {place - 1 for place in found.varying}  # the first parameter is the name
-    columns = [p.values * (place not in seen) for place, p in enumerate(parameters[1:])]
+def _selectors(found: Found, parameters: Sequence[Parameter]) -> Int64:
+    """Return the attribute values that select a network, 0 for attributes that are inputs, shape (n, attributes)."""
+    inputs = {position - 1 for position in found.varying}  # the first parameter is the name
+    columns = [p.values * (position not in inputs) for position, p in enumerate(parameters[1:])]
     return np.stack(columns, axis=1).astype(np.int64)
 
 
 def _modes(found: Found) -> dict[int, tuple[int, ...]]:
-    """The values that choose each mode's network, by the mode's number."""
-    chosen_by = _chosen_by(found, found.parameters)
-    return {int(number): tuple(chosen_by[found.mode == number][0].tolist()) for number in np.unique(found.mode)}
+    """Return the values that select each mode's network, by the mode's number."""
+    selectors = _selectors(found, found.parameters)
+    return {int(number): tuple(selectors[found.mode == number][0].tolist()) for number in np.unique(found.mode)}
 
 
 def _model(family: str, names: tuple[str, ...], operations: Sequence[_Operation]) -> NetworkModel:
-    """The networks of all names as one model."""
+    """Return the networks of all names as one model."""
     attributes = len(operations[0].found.parameters) - 1
-    exponents, seen = np.zeros((len(names), attributes), dtype=np.int8), np.zeros((len(names), attributes), dtype=bool)
-    of, networks = [], []
-    for place, one in enumerate(operations):
-        inputs = [i - 1 for i in one.found.varying]
-        seen[place, inputs] = True
-        exponents[place, inputs] = one.found.exponents
-        for fixed, network in one.networks.items():
-            of.append((place, *fixed))
-            networks.append(network.in_numpy(one.shortest_s[fixed]))
-    return NetworkModel(family, names, exponents, seen, np.array(of, dtype=np.int64), tuple(networks))
+    exponents, used = np.zeros((len(names), attributes), dtype=np.int8), np.zeros((len(names), attributes), dtype=bool)
+    keys, networks = [], []
+    for index, operation in enumerate(operations):
+        inputs = [i - 1 for i in operation.found.varying]
+        used[index, inputs] = True
+        exponents[index, inputs] = operation.found.exponents
+        for fixed, network in operation.networks.items():
+            keys.append((index, *fixed))
+            networks.append(network.in_numpy(operation.shortest_s[fixed]))
+    return NetworkModel(family, names, exponents, used, np.array(keys, dtype=np.int64), tuple(networks))

@@ -1,4 +1,4 @@
-"""What a parameter may do to an operation's time, and the complexity functions that follow (Tianshu, section 3.2)."""
+"""Possible effects of a parameter on an operation's time, and the resulting complexity functions (Tianshu, 3.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whatif.graph.types import Float64, Int8, Int64
 
 
 class Role(IntEnum):
-    """How time follows a parameter; the number is its exponent in the complexity function, but for MODE."""
+    """How time depends on a parameter; the number is its exponent in the complexity function, except for MODE."""
 
     INVERSE = -1
     NULL = 0
@@ -24,13 +24,13 @@ class Role(IntEnum):
 
 # "If a parameter only has no more than 5 possible values, we regard it as a mode selection parameter."
 MOST_MODE_VALUES = 5
-# More functions are not tried one by one: ten parameters of two roles each.
+# The most functions to try: ten parameters of two roles each.
 MOST_CANDIDATES = 1024
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of n calls: ``values``, shape (n,), numbers or texts; ``dimension`` where a shape has it."""
+    """One parameter of n calls: ``values``, shape (n,), numbers or texts; ``dimension`` if it is a size in a shape."""
 
     name: str
     values: npt.NDArray[np.generic]
@@ -43,7 +43,7 @@ class Parameter:
 
 
 def roles_of(parameter: Parameter) -> tuple[Role, ...]:
-    """Return the roles that the pruning rules leave a parameter (Tianshu, section 3.2.2, step 1)."""
+    """Return the roles of a parameter after pruning (Tianshu, section 3.2.2, step 1)."""
     if len(np.unique(parameter.values)) <= MOST_MODE_VALUES:
         return (Role.MODE,)
     if parameter.text:
@@ -54,10 +54,10 @@ def roles_of(parameter: Parameter) -> tuple[Role, ...]:
 
 
 def candidates(parameters: Sequence[Parameter]) -> Int8:
-    """Return the exponents of every complexity function that is left, shape (candidates, parameters).
+    """Return the exponents of every remaining complexity function, shape (candidates, parameters).
 
-    A mode has none: the functions of MODE and of NULL are one, and each value of a mode gets a network of its own. The
-    first candidate is the empty function: no principal component. Raises ValueError above ``MOST_CANDIDATES``.
+    A mode has exponent 0, like NULL; each of its values gets its own network. The first candidate is the empty
+    function: no principal component. Raises ValueError above ``MOST_CANDIDATES``.
     """
     exponents = [sorted({int(r) % 2 * int(r) for r in roles_of(p)}, key=abs) for p in parameters]
     if np.prod([float(len(e)) for e in exponents]) > MOST_CANDIDATES:
@@ -66,25 +66,25 @@ def candidates(parameters: Sequence[Parameter]) -> Int8:
 
 
 def modes_of(parameters: Sequence[Parameter]) -> tuple[tuple[int, ...], Int64]:
-    """Return the places of the parameters that choose a network, and which combination of them each call is, (n,).
+    """Return the positions of the parameters that select a network, and each call's combination of their values, (n,).
 
-    Those are the parameters that can only be modes, and texts: what a text says is never a size, and an operator's name
-    distinguishes operations, however many there are.
+    These are the parameters that can only be modes, and texts: a text is never a size, and an operator's name
+    distinguishes operations, whatever their number.
     """
-    places = tuple(i for i, p in enumerate(parameters) if roles_of(p) == (Role.MODE,) or p.text)
-    return places, combinations([parameters[i] for i in places], len(parameters[0].values) if parameters else 0)
+    positions = tuple(i for i, p in enumerate(parameters) if roles_of(p) == (Role.MODE,) or p.text)
+    return positions, combinations([parameters[i] for i in positions], len(parameters[0].values) if parameters else 0)
 
 
 def combinations(parameters: Sequence[Parameter], calls: int) -> Int64:
-    """Return which combination of values each of the calls has, numbered in their order, shape (calls,)."""
+    """Return the number of each call's combination of values, in sorted order, shape (calls,)."""
     if not parameters:
         return np.zeros(calls, dtype=np.int64)
     codes = np.stack([np.unique(p.values, return_inverse=True)[1].reshape(-1) for p in parameters], axis=1)
     return np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def told(parameters: Sequence[Parameter], exponents: npt.NDArray[np.integer]) -> str:
-    """Return a complexity function as people write it: ``m * n * k / stride_h``."""
+def formula(parameters: Sequence[Parameter], exponents: npt.NDArray[np.integer]) -> str:
+    """Return a complexity function as a formula: ``m * n * k / (stride_h)``."""
 
     def side(sign: int) -> str:
         return " * ".join(p.name for p, e in zip(parameters, exponents.tolist(), strict=True) if e == sign)

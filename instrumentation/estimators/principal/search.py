@@ -1,9 +1,9 @@
-"""The search: which complexity function helps a default network most, then which network, then its training.
+"""The search for the complexity function that helps a default network most, then for the network, then its training.
 
 Tianshu, sections 3.2.2 and 3.2.3. Deviations: every candidate is trained from three starts, since a 6 x 6 network may
-start dead; the grid of architectures is thinned (``Effort.layers`` and ``neurons`` say it); candidates are judged on a
-part of the training data, so that no test row is seen before the test; a loss is the mean relative error that is
-reported, which the paper does not tell.
+start dead; the grid of architectures is thinned (``Effort.layers`` and ``neurons``); candidates are validated on a part
+of the training data, so that no test row is used before the test; the loss is the mean relative error that is reported,
+as the paper does not give its loss.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .parameters import Parameter, as_numbers, candidates
 _DEFAULT_LAYERS = _DEFAULT_NEURONS = 6
 _DEFAULT_RATE = 0.01
 _STARTS = 3
-# So many functions are trained again, so many times as long.
+# The number of functions that are trained again, and by which factor longer.
 _FINALISTS, _LONGER = 4, 4
-# The part of the training data that judges.
-_JUDGING_SHARE = 0.1
+# The validation part of the training data.
+_VALIDATION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long each part trains, which architectures are tried, and with what the best are trained on."""
+    """Training steps of each part, the architectures to try, and the learning rates for the best."""
 
     candidate_steps: int = 1000
     architecture_steps: int = 300
     final_steps: int = 2500
-    last_steps: int = 10_000  # the best one again, from its start; 0: not
+    last_steps: int = 10_000  # the best one again, from its start; 0: skipped
     batch: int = 256
     layers: tuple[int, ...] = (3, 4, 6, 8, 12)  # the paper: 3 to 20
     neurons: tuple[int, ...] = (3, 6, 12, 20, 40)  # the paper: 3 to 40
@@ -49,7 +49,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Network:
-    """A trained network of one mode: ``arrays`` of its layers (weight, bias, ...), how inputs and output are scaled.
+    """A trained network of one mode: ``arrays`` of its layers (weight, bias, ...), scaling of inputs and output.
 
     ``centre`` and ``scale`` have the shape of the inputs; times are in units of ``unit_s``.
     """
@@ -62,10 +62,10 @@ class Network:
     low: Float64
     high: Float64
     unit_s: float
-    validation: float  # mean relative miss on the judging part
+    validation: float  # mean relative error on the validation part
 
     def in_numpy(self, shortest_s: float) -> Inference:
-        """The same network in numpy; ``shortest_s`` is the shortest time that was measured."""
+        """Return the network in numpy; ``shortest_s`` is the shortest measured time."""
         layers = tuple(
             (w.astype(np.float64), b.astype(np.float64))
             for w, b in zip(self.arrays[::2], self.arrays[1::2], strict=True)
@@ -75,14 +75,14 @@ class Network:
 
 @dataclass(frozen=True)
 class Data:
-    """n calls of one mode: the inputs that vary (n, d), their times, and whether logarithms are learned."""
+    """n calls of one mode: the varying inputs (n, d), their times, and whether logarithms are learned."""
 
     values: Float64
     t_s: Float64
     logs: bool
 
     def columns(self, exponents: npt.NDArray[np.integer]) -> Float64:
-        """The inputs with the principal component as the last one, where there is one, shape (n, d or d + 1)."""
+        """Return the inputs, with the principal component as the last one if there is one, shape (n, d or d + 1)."""
         return inputs_of(self.values, exponents, logs=self.logs)
 
     @property
@@ -91,19 +91,19 @@ class Data:
         return float(np.exp(np.mean(np.log(self.t_s))) if self.logs else np.mean(self.t_s))
 
     def target(self) -> torch.Tensor:
-        """What is learned, shape (n,)."""
+        """Return the target, shape (n,)."""
         t = self.t_s / self.unit_s
         return _tensor(np.log(t) if self.logs else t)
 
     def parts(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows to train on and rows to judge by."""
+        """Return training rows and validation rows."""
         order = np.random.default_rng(seed).permutation(len(self.t_s))
-        cut = max(int(len(order) * _JUDGING_SHARE), 1)
+        cut = max(int(len(order) * _VALIDATION_SHARE), 1)
         return torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
 
 
 def search_component(data: Data, functions: Int8, effort: Effort) -> tuple[Int8, Float64]:
-    """Return the exponents of the function that helps a default network most, and every function's miss, (functions,).
+    """Return the exponents of the function that helps a default network most, and every function's error, (functions,).
 
     The best few are trained again and longer: short training separates good from bad, not best from good.
     """
@@ -115,29 +115,29 @@ def search_component(data: Data, functions: Int8, effort: Effort) -> tuple[Int8,
 
 
 def _candidate_misses(data: Data, functions: Int8, effort: Effort, steps: int) -> Float64:
-    """The miss of a default network with each function, of the best of its starts, shape (functions,)."""
+    """Return the error of a default network with each function, from the best of its starts, shape (functions,)."""
     shared = _tensor(_standard(data.columns(np.zeros(data.values.shape[1], dtype=np.int8)))[0])
-    own = []
+    components = []
     for function in functions:
         columns = data.columns(function)
-        # Without a function the own input says nothing.
-        own.append(_standard(columns[:, -1:])[0][:, 0] if function.any() else np.zeros(len(columns)))
-    repeated = [place for place in range(len(functions)) for _ in range(_STARTS)]
-    task = Task(shared, _tensor(np.stack(own)[repeated]), data.target(), not data.logs)
-    fit_rows, judging = data.parts(effort.seed)
-    starts = [effort.seed + place % _STARTS for place in range(len(repeated))]
+        # Without a function this input is constant.
+        components.append(_standard(columns[:, -1:])[0][:, 0] if function.any() else np.zeros(len(columns)))
+    repeated = [index for index in range(len(functions)) for _ in range(_STARTS)]
+    task = Task(shared, _tensor(np.stack(components)[repeated]), data.target(), not data.logs)
+    fit_rows, validation_rows = data.parts(effort.seed)
+    starts = [effort.seed + index % _STARTS for index in range(len(repeated))]
     networks = new_networks(shared.shape[1] + 1, _DEFAULT_LAYERS, [_DEFAULT_NEURONS] * len(repeated), starts)
     train(
         networks, task, fit_rows, steps=steps, batch=effort.batch, rates=[_DEFAULT_RATE] * len(repeated),
         seed=effort.seed,
     )  # fmt: skip
-    return np.asarray(misses(networks, task, judging).reshape(len(functions), _STARTS).min(axis=1))
+    return np.asarray(misses(networks, task, validation_rows).reshape(len(functions), _STARTS).min(axis=1))
 
 
 def search_architecture(data: Data, exponents: npt.NDArray[np.integer], effort: Effort) -> list[tuple[int, int]]:
     """Return the ``effort.kept`` best (hidden layers, neurons), the best first."""
     task, _, _ = _task(data, exponents)
-    fit_rows, judging = data.parts(effort.seed)
+    fit_rows, validation_rows = data.parts(effort.seed)
     found = []
     for layers in effort.layers:
         networks = new_networks(task.shared.shape[1], layers, effort.neurons, [effort.seed] * len(effort.neurons))
@@ -145,44 +145,44 @@ def search_architecture(data: Data, exponents: npt.NDArray[np.integer], effort: 
             networks, task, fit_rows, steps=effort.architecture_steps, batch=effort.batch,
             rates=[_DEFAULT_RATE] * len(effort.neurons), seed=effort.seed,
         )  # fmt: skip
-        missed = misses(networks, task, judging).tolist()
-        found += [(miss, layers, neurons) for miss, neurons in zip(missed, effort.neurons, strict=True)]
+        errors = misses(networks, task, validation_rows).tolist()
+        found += [(miss, layers, neurons) for miss, neurons in zip(errors, effort.neurons, strict=True)]
     return [(layers, neurons) for _, layers, neurons in sorted(found)[: effort.kept]]
 
 
 def fine_tune(
     data: Data, exponents: npt.NDArray[np.integer], architectures: Sequence[tuple[int, int]], effort: Effort
 ) -> Network:
-    """Train each architecture with other rates and starts; gives the one that misses the judging part least."""
+    """Train each architecture with other rates and starts; return the one with the least validation error."""
     task, centre, scale = _task(data, exponents)
-    fit_rows, judging = data.parts(effort.seed)
+    fit_rows, validation_rows = data.parts(effort.seed)
     columns = data.columns(exponents)
     best: Network | None = None
     last: tuple[int, int, float, int] | None = None
 
-    def tried(layers: int, widths: list[int], rates: list[float], seeds: list[int], steps: int) -> None:
-        """Train networks of so many layers; remember the one that misses the judging part least."""
+    def try_networks(layers: int, widths: list[int], rates: list[float], seeds: list[int], steps: int) -> None:
+        """Train networks with the given number of layers; keep the one with the least validation error."""
         nonlocal best, last
         networks: Networks = new_networks(task.shared.shape[1], layers, widths, seeds)
         train(networks, task, fit_rows, steps=steps, batch=effort.batch, rates=rates, seed=effort.seed + 1)
-        missed = misses(networks, task, judging)
-        place = int(np.argmin(missed))
-        if best is None or missed[place] < best.validation:
-            last = layers, widths[place], rates[place], seeds[place]
+        errors = misses(networks, task, validation_rows)
+        index = int(np.argmin(errors))
+        if best is None or errors[index] < best.validation:
+            last = layers, widths[index], rates[index], seeds[index]
             best = Network(
-                layers, widths[place], tuple(networks.one(place, widths[place])), centre, scale,
-                columns.min(axis=0), columns.max(axis=0), data.unit_s, float(missed[place]),
+                layers, widths[index], tuple(networks.arrays_of(index, widths[index])), centre, scale,
+                columns.min(axis=0), columns.max(axis=0), data.unit_s, float(errors[index]),
             )  # fmt: skip
 
     for layers in sorted({layers for layers, _ in architectures}):
-        widths = [w for own, w in architectures if own == layers for _ in effort.rates]
-        rates = [r for own, _ in architectures if own == layers for r in effort.rates]
-        tried(layers, widths, rates, [effort.seed + place for place in range(len(widths))], effort.final_steps)
+        widths = [w for n_layers, w in architectures if n_layers == layers for _ in effort.rates]
+        rates = [r for n_layers, _ in architectures if n_layers == layers for r in effort.rates]
+        try_networks(layers, widths, rates, [effort.seed + index for index in range(len(widths))], effort.final_steps)
     if best is None or last is None:
         raise ValueError("expected an architecture at the least, got none")
     if effort.last_steps:
         layers, width, rate, seed = last
-        tried(layers, [width], [rate], [seed], effort.last_steps)
+        try_networks(layers, [width], [rate], [seed], effort.last_steps)
     return best
 
 
@@ -193,7 +193,7 @@ def functions_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Int
 
 def values_of(parameters: Sequence[Parameter], varying: Sequence[int]) -> Float64:
     """Return the values of the parameters that vary within a mode, shape (n, varying)."""
-    return as_numbers([parameters[place] for place in varying])
+    return as_numbers([parameters[index] for index in varying])
 
 
 def _task(data: Data, exponents: npt.NDArray[np.integer]) -> tuple[Task, Float64, Float64]:
