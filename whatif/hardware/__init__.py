@@ -1,1 +1,1 @@
-"""What hardware can do: GPUs, clusters, links and collective algorithms."""
+"""Models of hardware: GPUs, clusters, links and collective algorithms."""

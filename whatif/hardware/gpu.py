@@ -1,4 +1,4 @@
-"""Hardware facts: one TOML file a GPU in `whatif/hardware/gpus`, a source beside each number.
+"""Hardware facts: one TOML file per GPU in `whatif/hardware/gpus`, with a source for each number.
 
 Peaks are dense TFLOP/s (1e12 operations a second, a multiply-add counts two), bandwidths GB/s (1e9 bytes) in one
 direction.
@@ -16,14 +16,14 @@ from whatif.runtime.errors import WhatifError, close_names
 
 # Formats that `Gpu.matrix_tflops` knows.
 MATRIX_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
-# Where a device has no units for a number format, its matrix products run in the next one.
+# A device without units for a dtype runs its matrix products in this one.
 _SLOWER_DTYPE = {"fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 
-# Resident warps of a multiprocessor where it is not 64: CUDA C++ Programming Guide, technical specifications.
+# Resident warps of a multiprocessor if not 64: CUDA C++ Programming Guide, technical specifications.
 _WARPS_PER_SM = {"7.5": 32, "8.6": 48, "8.7": 48, "8.9": 48, "12.0": 48}
 
-# Load and store units of a multiprocessor where they are not 32: half as many in GP100's halved multiprocessors and in
-# the chips below a data centre's since Turing (NVIDIA's architecture whitepapers, the drawing of a multiprocessor).
+# Load and store units of a multiprocessor if not 32: half as many in GP100's halved multiprocessors and, since Turing,
+# in chips not made for data centres (NVIDIA's architecture whitepapers, the drawing of a multiprocessor).
 _LOAD_STORE_UNITS = dict.fromkeys(("6.0", "7.5", "8.6", "8.7", "8.9", "12.0"), 16)
 
 # Shared memory of a multiprocessor, 1,024 bytes: CUDA C++ Programming Guide, technical specifications.
@@ -32,12 +32,12 @@ _SHARED_KIBYTE = {
     "8.7": 164, "8.9": 100, "9.0": 228, "10.0": 228, "10.3": 228, "12.0": 100,
 }  # fmt: skip
 
-# A driver and ECC take up to an eighth of what the data sheet says (T4, L4: 8 %); none reports more than it has.
+# The driver and ECC take up to an eighth of the data sheet's memory (T4, L4: 8 %); no device reports more than it has.
 _MEMORY_REPORTED = (0.87, 1.02)
 
 
 class Gpu(Struct, frozen=True):
-    """One GPU as a rank sees it: dense peaks in TFLOP/s, bandwidths in GB/s one way; None where it has no such unit."""
+    """One GPU as a rank sees it: dense peaks in TFLOP/s, bandwidths in GB/s one way; None without such a unit."""
 
     name: str
     vendor: str
@@ -53,8 +53,8 @@ class Gpu(Struct, frozen=True):
     power_watt: float
     pcie_gbyte_s: float
     nvlink_gbyte_s: float | None = None  # all links together; Infinity Fabric on AMD devices
-    nvlink_bridged: bool = False  # a bridge joins two boards; else all of a machine's are joined
-    dies: int = 1  # where the numbers are of several dies together, each of which is a device of its own to a rank
+    nvlink_bridged: bool = False  # a bridge joins two boards; else all of a machine are joined
+    dies: int = 1  # if the numbers are totals of several dies, each a separate device to a rank
     compute_capability: str = ""
     fp64_tensor_tflops: float | None = None
     fp32_tensor_tflops: float | None = None
@@ -66,36 +66,36 @@ class Gpu(Struct, frozen=True):
     fp32_sustained_tflops: float | None = None
     bf16_sustained_tflops: float | None = None
     fp8_sustained_tflops: float | None = None
-    cluster: str = ""  # the preset of the machines that it usually stands in; "": a node on PCI Express
+    cluster: str = ""  # preset of the machines that usually contain it; "": a node on PCI Express
     aliases: tuple[str, ...] = ()
     aliases_with_memory: tuple[str, ...] = ()
     note: str = ""
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory in bytes, as the data sheet counts it: a device reports 1 to 8 % less."""
+        """Device memory in bytes by the data sheet: a device reports 1 to 8 % less."""
         return int(self.memory_gibyte * 2**30)
 
     @property
     def warps_per_sm(self) -> int:
-        """Warps that a multiprocessor holds at a time (CUDA C++ Programming Guide, table of compute capabilities)."""
+        """Resident warps of a multiprocessor (CUDA C++ Programming Guide, table of compute capabilities)."""
         return _WARPS_PER_SM.get(self.compute_capability, 64)
 
     @property
     def note_on_dies(self) -> str | None:
-        """A sentence on what a rank has where the numbers are of several dies together; None for all others."""
+        """A sentence on the dies of a device whose numbers are totals of several dies; None for all others."""
         return f"{self.name} has {self.dies} dies, one for each rank" if self.dies > 1 else None
 
     @property
     def clock_hz(self) -> float:
-        """The clock at which the fp32 peak of the data sheet is reached."""
+        """The clock of the data sheet's fp32 peak."""
         return self.fp32_tflops * 1e12 / (2 * self.sm_count * self.fp32_lanes_per_sm)
 
     @property
     def tf32_by_default(self) -> bool:
-        """Whether PyTorch computes fp32 convolutions in TF32 here: on NVIDIA's tensor cores, by default.
+        """Whether PyTorch computes fp32 convolutions in TF32 by default, as on NVIDIA's tensor cores.
 
-        On AMD's matrix cores it does so only if asked to (pytorch/pytorch pull request 190711).
+        On AMD's matrix cores it does so only on request (pytorch/pytorch pull request 190711).
         """
         return self.tf32_tensor_tflops is not None and self.vendor == "nvidia"
 
@@ -106,14 +106,14 @@ class Gpu(Struct, frozen=True):
 
     @property
     def shared_bytes_per_sm(self) -> int | None:
-        """Shared memory of a multiprocessor, bytes; None where NVIDIA's guide does not know the device."""
+        """Shared memory of a multiprocessor, bytes; None if NVIDIA's guide does not list the device."""
         kibyte = _SHARED_KIBYTE.get(self.compute_capability)
         return None if kibyte is None else kibyte * 1024
 
     def matrix_tflops(self, dtype: str) -> float:
         """Return the peak rate of matrix products with `dtype` operands and fp32 accumulation, in TFLOP/s.
 
-        A format without units of its own answers with the one that it falls back to: "bf16" on Volta is the fp32
+        A dtype without units has the rate of the one that it falls back to: "bf16" on Volta is the fp32
         rate. Raises ValueError for anything but `MATRIX_DTYPES`.
         """
         rates = self._matrix_rates
@@ -124,7 +124,7 @@ class Gpu(Struct, frozen=True):
         return rate
 
     def matrix_dtype(self, dtype: str) -> str:
-        """Return the format at whose rate matrix products with `dtype` operands run: one that has units here."""
+        """Return the dtype at whose rate matrix products with `dtype` operands run: one with units on this device."""
         rates = self._matrix_rates
         while rates.get(dtype, 0.0) is None:
             dtype = _SLOWER_DTYPE[dtype]
@@ -162,15 +162,15 @@ def load_gpu(name: str) -> Gpu:
 
     Raises WhatifError with the closest names when there is none.
     """
-    wanted = _squeeze(name)
+    squeezed_name = _squeeze(name)
     by_name = {_squeeze(known): known for known in gpu_names()}
-    if wanted in by_name:
-        return _gpus()[by_name[wanted]]
+    if squeezed_name in by_name:
+        return _gpus()[by_name[squeezed_name]]
     for gpu in _gpus().values():
-        if wanted in map(_squeeze, gpu.aliases):
+        if squeezed_name in map(_squeeze, gpu.aliases):
             return gpu
-    prefixed = [known for squeezed, known in by_name.items() if wanted and squeezed.startswith(wanted)]
-    close = [by_name[match] for match in close_names(wanted, by_name, 4)]
+    prefixed = [known for squeezed, known in by_name.items() if squeezed_name and squeezed.startswith(squeezed_name)]
+    close = [by_name[match] for match in close_names(squeezed_name, by_name, 4)]
     closest = list(dict.fromkeys(prefixed + close))[:4]
     are = "is" if len(closest) == 1 else "are"
     hint = f"the closest {are} {', '.join(closest)}" if closest else f"known are {', '.join(gpu_names())}"
@@ -178,9 +178,9 @@ def load_gpu(name: str) -> Gpu:
 
 
 def gpu_asked_for(name: str) -> Gpu:
-    """Return the GPU that a person means: as ``load_gpu``, and "V100" is its SXM board, the one that trains.
+    """Return the GPU for a user's name: as ``load_gpu``, but "V100" is its SXM board, the usual one for training.
 
-    Where there are several such boards ("A100") it is the one with the most memory.
+    If there are several such boards ("A100") it is the one with the most memory.
     """
     boards = [known for known in gpu_names() if known.lower().startswith(f"{name.strip().lower()}-sxm")]
     exact = any(_squeeze(name) in map(_squeeze, (known, *gpu.aliases)) for known, gpu in _gpus().items())
@@ -191,16 +191,16 @@ def gpu_asked_for(name: str) -> Gpu:
 def find_gpu(recorded_name: str, memory_bytes: int | None = None) -> Gpu | None:
     """Return the GPU that a recording calls `recorded_name` ("Tesla V100-SXM2-32GB"), or None.
 
-    `memory_bytes` is what the recording says (totalGlobalMem). It distinguishes devices that share a name, and a memory
-    size that does not fit (a slice of a GPU, another board) is no match.
+    `memory_bytes` is the recorded size (totalGlobalMem). It distinguishes devices with the same name; a device whose
+    memory differs (a slice of a GPU, another board) does not match.
     """
-    wanted = _squeeze(recorded_name)
-    if not wanted:
+    squeezed_name = _squeeze(recorded_name)
+    if not squeezed_name:
         return None
-    # What recordings call a device comes before our own names: a recording's MI250 is one of its two dies.
-    for gpu in sorted(_gpus().values(), key=lambda gpu: wanted not in map(_squeeze, gpu.aliases)):
-        named = wanted in (_squeeze(gpu.name), *map(_squeeze, gpu.aliases))
-        shared = memory_bytes is not None and wanted in map(_squeeze, gpu.aliases_with_memory)
+    # Names in recordings take precedence over ours: a recording's MI250 is one of its two dies.
+    for gpu in sorted(_gpus().values(), key=lambda gpu: squeezed_name not in map(_squeeze, gpu.aliases)):
+        named = squeezed_name in (_squeeze(gpu.name), *map(_squeeze, gpu.aliases))
+        shared = memory_bytes is not None and squeezed_name in map(_squeeze, gpu.aliases_with_memory)
         if (named or shared) and (memory_bytes is None or _memory_fits(gpu, memory_bytes)):
             return gpu
     return None

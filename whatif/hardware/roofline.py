@@ -1,7 +1,7 @@
-"""What kernels sustain on a device: bytes and FLOPs a second, the shortest kernel, the gap inside a CUDA graph.
+"""Sustained rates of kernels on a device: bytes and FLOPs per second, the shortest kernel, the gap in a CUDA graph.
 
-The one roofline of the package: its shares of the data sheets' peaks are in ``architectures.toml``, a source beside
-each. Source: Williams et al., "Roofline", CACM 2009.
+The only roofline of the package: its shares of the data sheets' peaks are in ``architectures.toml``, with their
+sources. Source: Williams et al., "Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 
 from whatif.hardware.gpu import Gpu
 
-# What multiplies on the matrix units. "vector" and "conv_vector" are of the formats that run beside these.
+# Work on the matrix units. "vector" and "conv_vector" are the facts for dtypes without such units.
 MatrixWork = Literal[
     "matmul", "matmul_backward", "conv", "conv_backward", "grouped", "attention", "attention_backward", "rnn"
 ]
 _TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8")
-# Whose architecture stands for a device that is not known, or named.
+# The architecture assumed for an unknown or unnamed device.
 _USUAL = "nvidia"
 
 
@@ -36,24 +36,24 @@ def memory_share(gpu: Gpu | None) -> Spread:
 
 
 def memory_gbyte_s(gpu: Gpu) -> float:
-    """Return the bytes that large kernels read and write, GB/s (1 GB/s is 1 byte/ns)."""
+    """Return the rate at which large kernels read and write, GB/s (1 GB/s is 1 byte/ns)."""
     return gpu.memory_gbyte_s * memory_share(gpu).centre
 
 
 def normalization_share(gpu: Gpu | None, name: str) -> float:
-    """Return the share of ``memory_share`` that a normalization reaches, which reads its input more than once."""
+    """Return the share of ``memory_share`` that a normalization reaches, as it reads its input more than once."""
     return _fact(gpu, name if name == "layer_norm" else "softmax").centre
 
 
 def cast_gbyte_s(gpu: Gpu) -> float:
-    """Return the bytes that kernels read and write which change the number format, GB/s."""
+    """Return the rate at which kernels that convert dtypes read and write, GB/s."""
     return memory_gbyte_s(gpu) * _fact(gpu, "cast").centre
 
 
 def over_other_devices(gpu: Gpu, name: str, dtype: str) -> float:
-    """Return what kernels take over what the measurements of other devices say of them, as whole steps show it.
+    """Return the ratio of kernel times to the estimate from other devices' measurements, as seen in whole steps.
 
-    ``name`` is a family's or an operator's. 1 where no steps of the device are known.
+    ``name`` is that of a family or an operator. 1 without known steps of the device.
     """
     if name == "matmul" and dtype not in ("fp16", "bf16"):
         return 1.0
@@ -61,45 +61,45 @@ def over_other_devices(gpu: Gpu, name: str, dtype: str) -> float:
 
 
 def on_tensor_cores(gpu: Gpu, dtype: str) -> bool:
-    """Say whether a device has tensor cores for the format."""
+    """Return whether a device has tensor cores for the dtype."""
     return dtype in _TENSOR_DTYPES and getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
 
 
-def compute_share(gpu: Gpu | None, dtype: str, what: MatrixWork = "matmul") -> Spread:
+def compute_share(gpu: Gpu | None, dtype: str, kind: MatrixWork = "matmul") -> Spread:
     """Return the share of the device's peak in ``dtype`` (of ``MATRIX_DTYPES``) that large kernels reach.
 
-    An unknown device counts as one of NVIDIA's with units for the format. Products whose rate a GPU's file gives take
-    that one.
+    An unknown device counts as an NVIDIA device with units for the dtype. A rate of matrix products in the GPU's file
+    takes precedence.
     """
-    if what == "matmul_backward":
-        # Operands of 16 bits are transposed on the way to the units, those of TF32 are not.
+    if kind == "matmul_backward":
+        # Operands of 16 bits are transposed while they are loaded, those of TF32 are not.
         if dtype == "tf32" and (gpu is None or on_tensor_cores(gpu, dtype)):
             return _fact(gpu, "tf32_gradients")
-        what = "matmul"
+        kind = "matmul"
     units = gpu is None or on_tensor_cores(gpu, dtype)
-    if what == "matmul" and gpu is not None and (measured := _measured_share(gpu, dtype)):
+    if kind == "matmul" and gpu is not None and (measured := _measured_share(gpu, dtype)):
         return Spread(measured, measured, measured)
-    if what == "matmul" and not units:
+    if kind == "matmul" and not units:
         return _fact(gpu, "vector")
-    if what in ("conv", "conv_backward") and not units:
-        # Clocks that sag under load slow convolutions as well.
+    if kind in ("conv", "conv_backward") and not units:
+        # Lower clocks under load slow convolutions as well.
         share = _fact(gpu, "conv_vector").centre * compute_share(gpu, dtype).centre / _fact(gpu, "vector").centre
         return Spread(share, share, share)
-    return _fact(gpu, what)
+    return _fact(gpu, kind)
 
 
-def sustained_tflops(gpu: Gpu, dtype: str, what: MatrixWork = "matmul") -> float:
+def sustained_tflops(gpu: Gpu, dtype: str, kind: MatrixWork = "matmul") -> float:
     """Return the rate that large kernels sustain in ``dtype``, of ``MATRIX_DTYPES``, TFLOP/s."""
-    return gpu.matrix_tflops(dtype) * compute_share(gpu, dtype, what).centre
+    return gpu.matrix_tflops(dtype) * compute_share(gpu, dtype, kind).centre
 
 
 def sustained_vector_tflops(gpu: Gpu, dtype: str) -> float:
-    """Return the rate that arithmetic outside of the matrix units sustains, TFLOP/s."""
+    """Return the sustained rate of arithmetic outside the matrix units, TFLOP/s."""
     return gpu.vector_tflops(dtype) * _fact(gpu, "vector").centre
 
 
 def kernel_floor_ns(gpu: Gpu | None) -> int:
-    """Return what the shortest kernels take on a device, ns."""
+    """Return the time of the shortest kernels on a device, ns."""
     return round(_fact(gpu, "kernel_floor_us").centre * 1e3)
 
 
@@ -109,7 +109,7 @@ def graph_gap_ns(gpu: Gpu | None) -> Spread:
 
 
 def _measured_share(gpu: Gpu, dtype: str) -> float | None:
-    """The share of the peak that the best measured products reach, where the GPU's file has it."""
+    """Return the share of the peak of the best measured products, None if the GPU's file does not have it."""
     if dtype == "fp8" and gpu.fp8_sustained_tflops and gpu.fp8_tensor_tflops:
         return gpu.fp8_sustained_tflops / gpu.fp8_tensor_tflops
     if dtype == "fp32" and gpu.fp32_sustained_tflops:

@@ -1,1 +1,1 @@
-"""What every package uses: errors, files, jobs, and how hot loops run."""
+"""Shared by all packages: errors, files, jobs, and the loading of hot loops."""

@@ -1,4 +1,4 @@
-"""The one exception that carries a sentence meant for the user."""
+"""The exception whose message is a sentence for the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WhatifError(Exception):
 
 @contextmanager
 def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterator[None]:
-    """Raise one of ``errors`` inside as WhatifError: ``sentence``, then what the error says, then the ``hint``."""
+    """Turn ``errors`` raised inside into WhatifError: ``sentence``, then the error's message, then the ``hint``."""
     try:
         yield
     except errors as error:
@@ -21,18 +21,18 @@ def expecting(sentence: str, *errors: type[Exception], hint: str = "") -> Iterat
 
 
 def closest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean 'x'?" of what is known and most like the word; ``otherwise`` where nothing is."""
+    """Return "did you mean 'x'?" with the known word most similar to ``word``; ``otherwise`` if none is similar."""
     close = close_names(word, known, 1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
-def close_names(word: str, known: Iterable[str], most: int, likeness: float = 0.6) -> list[str]:
-    """Return what is known and at least so much like the word (1: equal), the most alike first."""
+def close_names(word: str, known: Iterable[str], most: int, similarity: float = 0.6) -> list[str]:
+    """Return the known words with at least this similarity to ``word`` (1: equal), the most similar first."""
     import difflib  # takes 5 ms to load
 
-    return difflib.get_close_matches(word, list(known), most, likeness)
+    return difflib.get_close_matches(word, list(known), most, similarity)
 
 
 def in_short(error: Exception) -> str:
-    """Return what an error of another library says, in one line; its kind where it says nothing."""
+    """Return the message of another library's error in one line; its type if the message is empty."""
     return " ".join(str(error).split())[:160] or type(error).__name__

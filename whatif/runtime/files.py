@@ -1,8 +1,8 @@
-"""Files: where one that is to be written really goes, and what people's own files may hold.
+"""Files: checked paths of outputs, and limits on the contents of users' files.
 
-Only a regular file is ever written, never through a link in its place; what is there already is replaced only where it
-is an older file of the same kind. Files that people write are read up to a bound, and patterns in them are used only
-where they cannot take long. Files on other machines are reached through fsspec.
+Only regular files are written, at the target of a link; an existing file is replaced only if it is an older file of the
+same kind. Users' files are read up to a size limit, and patterns in them are used only if they cannot take long. Files
+on other machines are reached through fsspec.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 
 from whatif.runtime.errors import WhatifError, expecting, in_short
 
-# Which whatif wrote a file; pyproject.toml reads it from here.
+# The version of whatif stored in files; pyproject.toml reads it from here.
 VERSION = "0.2.0"
-# What recordings end in; other files in a folder of recordings are none.
+# Suffixes of recordings; other files in a folder are ignored.
 RECORDING_SUFFIXES = (".json", ".json.gz", ".sqlite")
-# What lies there is the kernel's: a file renamed onto one of its names would take the place of a device or a link.
+# The kernel's folders: a file renamed onto one of their entries would replace a device or a link.
 NO_STORAGE = (Path("/dev"), Path("/proc"))
-# What Linux follows before it calls a chain of links endless.
+# Linux's limit on a chain of links.
 MOST_LINKS = 40
-# By so much every file that this program writes can be recognized.
+# Enough to recognize every file that this program writes.
 START_BYTES = 4096
 GZIP_MAGIC = b"\x1f\x8b"
-# What an unfinished file ends in behind the writer's process id; on a shared disk other machines have ids of their own.
+# Suffix of an unfinished file, after the writer's process id; ids are per machine, and the disk may be shared.
 _PART = f".{os.uname().nodename.partition('.')[0][:20] if hasattr(os, 'uname') else 'here'}.part"
 
 
 def output_file(path: str | Path) -> Path:
-    """Return the regular file, new or old, that ``path`` stands for, with every symbolic link followed.
+    """Return the regular file, new or old, at ``path``, with every symbolic link followed.
 
-    A file is written beside its target and then renamed, so without this a link would be replaced instead of written
-    through. Raises WhatifError where ``path`` leads to a folder, a device, a pipe or nowhere, or is empty.
+    A file is written beside its target and then renamed, which without this would replace a link instead of the file
+    that it points to. Raises WhatifError if ``path`` leads to a folder, a device, a pipe or nowhere, or is empty.
     """
     if Path(path) == Path():
         raise WhatifError("expected the name of a file to write, got an empty name or this folder; name one.")
@@ -54,9 +54,9 @@ def output_file(path: str | Path) -> Path:
 
 
 def file_beside(path: str | Path, trace: str | Path) -> Path:
-    """Return ``output_file(path)``. Raises WhatifError as that does, and where it would destroy the trace itself.
+    """Return ``output_file(path)``. Raises WhatifError as that does, and if it would overwrite the trace itself.
 
-    A folder of several ranks is the traces in it.
+    A folder of several ranks means the traces in it.
     """
     target = output_file(path)
     files = [] if is_address(trace) else recordings_in(trace) if is_folder(trace) else [str(trace)]
@@ -66,9 +66,9 @@ def file_beside(path: str | Path, trace: str | Path) -> Path:
 
 
 def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool]) -> Path:
-    """Return ``output_file(path)`` where nothing is lost by writing there: no file, an empty one, or one of this kind.
+    """Return ``output_file(path)`` if writing loses nothing: there is no file, an empty one, or one of this kind.
 
-    ``is_own`` judges its first ``START_BYTES``, uncompressed. Raises WhatifError where another file would be lost.
+    ``is_own`` checks its first ``START_BYTES``, uncompressed. Raises WhatifError if another file would be lost.
     """
     target = output_file(path)
     if target.exists():
@@ -82,7 +82,7 @@ def replaceable_file(path: str | Path, kind: str, is_own: Callable[[bytes], bool
 
 
 def _start(path: Path) -> bytes | None:
-    """The first bytes of a file; None where it cannot be read: what would be lost is unknown."""
+    """Return the first bytes of a file; None if it cannot be read, so that its kind is unknown."""
     import gzip  # not for `whatif --help`
     import zlib
 
@@ -99,10 +99,10 @@ def _start(path: Path) -> bytes | None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Return the path of a file to write, which takes the place of ``path`` when the block ends well and else vanishes.
+    """Yield the path of a file to write, which replaces ``path`` when the block succeeds and is removed if it fails.
 
-    Its bytes are on the disk before it takes that place. What killed programs left in the folder is removed. Raises
-    WhatifError as ``output_file`` does, and where the file cannot be written.
+    It is flushed to disk before it replaces the old file. Removes unfinished files of killed programs in the folder.
+    Raises WhatifError as ``output_file`` does, and if the file cannot be written.
     """
     target = output_file(path)
     _sweep(target.parent)
@@ -111,20 +111,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         with expecting(f"{path}: expected to write the file", OSError, hint=another):
             yield part
-            _onto_disk(part)
+            _flush_to_disk(part)
             os.replace(part, target)
-            _onto_disk(target.parent)
+            _flush_to_disk(target.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove unfinished files whose writer, a process of this machine, is gone."""
+    """Remove unfinished files whose writer, a process of this machine, has ended."""
     with suppress(OSError):
-        for left in folder.glob(f".*{_PART}"):
-            pid = left.name.removesuffix(_PART).rpartition(".")[2]
+        for part in folder.glob(f".*{_PART}"):
+            pid = part.name.removesuffix(_PART).rpartition(".")[2]
             if pid.isascii() and pid.isdecimal() and not _is_running(int(pid)):
-                left.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
 
 
 def _is_running(pid: int) -> bool:
@@ -137,8 +137,8 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _onto_disk(path: Path) -> None:
-    """Wait until what was written to a file, or renamed in a folder, lies on the disk."""
+def _flush_to_disk(path: Path) -> None:
+    """Wait until the contents of a file, or renames in a folder, are on disk."""
     if path.is_dir() and os.name == "nt":  # a folder cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -149,9 +149,9 @@ def _onto_disk(path: Path) -> None:
 
 
 def _followed(path: Path) -> Path | None:
-    """Where the links lead; None where they pass through what is no storage, or never end.
+    """Return the target of the links; None if they pass through a folder of the kernel, or never end.
 
-    Link by link, because a link to a stream leads on to whatever the stream is redirected to.
+    Follows link by link, because a link to a stream leads on to the file that the stream is redirected to.
     """
     for _ in range(MOST_LINKS):
         path = Path(os.path.realpath(path.parent)) / path.name
@@ -163,21 +163,21 @@ def _followed(path: Path) -> Path | None:
     return None
 
 
-# -- folders of a person -----------------------------------------------------------------------------------------------
+# -- folders of the user -----------------------------------------------------------------------------------------------
 
 
 def data_home() -> Path:
-    """Return the folder for what a person keeps."""
+    """Return the folder for the user's data."""
     return _user_folder("XDG_DATA_HOME", ".local/share", "Application Support")
 
 
 def cache_home() -> Path:
-    """Return the folder for what can be made again at any time."""
+    """Return the folder for data that can be recomputed at any time."""
     return _user_folder("XDG_CACHE_HOME", ".cache", "Caches")
 
 
 def _user_folder(variable: str, on_linux: str, on_macos: str) -> Path:
-    """The person's folder by the rules of the system: the XDG base directories, Windows' and macOS' own."""
+    """Return the user's folder by the system's conventions: XDG base directories, those of Windows or macOS."""
     folder = os.environ.get(variable, "")
     if os.path.isabs(folder):  # the XDG specification: a relative path is to be ignored
         base = Path(folder)
@@ -192,7 +192,7 @@ def _user_folder(variable: str, on_linux: str, on_macos: str) -> Path:
 
 # -- files on other machines -------------------------------------------------------------------------------------------
 
-# Where fsspec's drivers come from, for the sentence that says which one is missing.
+# Packages of fsspec's drivers, for the message when one is missing.
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
             "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
             "smb": "smbprotocol"}  # fmt: skip
@@ -201,14 +201,14 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def is_address(path: str | Path) -> bool:
-    """Whether a word names a place that fsspec reaches, as ``s3://bucket/run``, and no path of this machine."""
+    """Whether ``path`` is an address for fsspec, such as ``s3://bucket/run``, not a path of this machine."""
     return bool(_ADDRESS.match(str(path)))
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of an address, and the path in it.
 
-    Raises WhatifError where fsspec or its driver is missing, or where the address means nothing to it.
+    Raises WhatifError if fsspec or its driver is missing, or if it does not know the address.
     """
     try:
         from fsspec.core import url_to_fs
@@ -226,8 +226,8 @@ def file_system(url: str) -> tuple[Any, str]:
         files, path = url_to_fs(url)
     except ImportError as error:
         package = _DRIVERS.get(protocol, "")
-        how = f"`pip install {package}`" if package else "see fsspec's list of drivers"
-        raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {how}.") from error
+        install = f"`pip install {package}`" if package else "see fsspec's list of drivers"
+        raise WhatifError(f"{url}: expected a driver for {protocol}://, got none; install it: {install}.") from error
     except Exception as error:
         raise WhatifError(f"{url}: expected an address that fsspec knows, got '{in_short(error)}'.") from error
     return files, str(path).rstrip("/")
@@ -235,7 +235,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def reaching(url: str, hint: str) -> Iterator[None]:
-    """Turn what a driver raises into one sentence, a WhatifError: each has kinds of errors of its own."""
+    """Turn any error of a driver into a WhatifError of one sentence: each driver has its own error classes."""
     try:
         yield
     except WhatifError:
@@ -246,7 +246,7 @@ def reaching(url: str, hint: str) -> Iterator[None]:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a path of this machine, or an address, is that of a folder."""
+    """Whether a path of this machine, or an address, is a folder."""
     if not is_address(path):
         return os.path.isdir(path)
     files, path_there = file_system(str(path))
@@ -255,23 +255,23 @@ def is_folder(path: str | Path) -> bool:
 
 
 def recordings_in(folder: str | Path) -> list[str]:
-    """Return the recordings that lie directly in a folder of this or another machine."""
+    """Return the recordings directly in a folder of this or another machine."""
     if not is_address(folder):
         names = [str(file) for file in Path(folder).iterdir() if file.is_file()]
     else:
         files, path_there = file_system(str(folder))
         with reaching(str(folder), _LOOK):
-            names = [files.unstrip_protocol(one["name"]) for one in files.ls(path_there, detail=True)
-                     if one["type"] == "file"]  # fmt: skip
+            names = [files.unstrip_protocol(entry["name"]) for entry in files.ls(path_there, detail=True)
+                     if entry["type"] == "file"]  # fmt: skip
     named = ((name, name.replace(os.sep, "/").rpartition("/")[2]) for name in names)
     return [name for name, last in named if last.endswith(RECORDING_SUFFIXES) and not last.startswith(".")]
 
 
 @contextmanager
 def local_copy(path: str | Path) -> Iterator[Path]:
-    """Return a file of this machine with the bytes at ``path``: itself, or a copy of an address's for the block.
+    """Yield a local file with the bytes at ``path``: the file itself, or a copy of an address for the block.
 
-    Errors inside the block name the address. Raises WhatifError where nothing can be read there.
+    Errors inside the block name the address. Raises WhatifError if it cannot be read.
     """
     if not is_address(path):
         yield Path(path)
@@ -285,27 +285,27 @@ def local_copy(path: str | Path) -> Iterator[Path]:
         try:
             yield local
         except WhatifError as error:
-            error.args = tuple(str(said).replace(str(local), url) for said in error.args)
+            error.args = tuple(str(arg).replace(str(local), url) for arg in error.args)
             raise
 
 
-# -- what files of people hold -----------------------------------------------------------------------------------------
+# -- contents of users' files ------------------------------------------------------------------------------------------
 
-# An atom, a bracket of a group, an alternative or a quantifier; anything else (look-around, a reference) is refused.
+# An atom, a parenthesis, an alternative or a quantifier; anything else (look-around, a reference) is refused.
 _TOKEN = re.compile(
     r"(?P<atom>\\[^\d]|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[\](){}*+?|])"
     r"|(?P<open>\((?:\?:)?(?!\?))|(?P<close>\))|(?P<bar>\|)|(?P<times>(?:[*+]|\{\d*,?\d*\})[?+]?)|(?P<maybe>\?[?+]?)",
     re.DOTALL,
 )
-# Ways to match one text that a matcher may have to try: a tenth of a second of work.
+# The most ways to match that a matcher may have to try for one text: a tenth of a second of work.
 MOST_TRIES = 5e6
-# Names of kernels get as long.
+# Names of kernels can be this long.
 LONGEST_NAME = 2000
 
 
 def read_at_most(path: str | Path, most_bytes: int) -> bytes:
-    """Return what a file holds. Raises WhatifError where that is more, OSError or ValueError where it is unreadable."""
-    with Path(path).open("rb") as file:  # a device says that it is empty, and never ends
+    """Return a file's contents. Raises WhatifError if they are larger, OSError or ValueError if they are unreadable."""
+    with Path(path).open("rb") as file:  # a device reports size 0 and never ends
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise WhatifError(
@@ -315,21 +315,21 @@ def read_at_most(path: str | Path, most_bytes: int) -> bytes:
 
 
 def check_file_pattern(pattern: str, where: str, longest: int | None = None) -> None:
-    """Refuse a pattern of a file that may take long: a repeated group, or too many ways to match.
+    """Refuse a pattern from a file that may take long: a repeated group, or too many ways to match.
 
-    ``longest`` bounds the texts that it has to match as a whole; without it, it may match anywhere in any name.
+    ``longest`` is the length limit of texts that it must match in full; without it, it may match anywhere in a name.
     Matching tries one alternative after another and one length of a repeat after another, so that "(a+)+b" takes years.
     Raises WhatifError.
     """
-    tries, place, after_group = (1.0 if longest else LONGEST_NAME), 0, False
+    tries, position, after_group = (1.0 if longest else LONGEST_NAME), 0, False
     bars = [0]  # alternatives of each open group; the outermost first
     why = ""
-    while place < len(pattern) and not why:
-        token = _TOKEN.match(pattern, place)
+    while position < len(pattern) and not why:
+        token = _TOKEN.match(pattern, position)
         if token is None:
-            why = f"{pattern[place : place + 12]!r}"
+            why = f"{pattern[position : position + 12]!r}"
             break
-        kind, place = token.lastgroup, token.end()
+        kind, position = token.lastgroup, token.end()
         if kind == "times" and after_group:
             why = "a repeated group"
         elif kind == "times":

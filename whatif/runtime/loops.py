@@ -1,6 +1,6 @@
-"""Chooses between the two forms of a file of hot loops: compiled ahead of time, or the same file as plain Python.
+"""Loads a file of hot loops in one of two forms: compiled ahead of time, or the same file as plain Python.
 
-Files of loops are named ``_*.py``; setup.py compiles each of them to a module with ``_aot`` behind its name.
+Files of loops are named ``_*.py``; setup.py compiles each of them to a module with the suffix ``_aot``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ PLAIN = os.environ.get("WHATIF_PLAIN") == "1"
 
 
 def all_plain() -> bool:
-    """Whether the loops of this installation run as plain Python; loads nothing heavy."""
+    """Whether the loops of this installation run as plain Python; imports nothing heavy."""
     return PLAIN or find_spec("whatif.graph._loops_aot") is None
 
 
 class Loops:
-    """The loops of one file, as functions of numpy arrays. ``compiled`` says which form they have."""
+    """The loops of one file, as functions of numpy arrays; ``compiled`` tells if they are compiled."""
 
     def __init__(self, module: str, plain: bool = PLAIN) -> None:
-        """Import the compiled form of ``module`` or, where it was not built or is not wanted, the file itself."""
+        """Import the compiled form of ``module``, or the file itself if that was not built or if ``plain``."""
         self.module = module
         loaded = _imported(module, plain)
         self.compiled: bool = loaded.COMPILED
@@ -47,17 +47,17 @@ def _imported(module: str, plain: bool) -> ModuleType:
 
 
 def _on_lists(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loop that plain Python runs on lists, which is quicker; what it wrote is copied back.
+    """Wrap a plain Python loop to run on lists, which is faster, and copy its results back.
 
-    Arrays of two dimensions stay what they are: plain loops work on their rows.
+    Two-dimensional arrays are passed unchanged: plain loops work on their rows.
     """
 
     @wraps(loop)
     def called(*args: Any) -> Any:
         columns = [getattr(a, "ndim", 0) == 1 for a in args]
-        given = [a.tolist() if column else a for a, column in zip(args, columns, strict=True)]
-        result = loop(*given)
-        for array, column, values in zip(args, columns, given, strict=True):
+        lists = [a.tolist() if column else a for a, column in zip(args, columns, strict=True)]
+        result = loop(*lists)
+        for array, column, values in zip(args, columns, lists, strict=True):
             if column and array.flags.writeable:
                 array[...] = values
         return result

@@ -1,4 +1,4 @@
-"""How objects show themselves in a notebook and draw themselves: by what ``import whatif`` registers."""
+"""Notebook views and plots of objects, by functions that ``import whatif`` registers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# From a class's name to the function that draws an object of it as HTML, and as a figure.
+# By class name, the function that renders an object as HTML, and the one that draws it as a figure.
 VIEWS: dict[str, Callable[[Any], str]] = {}
 FIGURES: dict[str, Callable[[Any], Any]] = {}
 
@@ -21,7 +21,7 @@ def notebook_view(self: Any) -> str:
 def plot(self: Any) -> Figure:
     """Return a matplotlib figure of this object, as the command with ``--plot`` draws it.
 
-    Raises WhatifError where matplotlib is not installed.
+    Raises WhatifError if matplotlib is not installed.
     """
     figure: Figure = FIGURES[type(self).__name__](self)
     return figure

@@ -1,4 +1,4 @@
-"""Stands in for the module ``cython`` where a loop runs as plain Python: Cython is needed to build, never to run."""
+"""Replaces the module ``cython`` if a loop runs as plain Python: Cython is needed to build, never to run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Clusters: links, topologies from files and presets, and what it costs to exchange data over them."""
+"""Clusters: links, topologies from files and presets, and the cost of exchanging data over them."""

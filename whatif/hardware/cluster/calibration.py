@@ -1,8 +1,8 @@
-"""Measured times of collectives in place of formulas: a table of sizes and times, a CSV or nccl-tests' output.
+"""Measured times of collectives instead of formulas: a table of sizes and times, a CSV or nccl-tests' output.
 
-Within the table times are interpolated between the logarithms of sizes and times; above it the bus bandwidth of its
-largest size goes on; below it the time of its smallest size is latency. By nccl-tests' bus factors (doc/PERFORMANCE.md)
-a table of one operation among n workers also covers the others, and of other numbers of workers.
+Within the table times are interpolated in the logarithms of sizes and times; above it the bus bandwidth of the largest
+size applies; below it the time of the smallest size is latency. With nccl-tests' bus factors (doc/PERFORMANCE.md) a
+table of one operation among n workers also covers other operations and other numbers of workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STARTING_STEPS = 6.6 / 0.6
 
 
 class Curve(Struct, frozen=True):
-    """Times of one operation, ascending by size; ``workers`` is None where the file does not tell."""
+    """Times of one operation, ascending by size; ``workers`` is None if the file does not contain it."""
 
     operation: str
     workers: int | None
@@ -34,13 +34,13 @@ class Curve(Struct, frozen=True):
     def time_of(self, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the time of each size, ns, shape (n,)."""
         size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
-        known, time = np.asarray(self.size_bytes), np.asarray(self.time_ns)
-        inside = np.exp(np.interp(np.log(np.maximum(size, known[0])), np.log(known), np.log(time)))
-        return np.asarray(np.where(size > known[-1], time[-1] / known[-1] * size, inside), dtype=np.float64)
+        sizes, time = np.asarray(self.size_bytes), np.asarray(self.time_ns)
+        inside = np.exp(np.interp(np.log(np.maximum(size, sizes[0])), np.log(sizes), np.log(time)))
+        return np.asarray(np.where(size > sizes[-1], time[-1] / sizes[-1] * size, inside), dtype=np.float64)
 
 
 class Table(Struct, frozen=True):
-    """The curves of a file. Raises WhatifError where there is none."""
+    """The curves of a file. Raises WhatifError if there is none."""
 
     curves: tuple[Curve, ...]
     path: str = ""
@@ -52,23 +52,23 @@ class Table(Struct, frozen=True):
 
     @property
     def workers(self) -> int | None:
-        """The number of workers that was measured; None where several were, or where the file does not tell."""
+        """The number of workers of the measurements; None for several numbers, or if the file does not contain it."""
         measured = {curve.workers for curve in self.curves}
         return measured.pop() if len(measured) == 1 else None
 
     def cost(self, operation: str, size_bytes: npt.NDArray[np.float64], network: Network) -> Cost:
-        """Return what n exchanges among the workers of ``network`` take, shape (n,) each part.
+        """Return the cost of n exchanges among the workers of ``network``, shape (n,) each part.
 
-        The curve of the same operation and the closest number of workers is taken, else one of the others. The
+        Uses the curve of the same operation and the closest number of workers, else one of another operation. The
         latency is the time of the smallest size.
         """
         workers = network.workers
 
-        def unlike(curve: Curve) -> tuple[bool, bool, float]:
+        def distance(curve: Curve) -> tuple[bool, bool, float]:
             ratio = abs(np.log((curve.workers or workers) / workers))
             return curve.operation != operation, curve.operation != "all_reduce", float(ratio)
 
-        curve = min(self.curves, key=unlike)
+        curve = min(self.curves, key=distance)
         measured = curve.workers or workers
         factor = bus_factor(operation, workers) / bus_factor(curve.operation, measured)
         steps = _steps(operation, workers) / _steps(curve.operation, measured)
@@ -78,6 +78,6 @@ class Table(Struct, frozen=True):
 
 
 def _steps(operation: str, workers: int) -> float:
-    """The latency of an operation, in steps: messages that follow one another, and what starting it takes."""
+    """Return the latency of an operation in steps: sequential messages, and its start."""
     messages = 1 if operation in ("all_to_all", "send") else workers - 1
     return _STARTING_STEPS + (2 if operation == "all_reduce" else 1) * messages

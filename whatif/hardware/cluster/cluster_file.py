@@ -1,6 +1,6 @@
-"""Read a cluster from a TOML file or by a preset's name (docs/cluster.md has the format).
+"""Reads a cluster from a TOML file or a preset (docs/cluster.md has the format).
 
-Presets are such files in `whatif/hardware/cluster/presets`, a source beside each number.
+Presets are such files in `whatif/hardware/cluster/presets`, with a source for each number.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from whatif.hardware.gpu import Gpu
 from whatif.runtime.errors import WhatifError, close_names, closest
 from whatif.units import Bandwidth
 
-# What people call a link. Of the costs NCCL's tuner alone asks for it.
+# Common names of links; only NCCL's tuner depends on them.
 KINDS = ("NVLink", "PCIe", "Ethernet", "InfiniBand", "Infinity Fabric", "other")
-# How fast a link is: a latency and a rate, or Pei et al.'s curve of the message's size.
+# Models of a link: latency and rate, or Pei et al.'s curve over the message size.
 LINK_MODELS = ("latency", "sigmoid")
 _LEAST_CONSTANT = 1e-9
 MOST_PROCESSORS, MOST_LINKS = 10_000, 100_000
@@ -50,18 +50,18 @@ def preset_names() -> tuple[str, ...]:
 def load_cluster(name: str) -> Cluster:
     """Return the preset of that name, or the cluster of a TOML file.
 
-    Raises WhatifError with the place in the file where something is unknown, missing or impossible.
+    Raises WhatifError with the key in the file that is unknown, missing or impossible.
     """
     if name in _preset_texts():
         return _preset(name)
     path = Path(name)
-    if not name.endswith(".toml") and not os.path.isfile(path):  # of any text, also one that can be no path
+    if not name.endswith(".toml") and not os.path.isfile(path):  # works for any text, also an invalid path
         close = close_names(name.lower(), preset_names(), 3, 0.4)
         raise WhatifError(
             f"cluster: expected the path of a TOML file or one of {', '.join(close or preset_names())}, got {name!r}."
         )
     try:
-        with path.open("rb") as file:  # a device says that it is empty, and never ends
+        with path.open("rb") as file:  # a device reports size 0 and never ends
             content = file.read(_LARGEST_FILE_BYTES + 1)
     except OSError as error:
         raise WhatifError(f"{name}: expected a cluster file, got {error.strerror or error}.") from error
@@ -81,22 +81,22 @@ def _preset(name: str) -> Cluster:
 
 
 def usual_cluster(gpu: Gpu) -> Cluster:
-    """Return the machines that a GPU usually stands in: its preset, else nodes on PCI Express and 25 Gbit Ethernet."""
+    """Return the usual cluster of a GPU: its preset, else nodes with PCI Express on 25 Gbit Ethernet."""
     if gpu.cluster:
         return load_cluster(gpu.cluster)
     (node,), (machines,) = load_cluster("pcie-4gpu").levels, load_cluster("ethernet-25g").levels
-    # The preset's node is of PCI Express 3.0; of a device's own lanes the same share reaches a message.
+    # The preset's node has PCI Express 3.0; messages reach the same share of the device's PCI Express rate.
     link = replace(node.link, byte_s=node.link.byte_s * gpu.pcie_gbyte_s / _PCIE_3_GBYTE_S)
     return Cluster(f"{gpu.name}-pcie", (replace(node, link=link), machines), gpu=gpu.name)
 
 
 def parse_cluster(text: str, path: str) -> Cluster:
-    """Return the cluster that the text of a TOML file describes; ``path`` is what errors call it."""
+    """Return the cluster that the text of a TOML file describes; ``path`` is its name in errors."""
     try:
-        given = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is an error of Python's, not of TOML's
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is Python's error, not TOML's
         raise WhatifError(f"{path}: expected a cluster file (TOML), got an error: {str(error)[:120]}.") from error
-    top = _Fields(given, path, "")
+    top = _Fields(document, path, "")
     head = _Fields(top.table("cluster"), path, "cluster")
     levels = [_level(fields) for fields in top.tables("level")]
     processors: list[Processor] = []
@@ -106,8 +106,8 @@ def parse_cluster(text: str, path: str) -> Cluster:
         name = fields.text("name")
         fields.done()
         if name in groups or len(processors) + len(found) > MOST_PROCESSORS:
-            taken = "another name, since this one is taken" if name in groups else f"at most {MOST_PROCESSORS:,} in all"
-            raise WhatifError(f"{fields.where('name')}: expected {taken}, got {name!r}.")
+            limit = "another name, since this one is taken" if name in groups else f"at most {MOST_PROCESSORS:,} in all"
+            raise WhatifError(f"{fields.where('name')}: expected {limit}, got {name!r}.")
         groups[name] = tuple(processor.name for processor in found)
         processors += found
     if len({processor.name for processor in processors}) < len(processors):
@@ -131,59 +131,59 @@ def parse_cluster(text: str, path: str) -> Cluster:
 
 
 class _Fields:
-    """The keys of one table: read once each, and none may be left over."""
+    """The keys of one table: each is read once, and `done` refuses unread ones."""
 
-    def __init__(self, given: Table, path: str, name: str) -> None:
-        self.given, self.path, self.name, self.seen = given, path, name, set[str]()
+    def __init__(self, entries: Table, path: str, name: str) -> None:
+        self.entries, self.path, self.name, self.read = entries, path, name, set[str]()
 
     def where(self, key: str) -> str:
         return f"{self.path}: {'.'.join(part for part in (self.name, key) if part)}"
 
     def done(self) -> None:
-        for key in self.given:
-            if key not in self.seen:
-                hint = closest(key, self.seen, f"known are {', '.join(sorted(self.seen))}.")
+        for key in self.entries:
+            if key not in self.read:
+                hint = closest(key, self.read, f"known are {', '.join(sorted(self.read))}.")
                 raise WhatifError(f"{self.where(key)}: expected a key that is known, got this one; {hint}")
 
     def table(self, key: str) -> Table:
-        given = self._get(key, {})
-        if not isinstance(given, dict):
-            raise WhatifError(f"{self.where(key)}: expected a table [{key}], got {_shown(given)}.")
-        return given
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise WhatifError(f"{self.where(key)}: expected a table [{key}], got {_shown(value)}.")
+        return value
 
     def tables(self, key: str) -> list[_Fields]:
-        given = self._get(key, [])
-        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-            raise WhatifError(f"{self.where(key)}: expected tables [[{key}]], got {_shown(given)}.")
-        return [_Fields(entry, self.path, f"{key}[{number}]") for number, entry in enumerate(given)]
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise WhatifError(f"{self.where(key)}: expected tables [[{key}]], got {_shown(value)}.")
+        return [_Fields(entry, self.path, f"{key}[{number}]") for number, entry in enumerate(value)]
 
     def text(self, key: str, default: str | None = None) -> str:
-        given = self._get(key, default)
-        if not isinstance(given, str) or (default is None and not given.strip()):
-            raise WhatifError(f"{self.where(key)}: expected text, got {_shown(given)}.")
-        return given
+        value = self._get(key, default)
+        if not isinstance(value, str) or (default is None and not value.strip()):
+            raise WhatifError(f"{self.where(key)}: expected text, got {_shown(value)}.")
+        return value
 
     def number(self, key: str, low: float, high: float, default: float | None, *, whole: bool = False) -> float | None:
-        given = self._get(key, default)
-        if given is None:
+        value = self._get(key, default)
+        if value is None:
             return None
-        wrong = isinstance(given, bool) or not isinstance(given, int if whole else int | float)
-        if wrong or not low <= given <= high:
+        wrong = isinstance(value, bool) or not isinstance(value, int if whole else int | float)
+        if wrong or not low <= value <= high:
             kind = "whole number" if whole else "number"
-            raise WhatifError(f"{self.where(key)}: expected a {kind} from {low:g} to {high:,.0f}, got {_shown(given)}.")
-        return float(given)
+            raise WhatifError(f"{self.where(key)}: expected a {kind} from {low:g} to {high:,.0f}, got {_shown(value)}.")
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        given = self._get(key, default)
-        if not isinstance(given, bool):
-            raise WhatifError(f"{self.where(key)}: expected true or false, got {_shown(given)}.")
-        return given
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise WhatifError(f"{self.where(key)}: expected true or false, got {_shown(value)}.")
+        return value
 
     def one_of(self, key: str, known: tuple[str, ...], default: str) -> str:
-        given = self._get(key, default)
-        if given not in known:
-            raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(given)}.")
-        return str(given)
+        value = self._get(key, default)
+        if value not in known:
+            raise WhatifError(f"{self.where(key)}: expected one of {', '.join(known)}, got {_shown(value)}.")
+        return str(value)
 
     def link(self, *models: str) -> Link:
         full_duplex = self.one_of("duplex", ("full", "half"), "full") == "full"
@@ -192,18 +192,18 @@ class _Fields:
             if k is None or a is None or w is None:
                 raise WhatifError(f"{self.where('model')}: expected k, a and w beside the sigmoid, got {_shown(None)}.")
             return Link.sigmoid(k, a, w, full_duplex=full_duplex)
-        given = self._get("bandwidth", None)
-        given = str(given) if isinstance(given, int | float) else self.text("bandwidth")
+        value = self._get("bandwidth", None)
+        value = str(value) if isinstance(value, int | float) else self.text("bandwidth")
         try:
-            byte_s = Bandwidth(given).byte_s
+            byte_s = Bandwidth(value).byte_s
         except WhatifError as error:
             raise WhatifError(f"{self.where('bandwidth')}: {error}") from None
         latency_us = self.number("latency_us", 0, _MOST_LATENCY_US, 0.0) or 0.0
         return Link(byte_s, latency_us * 1e3, full_duplex)
 
     def _get(self, key: str, default: object) -> Any:
-        self.seen.add(key)
-        return self.given.get(key, default)
+        self.read.add(key)
+        return self.entries.get(key, default)
 
 
 def _level(fields: _Fields) -> ClusterLevel:
@@ -227,9 +227,9 @@ def _processors(fields: _Fields) -> list[Processor]:
 
 
 def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -> list[ClusterLink]:
-    """A name with a count stands for all of its processors: each of one side with each of the other."""
-    ends = fields.given.get("between")
-    fields.seen.add("between")
+    """Return the links of a table: a name with a count means all of its processors, which gives links of all pairs."""
+    ends = fields.entries.get("between")
+    fields.read.add("between")
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
         raise WhatifError(f"{fields.where('between')}: expected two names of processors, got {_shown(ends)}.")
     single = {name: (name,) for names in groups.values() for name in names}

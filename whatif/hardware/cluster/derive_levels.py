@@ -1,4 +1,4 @@
-"""Levels of a cluster that is given as processors and links: who reaches whom at which rate."""
+"""Derives the levels of a cluster from its processors and links, by rate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from whatif.runtime.errors import WhatifError
 
 
 def check_connected(cluster: Cluster) -> None:
-    """Raise WhatifError where there is a processor that no link leads to."""
+    """Raise WhatifError unless the links connect all processors."""
     if len(cluster.processors) < 2:
         return
-    import networkx as nx  # 0.1 s that most clusters, which list no processors, do without
+    import networkx as nx  # 0.1 s, not needed by clusters without processors
 
     parts = sorted(nx.connected_components(_graph(cluster, 0.0)), key=lambda part: (len(part), min(part)))
     if len(parts) > 1:
@@ -28,8 +28,8 @@ def check_connected(cluster: Cluster) -> None:
 def levels_of(cluster: Cluster) -> tuple[ClusterLevel, ...]:
     """Return the levels of a cluster of processors, innermost first.
 
-    Processors that links of a rate or faster ones connect are a member of the next level. Raises WhatifError where the
-    members of a level are not equally large: then there is no ring, tree or hierarchy to speak of.
+    Processors connected by links of a rate or faster ones form a member of the next level. Raises WhatifError if the
+    members of a level differ in size: the models of ring, tree and hierarchy need equal ones.
     """
     import networkx as nx
 

@@ -1,4 +1,4 @@
-"""A link between two workers: how many bytes a second it carries, and how long the first one takes."""
+"""A link between two workers: its rate and its latency."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from msgspec.structs import replace
 
 from whatif.runtime.errors import WhatifError
 
-# NCCL's own constant for one step of a ring over a network, protocol Simple (tuning.cc of NCCL 2.30): what a message
-# takes beside its bytes, on either side.
+# NCCL's constant for one step of a ring over a network, protocol Simple (tuning.cc of NCCL 2.30): the time of a message
+# besides its bytes, on either side.
 LATENCY_US = 14.0
-# TCP over Ethernet: of 1,538 bytes on the wire 1,448 are the message's. Two hosts with gloo reached 0.95 of the rate
+# TCP over Ethernet: of 1,538 bytes on the wire 1,448 are payload. Two hosts with gloo reached 0.95 of the rate
 # that was set, at 100 Mbit/s and at 1 Gbit/s.
 TCP_SHARE = 0.95
 
 
 class Link(Struct, frozen=True):
-    """One direction of a link; where it is not full duplex, both directions share the rate.
+    """One direction of a link; if it is not full duplex, both directions share the rate.
 
-    A message of x MB takes ``latency_ns`` x^(1 - ``growth``) beside its bytes: with a growth of 1 the same for all.
-    Raises WhatifError on a rate or a growth that is not above 0, or a latency below 0.
+    A message of x MB takes ``latency_ns`` x^(1 - ``growth``) besides its bytes: with a growth of 1 the same for all.
+    Raises WhatifError for a rate or a growth not above 0, or a latency below 0.
     """
 
     byte_s: float
@@ -45,7 +45,7 @@ class Link(Struct, frozen=True):
             raise WhatifError(f"link: expected a growth above 0, got {self.growth}.")
 
     def for_messages(self, size_bytes: float) -> Link:
-        """Return the link as messages of that size meet it: their latency, whatever their size."""
+        """Return the link for messages of this size: with their latency, and no dependence on size."""
         return replace(self, latency_ns=self.latency_ns * (max(size_bytes, 1.0) / 1e6) ** (1 - self.growth), growth=1.0)
 
     @property

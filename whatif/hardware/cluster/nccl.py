@@ -1,4 +1,4 @@
-"""Times of collectives as NCCL's own tuner estimates them: the fastest of its algorithms and protocols, size by size.
+"""Times of collectives by the model of NCCL's tuner: the fastest of its algorithms and protocols for each size.
 
 Source: NCCL 2.30, src/graph/tuning.cc; its constants are in `nccl_tuning.toml`. Ring and tree in three protocols each
         (LL and LL128 send small packets that carry their own flag, Simple large ones behind a flag), and the reduction
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 PROTOCOLS = ("LL", "LL128", "Simple")
-# What flags leave of each protocol's rate around a ring: half of LL's bytes are flags, 8 of LL128's 128, and some.
+# Share of each protocol's rate left by flags in a ring: half of LL's bytes are flags, 8 of LL128's 128, and some more.
 _RING_SHARE = (0.5, 0.92, 1.0)
-# Of a tree's: in one node, and between nodes.
+# The same in a tree: in one node, and between nodes.
 _TREE_SHARE = ((0.92 / 3.8, 0.92 * 7 / 9, 0.92), (0.92 / 3.8, 0.92 * 120 / 128, 0.92))
 _NVLS_SHARE, _NVLS_MORE_THAN = 7 / 8, 4
-# A ring's Simple protocol between nodes, from 64 bytes for each rank and channel on: slower on its plateau.
+# Slowdown of a ring's Simple protocol between nodes, from 64 bytes per rank and channel on (its plateau).
 _PLATEAU, _PLATEAU_BEFORE_AMPERE = 1.4, 1.9
 
 
 def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
-    """Return what n collectives take, shape (n,) each part. Raises WhatifError where the GPU's kind is not known."""
+    """Return the cost of n collectives, shape (n,) each part. Raises WhatifError for an unknown GPU architecture."""
     arch = _architecture(network.gpu)
     facts = _facts()
     inside = network.levels[0]
@@ -49,43 +49,43 @@ def nccl_cost(network: Network, operation: str, size_bytes: Float64) -> Cost:
     steps = workers if operation == "broadcast" else doubled * (workers - 1)
     between = doubled * (nodes - 1)
     most_ll = facts["ll_gbyte_s"][arch][min(nodes, 3) - 1]
-    tried: list[Cost] = []
+    costs: list[Cost] = []
 
-    def take(latency_us: float, rate_gbyte_s: Float64 | float) -> None:
-        # 1 GB/s is 1 byte a nanosecond.
-        tried.append(Cost(np.full(size_bytes.shape, latency_us * 1e3), size_bytes / rate_gbyte_s))
+    def add(latency_us: float, rate_gbyte_s: Float64 | float) -> None:
+        # 1 GB/s is 1 byte per nanosecond.
+        costs.append(Cost(np.full(size_bytes.shape, latency_us * 1e3), size_bytes / rate_gbyte_s))
 
-    for place, protocol in enumerate(PROTOCOLS):
-        if protocol == "LL128" and wire == "PCIe":  # not where NVLink does not join all
+    for index, protocol in enumerate(PROTOCOLS):
+        if protocol == "LL128" and wire == "PCIe":  # needs NVLink between all
             continue
-        inner, outer = (facts["step_us"][where]["ring"][place] for where in (wire, "network"))
-        latency = facts["base_us"]["ring"][place] + (
+        inner, outer = (facts["step_us"][over]["ring"][index] for over in (wire, "network"))
+        latency = facts["base_us"]["ring"][index] + (
             inner if operation == "broadcast" else (steps - between) * inner + between * outer
         )
         if protocol == "Simple" and nodes > 1 and operation == "all_reduce":
             latency *= _PLATEAU if arch != "volta" else _PLATEAU_BEFORE_AMPERE
-        rate = min(most_ll, bus * _RING_SHARE[place]) if protocol == "LL" else bus * _RING_SHARE[place]
-        take(latency, rate * workers / steps)
+        rate = min(most_ll, bus * _RING_SHARE[index]) if protocol == "LL" else bus * _RING_SHARE[index]
+        add(latency, rate * workers / steps)
         if operation == "all_reduce":
-            inner, outer = (facts["step_us"][where]["tree"][place] for where in (wire, "network"))
-            latency = facts["base_us"]["tree"][place] + 2 * ((per_node - 1) * inner + (nodes.bit_length() - 1) * outer)
-            rate = bus * _TREE_SHARE[nodes > 1][place]
+            inner, outer = (facts["step_us"][over]["tree"][index] for over in (wire, "network"))
+            latency = facts["base_us"]["tree"][index] + 2 * ((per_node - 1) * inner + (nodes.bit_length() - 1) * outer)
+            rate = bus * _TREE_SHARE[nodes > 1][index]
             rate = min(rate, most_ll) if protocol == "LL" else rate
-            take(latency, rate / 2 * _correction(protocol, size_bytes))
+            add(latency, rate / 2 * _correction(protocol, size_bytes))
     if operation == "all_reduce" and nodes == 1 and arch in facts["nvls"] and workers > _NVLS_MORE_THAN:
         rate = bus * facts["nvls"][arch] * _NVLS_SHARE
-        take(facts["step_us"]["NVLink"]["nvls"], rate)
-    return fastest(tried)
+        add(facts["step_us"]["NVLink"]["nvls"], rate)
+    return fastest(costs)
 
 
 def _correction(protocol: str, size_bytes: Float64) -> Float64:
-    """What of a tree's rate a size reaches; 1 beyond the table."""
+    """Return the share of a tree's rate that a size reaches; 1 beyond the table."""
     shares = np.array([*_facts()["tree_correction"][protocol], 1.0])
-    place = np.floor(np.log2(np.maximum(size_bytes, 64.0) / 64.0)).astype(np.int64)
-    return np.asarray(shares[np.minimum(place, len(shares) - 1)], dtype=np.float64)
+    index = np.floor(np.log2(np.maximum(size_bytes, 64.0) / 64.0)).astype(np.int64)
+    return np.asarray(shares[np.minimum(index, len(shares) - 1)], dtype=np.float64)
 
 
-# NCCL asks for the compute capability: below 8.0 it is a Volta, below 9.0 an Ampere.
+# NCCL's tuner uses the compute capability: below 8.0 as Volta, below 9.0 as Ampere.
 _TUNED_AS = {"pascal": "volta", "turing": "volta", "ada": "ampere"}
 
 
@@ -95,12 +95,12 @@ def knows(gpu: Gpu) -> bool:
 
 
 def start_us() -> float:
-    """Return what starting protocol Simple takes, in which messages between two GPUs go."""
+    """Return the start-up time of protocol Simple, which carries messages between two GPUs."""
     return float(_facts()["base_us"]["ring"][PROTOCOLS.index("Simple")])
 
 
 def step_us(kind: str) -> float:
-    """Return what one step of protocol Simple takes around a ring over a link of this ``kind``, its start included."""
+    """Return the time of one ring step of protocol Simple over a link of this ``kind``, including its start."""
     simple = PROTOCOLS.index("Simple")
     return start_us() + float(_facts()["step_us"][kind]["ring"][simple])
 

@@ -1,6 +1,6 @@
-"""A network of equal workers in levels (GPUs of a node, nodes of a cluster), and what an exchange among them costs.
+"""A network of equal workers in levels (GPUs of a node, nodes of a cluster), and the cost of exchanges among them.
 
-The formulas are in `collectives.py`, NCCL's own tuner is in `nccl.py`, measured times are in `calibration.py`.
+The formulas are in `collectives.py`, NCCL's tuner is in `nccl.py`, measured times are in `calibration.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whatif.units import counted
 if TYPE_CHECKING:
     from whatif.hardware.cluster.calibration import Table
 
-# More are no cluster that anybody has.
+# More than any real cluster.
 MOST_WORKERS = 1_000_000
 ALGORITHMS = ("auto", "ring", "tree", "hierarchical", "direct", "nccl")
 
@@ -39,9 +39,9 @@ ALGORITHMS = ("auto", "ring", "tree", "hierarchical", "direct", "nccl")
 class Level:
     """``workers`` members that reach one another over ``link``: GPUs in a node, or nodes in a cluster.
 
-    ``shared``: all the workers of a member have one such link together (a node's one network card); otherwise each
-    worker has one of its own. Innermost a member is one worker, so there it makes no difference. ``kind`` is what
-    people call the link (NVLink, PCIe, Ethernet, ...): NCCL's tuner alone asks for it.
+    ``shared``: all workers of a member share one such link (the only network card of a node); otherwise each worker has
+    its own. On the innermost level a member is one worker, so it makes no difference. ``kind`` is the common name of
+    the link (NVLink, PCIe, Ethernet, ...), on which only NCCL's tuner depends.
     """
 
     workers: int
@@ -51,11 +51,11 @@ class Level:
 
 
 class Network(Struct, frozen=True):
-    """Levels, innermost first; a table of measured times takes the place of the formulas where there is one.
+    """Levels, innermost first; a table of measured times, if there is one, replaces the formulas.
 
-    ``algorithm`` is what ``cost`` uses where its caller names none, ``gpu`` the workers' device where it is known,
-    ``spread_pct`` the standard deviation of a worker's step where somebody says it, percent. ``usual_for`` is the
-    device for which this network was assumed.
+    ``algorithm`` is the default of ``cost``, ``gpu`` the workers' device if known, ``spread_pct`` the standard
+    deviation of a worker's step if given, percent. ``usual_for`` is the device for which this network was assumed.
+
     Raises WhatifError on no levels or no workers.
     """
 
@@ -76,25 +76,25 @@ class Network(Struct, frozen=True):
 
     @classmethod
     def of(cls, workers: int, link: Link, algorithm: str = "auto") -> Network:
-        """Return the network of that many workers on equal links."""
+        """Return the network of ``workers`` workers on equal links."""
         return cls((Level(workers, link),), algorithm)
 
     @property
     def workers(self) -> int:
-        """How many workers there are in all levels together."""
+        """Number of workers in all levels together."""
         return math.prod(level.workers for level in self.levels)
 
     def cost(self, operation: str, size_bytes: npt.ArrayLike, algorithm: str | None = None) -> Cost:
-        """Return what n exchanges of ``size_bytes`` take one by one, shape (n,) each part.
+        """Return the cost of n separate exchanges of ``size_bytes``, shape (n,) each part.
 
         ``auto`` is the fastest of those that NCCL chooses from: ring and tree for an all-reduce, the ring for
-        reduce-scatter, all-gather and broadcast, direct messages for all-to-all and send. The network's own algorithm
-        is one of the operations that it can do; the others take auto's. ``nccl`` is NCCL's own tuner
-        (`whatif.hardware.cluster.nccl`). A table comes before all of them, unless ``algorithm`` is named here. Raises
-        WhatifError on an operation that is unknown, or one that the ``algorithm`` that is named here cannot do; a send
-        is the same by all of them.
+        reduce-scatter, all-gather and broadcast, direct messages for all-to-all and send. The network's algorithm
+        applies to the operations that it supports, ``auto`` to the others. ``nccl`` is NCCL's tuner
+        (`whatif.hardware.cluster.nccl`). A table takes precedence over all of them, unless ``algorithm`` is given here.
+        Raises WhatifError for an unknown operation, or for one that the given ``algorithm`` does not support; a send is
+        the same with all of them.
         """
-        name = algorithm or (self.algorithm if self.algorithm in _able(operation) else "auto")
+        name = algorithm or (self.algorithm if self.algorithm in _supporting(operation) else "auto")
         check_operation(operation)
         size = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
         if self.workers == 1:
@@ -107,49 +107,49 @@ class Network(Struct, frozen=True):
             return _cost(size, send_terms(self))
         if name == "auto":
             return fastest([_cost(size, MODELS[model][operation](self)) for model in NCCL_CHOICES[operation]])
-        if name not in _able(operation):
-            able = ", ".join(_able(operation))
+        if name not in _supporting(operation):
+            able = ", ".join(_supporting(operation))
             raise WhatifError(f"network: expected an algorithm for {operation} of auto, {able}, got {name!r}.")
         if name == "nccl":
             return nccl_cost(self, operation, size)
         return _cost(size, MODELS[name][operation](self))
 
     def _by_size(self, operation: str, size_bytes: npt.NDArray[np.float64], name: str) -> Cost:
-        """The cost where a message's size sets its latency: a part for each worker (Pei et al., equation 28), or all.
+        """Return the cost if latency depends on message size: a part for each worker (Pei et al., equation 28), or all.
 
-        Other algorithms than the ring send other parts; they are counted as the ring's.
+        Other algorithms than the ring send other parts; they are counted like the ring's.
         """
         parts = 1 if operation in ("send", "broadcast") else self.workers
         sizes, which = np.unique(size_bytes, return_inverse=True)
         costs = []
-        for one in sizes.tolist():
-            levels = tuple(replace(level, link=level.link.for_messages(one / parts)) for level in self.levels)
-            costs.append(structs.replace(self, levels=levels).cost(operation, one, name))
+        for size in sizes.tolist():
+            levels = tuple(replace(level, link=level.link.for_messages(size / parts)) for level in self.levels)
+            costs.append(structs.replace(self, levels=levels).cost(operation, size, name))
         latency_ns, transfer_ns = (np.concatenate(part)[which] for part in zip(*costs, strict=True))
         return Cost(latency_ns, transfer_ns)
 
     def around(self, inner: int) -> Network:
-        """Return the network of one of ``inner`` groups, each of which has one worker of every ``inner`` neighbours.
+        """Return the network of one of ``inner`` groups, each with one worker of every ``inner`` neighbours.
 
-        The groups exchange at the same time, so that they share the links which members share. Raises WhatifError where
-        ``inner`` neighbours are no whole part of the levels.
+        The groups exchange at the same time and so divide the shared links. Raises WhatifError if ``inner`` does not
+        divide the levels evenly.
         """
         levels: list[Level] = []
-        left = inner
+        remaining = inner
         for level in self.levels:
-            taken = math.gcd(left, level.workers)
-            crowded = inner // left if level.shared else 1
-            link = structs.replace(level.link, byte_s=level.link.byte_s / crowded)
-            levels.append(replace(level, workers=level.workers // taken, link=link))
-            left //= taken
-        if left > 1:
+            divisor = math.gcd(remaining, level.workers)
+            groups_on_link = inner // remaining if level.shared else 1
+            link = structs.replace(level.link, byte_s=level.link.byte_s / groups_on_link)
+            levels.append(replace(level, workers=level.workers // divisor, link=link))
+            remaining //= divisor
+        if remaining > 1:
             counts = " x ".join(str(level.workers) for level in self.levels)
             raise WhatifError(f"network: expected groups of {inner} that fill {counts} workers.")
         return structs.replace(self, levels=tuple(levels))
 
     @property
     def described(self) -> str:
-        """What is counted on, in words: a measured table, or the links of each level with several workers."""
+        """The assumed network in words: a measured table, or the links of each level with several workers."""
         if self.table is not None:
             return f"{counted(self.workers, 'worker')}, times from {self.table.path}"
         links = " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
@@ -159,7 +159,7 @@ class Network(Struct, frozen=True):
 
     @property
     def ring_byte_s(self) -> float:
-        """The rate of a ring's slowest link; links of their own for the workers of a member add up."""
+        """The rate of a ring's slowest link; the separate links of a member's workers add up."""
         return min(level.link.exchange_byte_s * (1 if level.shared else below) for below, level in self.used)
 
     @property
@@ -173,8 +173,8 @@ class Network(Struct, frozen=True):
         return found
 
 
-def _able(operation: str) -> tuple[str, ...]:
-    """The algorithms that do an operation."""
+def _supporting(operation: str) -> tuple[str, ...]:
+    """Return the algorithms that support an operation."""
     nccl = ("nccl",) if operation in COLLECTIVES else ()
     return (*(name for name, operations in MODELS.items() if operation in operations), *nccl)
 

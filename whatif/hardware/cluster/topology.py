@@ -1,6 +1,6 @@
 """A cluster: levels of equal workers, or processors and the links between them (docs/cluster.md).
 
-The same value serves the collectives of data parallel training, which want levels, and DTS's architectures, which want
+The same object serves the collectives of data parallel training, which use levels, and DTS's architectures, which use
 processors and links.
 """
 
@@ -16,7 +16,7 @@ from whatif.runtime.errors import WhatifError
 
 
 class Processor(Struct, frozen=True):
-    """One processor of a cluster of unlike ones; None is what the file does not tell."""
+    """One processor of a heterogeneous cluster; None for values missing in the file."""
 
     name: str
     gflop_s: float | None = None
@@ -33,11 +33,11 @@ class ClusterLink(Struct, frozen=True):
     bandwidth_fluctuation_pct: float = 0.0
     shared: bool = False  # by all pairs of its table
     kind: str = "other"
-    table: int = 0  # which [[link]] of the file it is of
+    table: int = 0  # index of its [[link]] in the file
 
 
 class ClusterLevel(Struct, frozen=True):
-    """A level of a cluster of equal workers; ``workers`` is None where there are as many as are asked for."""
+    """A level of a cluster of equal workers; ``workers`` is None for any requested number."""
 
     name: str
     workers: int | None
@@ -47,7 +47,7 @@ class ClusterLevel(Struct, frozen=True):
 
 
 class Cluster(Struct, frozen=True):
-    """What a cluster file says: levels, innermost first, and the processors and links where it has any."""
+    """The contents of a cluster file: levels, innermost first, and processors and links if it has any."""
 
     name: str
     levels: tuple[ClusterLevel, ...] = ()
@@ -57,30 +57,30 @@ class Cluster(Struct, frozen=True):
     path: str = ""
 
     def network(self, workers: int | None = None) -> Network:
-        """Return the network of the first so many workers, whole members first; None is all of them, one
-        member where a level leaves their number open.
+        """Return the network of the first ``workers`` workers, which fill members in order; None is all of them, with
+        one member in a level of open size.
 
-        Raises WhatifError where there are not so many, or where they fill no equal members.
+        Raises WhatifError if there are not enough, or if they do not fill equal members.
         """
-        # Here: it loads networkx.
+        # Imported here: it loads networkx.
         from whatif.hardware.cluster.derive_levels import levels_of
 
-        known = self.levels or levels_of(self)
-        if not known:
+        cluster_levels = self.levels or levels_of(self)
+        if not cluster_levels:
             raise WhatifError(f"{self.path}: expected a [[level]], or two processors and a [[link]], got neither.")
         if workers is None:
-            workers = math.prod(level.workers or 1 for level in known)
+            workers = math.prod(level.workers or 1 for level in cluster_levels)
         if workers < 1:
             raise WhatifError(f"cluster {self.name!r}: expected 1 worker or more, got {workers}.")
-        left, levels = workers, []
-        for number, level in enumerate(known):
-            last = number == len(known) - 1
-            most = left if level.workers is None else level.workers
-            taken = min(left, most)
-            if left % taken or (last and left > taken):
-                raise WhatifError(self._unequal(known, workers))
-            levels.append(Level(taken, level.link, level.shared, level.kind))
-            left //= taken
+        remaining, levels = workers, []
+        for number, level in enumerate(cluster_levels):
+            last = number == len(cluster_levels) - 1
+            most = remaining if level.workers is None else level.workers
+            members = min(remaining, most)
+            if remaining % members or (last and remaining > members):
+                raise WhatifError(self._unequal(cluster_levels, workers))
+            levels.append(Level(members, level.link, level.shared, level.kind))
+            remaining //= members
         return Network(tuple(levels), gpu=self.gpu)
 
     def _unequal(self, levels: tuple[ClusterLevel, ...], workers: int) -> str:
