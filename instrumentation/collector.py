@@ -153,7 +153,7 @@ class Collector:
         finally:
             if not self.done:
                 interrupted = self._recording is not None and self._recording.done
-                self.failure = "interrupted while writing." if interrupted else self._too_few()
+                self.failure = "interrupted while writing." if interrupted else self._too_few_steps()
 
     def _signals_wait(self, *, writes: bool) -> AbstractContextManager[None]:
         """Hold signals back while the file is written, or at the end of a step once there are enough for a file."""
@@ -172,7 +172,7 @@ class Collector:
             outcome = "written;" if self.failure is None else f"not written: {self.failure}"
             self._say(f"{self.planned}: {outcome} {signal} ends the script.")
 
-    def _too_few(self) -> str:
+    def _too_few_steps(self) -> str:
         if self.steps_seen == 0 and self._inference:
             return "expected forward calls of a model with parameters, got none."
         if self.steps_seen == 0 and os.times().children_user - self._children_s > _CHILDREN_S:
@@ -243,7 +243,7 @@ class Collector:
         optimizer.step = step_and_end  # type: ignore[method-assign]
         self._detach.append(restore)
         if not self._explicit:
-            self._begin_again()
+            self._restart_search()
 
     def _after_outermost(self, module: nn.Module) -> None:
         """End an inference step after the model whose first call came last; `module` is an outermost one."""
@@ -255,11 +255,11 @@ class Collector:
         if len(models) > self._models:
             self._models = len(models)
             self.steps_seen += len(models) == 1
-            self._begin_again()
+            self._restart_search()
             return
         self._end_step()
 
-    def _begin_again(self) -> None:
+    def _restart_search(self) -> None:
         """Restart the search: a step may have several optimizers or models; the one first called last ends it."""
         if self._recording is not None and self._recording.tracing and GPU.in_use():  # One GPU session per process.
             self._say(f"warning: the script has a new {self._ends_steps}: the recorded steps do different work")
@@ -275,7 +275,7 @@ class Collector:
 
     def _abandon(self) -> None:
         if self._recording is not None:
-            with self._ignored():
+            with self._own_work():
                 self._recording.abandon()
             self._recording = None
         self._search_steps_left = _SEARCH_STEPS
@@ -287,7 +287,7 @@ class Collector:
             self._say("the script starts a profiler of its own: the recording begins when that is off.")
         self._gave_way_after = self.steps_seen
 
-    def _ignored(self) -> AbstractContextManager[None]:
+    def _own_work(self) -> AbstractContextManager[None]:
         return nullcontext() if self._profilers is None else self._profilers.ignore_this_thread()
 
     def _end_step(self) -> None:
@@ -320,7 +320,7 @@ class Collector:
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run `work` for the recording; if it fails, abandon the recording without disturbing the program."""
         try:
-            with self._lock, self._ignored():
+            with self._lock, self._own_work():
                 work()
         except Exception as error:
             failure = str(error) if isinstance(error, WhatifError) else f"{describe_error(error)}."
@@ -340,7 +340,7 @@ class Collector:
         elif self._recording is None:
             self._search_steps_left -= 1
             if self._search_steps_left == 0:
-                self._begin()
+                self._start_recording()
         else:
             if stage := self._recording.next_stage:
                 self._say(stage)
@@ -348,7 +348,7 @@ class Collector:
             if self._recording.enough and not self._recording.done:
                 self._detach.append(call_before_exit(self._write_before_exit))
 
-    def _begin(self) -> None:
+    def _start_recording(self) -> None:
         if self._modules is not None:
             self._called = self._modules.found
         model = choose_model(self._optimizers, self._called)

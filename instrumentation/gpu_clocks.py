@@ -44,7 +44,7 @@ def power_limit_watt() -> float | None:
 
 
 def parse_clocks(text: str) -> tuple[dict[str, float | None] | None, str | None]:
-    """Parse nvidia-smi's output, one line for the GPU; "[N/A]" and the like are None, all if the format differs."""
+    """Parse nvidia-smi's output, one line for the GPU; "[N/A]" is None, and all are if the format differs."""
     line = text.strip().split("\n")[0]
     words = dict(zip(_FIELDS, (word.strip() for word in line.split(",")), strict=False))
     if len(words) != len(_FIELDS):

@@ -48,7 +48,7 @@ def placed_lines(
         if number not in steps or not sources:
             continue
         step = steps[number]
-        # Prefer the step at the same index: work of every third step, say, is then in both.
+        # Prefer the step at the same index: then both have, for example, the work of every third step.
         offset = index % len(sources)
         source = min(sources[offset:] + sources[:offset], key=lambda other: _difference(step, other))
         overlapping = [row for row in lines if row[0] < source.end_us and row[1] > source.begin_us]
@@ -90,9 +90,9 @@ def _difference(step: _Step, other: _Step) -> int:
 def _anchors(source: _Step, step: _Step) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return times in `source` and the same points in `step`, us, sorted: bounds of the steps and of equal events."""
     pairs = np.array(_matched(source.names, step.names), dtype=np.int64).reshape(-1, 2)
-    ours, theirs = pairs[:, 0], pairs[:, 1]
-    source_us = np.concatenate([[source.begin_us, source.end_us], source.start_us[ours], source.stop_us[ours]])
-    step_us = np.concatenate([[step.begin_us, step.end_us], step.start_us[theirs], step.stop_us[theirs]])
+    i, j = pairs[:, 0], pairs[:, 1]
+    source_us = np.concatenate([[source.begin_us, source.end_us], source.start_us[i], source.stop_us[i]])
+    step_us = np.concatenate([[step.begin_us, step.end_us], step.start_us[j], step.stop_us[j]])
     order = np.lexsort((step_us, source_us))
     return source_us[order], np.maximum.accumulate(step_us[order])
 

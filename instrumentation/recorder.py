@@ -195,7 +195,7 @@ class Recording:
             if self._timer is not None:
                 self._record_retries()
         if self._count == 1 and self._warmup_steps > 1 and self._watchers is not None:
-            self._watchers.first_over(cuda=GPU.of_model(self._model) is not None)
+            self._watchers.after_first_step(cuda=GPU.of_model(self._model) is not None)
         if self._count == self._warmup_steps:
             self._begin_untraced()
         elif self._count == self._warmup_steps + self._untraced_steps:

@@ -26,7 +26,7 @@ class WarmupWatchers:
         self._loaders = LoaderWatch()
         self._parts: StepParts | None = None
 
-    def first_over(self, *, cuda: bool) -> None:
+    def after_first_step(self, *, cuda: bool) -> None:
         """Switch to timing the parts of a step after the first one."""
         self._gradients.remove()
         if self._optimizer is not None and not cuda:

@@ -78,7 +78,7 @@ def distinct_operators(trace: dict[str, Any], through: frozenset[str] = frozense
     return sorted(operators, key=lambda operator: -operator.recorded_ns)
 
 
-def dearest(operators: Sequence[Operator], share: float) -> list[Operator]:
+def most_expensive(operators: Sequence[Operator], share: float) -> list[Operator]:
     """Return the most expensive operators (sorted so) that together take at least this share of the total time."""
     missing_ns = share * sum(operator.recorded_ns for operator in operators)
     chosen = []

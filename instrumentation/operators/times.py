@@ -14,7 +14,7 @@ from whatif.runtime.files import output_file
 
 from ..recording_file import read_recording, rewrite_recording
 from .measure import Measured, measure_operators
-from .recording import Operator, dearest, distinct_operators
+from .recording import Operator, distinct_operators, most_expensive
 from .variants import RECORDED, VARIANTS
 
 # The rest is many small operators that affect no what-if.
@@ -38,7 +38,7 @@ def add_operator_times(recording: Path, variants: Sequence[str] = VARIANTS, budg
     trace, compressed = read_recording(path)
     metadata = trace["whatif"]
     operators = distinct_operators(trace)
-    chosen = dearest(operators, SHARE)
+    chosen = most_expensive(operators, SHARE)
     total_ns = sum(operator.recorded_ns for operator in operators)
     measured = _measure_with_progress(chosen, metadata, variants, _budget_s(metadata) if budget_s is None else budget_s)
     rows = [_row(chosen[number], times) for number, times in sorted(measured.times.items())]

@@ -200,7 +200,7 @@ def _scaled_sizes(value: Any, run: Run, factor: float) -> Any:
 
 
 def _recurrent_argument(call: Call, argument: Argument, run: Run, factor: float) -> Argument:
-    """Sequences are [time, batch, width] unless the layer says otherwise; states are [layers, batch, width]."""
+    """Sequences are [time, batch, width] unless the layer is batch-first; states are [layers, batch, width]."""
     if argument.name in _PARAMETERS:
         return argument
     flag = call.argument("batch_first")

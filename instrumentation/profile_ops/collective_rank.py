@@ -16,7 +16,7 @@ from ..operators.timing import cpu_clock, cuda_clock
 from ..operators.worker import measure_or_skip
 from ..trace_module.spelling import DTYPES_BY_NAME
 
-# Longer than any rank waits for the others.
+# A rank gives up after waiting this long for the others.
 TIMEOUT = timedelta(seconds=60)
 
 

@@ -23,7 +23,7 @@ from .pace import Pace
 
 
 class _Worker:
-    """Measures calls, one at a time, in the way that the first line gives."""
+    """Measures calls, one at a time, with the setup of the first line."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._device = torch.device(setup["device"])

@@ -81,7 +81,7 @@ def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], at
         near = ", ".join(close_names(name, timm.list_models("*"), 4, 0.5))
         raise WhatifError(f"{target}: expected a model of timm, got {name!r}; similar names: {near or 'none'}.")
     model = _constructed(target, None, lambda: timm.create_model(name, pretrained=False, **overrides))
-    cfg: Any = model.cfg
+    cfg: Any = model.default_cfg
     if "image" in sizes and "img_size" not in overrides and tuple(cfg["input_size"][1:]) != (sizes["image"],) * 2:
         # Positions and windows depend on the size; models without them do not accept the argument.
         with contextlib.suppress(WhatifError):

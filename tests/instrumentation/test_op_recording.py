@@ -83,8 +83,8 @@ def test_the_same_operator_on_other_inputs_is_another_one() -> None:
 
 def test_the_dearest_make_the_share() -> None:
     operators = list(found(*(operator(f"aten::op{size}", 110 + size, size / 100) for size in (90, 9, 1))).values())
-    assert [each.call.name for each in op_recording.dearest(operators, 0.95)] == ["aten::op90", "aten::op9"]
-    assert op_recording.dearest([], 0.95) == []
+    assert [each.call.name for each in op_recording.most_expensive(operators, 0.95)] == ["aten::op90", "aten::op9"]
+    assert op_recording.most_expensive([], 0.95) == []
 
 
 @pytest.mark.parametrize(

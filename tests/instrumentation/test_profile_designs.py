@@ -180,7 +180,7 @@ def test_an_operator_is_called_as_programs_call_it_and_gives_the_same(name: str)
     what = Described(*_small(name))
     call = spelling.spelled(what)
     found = schema.resolve(call)
-    run, _ = replay._bound(found, torch.device("cpu"), with_graph=False)
+    run, _ = replay._bind(found, torch.device("cpu"), with_graph=False)
     overload = schema.overload_of(found)
     # torch has no other name for a convolution's gradients: autograd calls them from inside.
     assert (run.func is overload) == (what.phase != "fwd")

@@ -114,7 +114,7 @@ def test_what_another_thread_fetches_is_no_part(training: tuple[Any, Any]) -> No
 def test_the_watchers_leave_no_loader_changed(training: tuple[Any, Any]) -> None:
     original = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     watchers = need("whatif.instrumentation.watchers").WarmupWatchers(*training)
-    watchers.first_over(cuda=False)
+    watchers.after_first_step(cuda=False)
     watchers.remove()
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is original
 

@@ -158,7 +158,7 @@ def gpu_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def load_gpu(name: str) -> Gpu:
-    """Return the facts of the GPU called `name`: a file's name or an alias, whatever the case and punctuation.
+    """Return the facts of the GPU called `name`: a file's name or an alias, ignoring case and punctuation.
 
     Raises WhatifError with the closest names when there is none.
     """

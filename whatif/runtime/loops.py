@@ -22,7 +22,7 @@ def all_plain() -> bool:
 
 
 class Loops:
-    """The loops of one file, as functions of numpy arrays; ``compiled`` tells if they are compiled."""
+    """The loops of one file, as functions of numpy arrays; ``compiled`` is whether they are compiled."""
 
     def __init__(self, module: str, plain: bool = PLAIN) -> None:
         """Import the compiled form of ``module``, or the file itself if that was not built or if ``plain``."""

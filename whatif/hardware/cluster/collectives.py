@@ -87,8 +87,8 @@ def _hierarchical(network: Network, rounds: int) -> Terms:
     latency_ns = ns_per_byte = 0.0
     for below, level in network.used:
         latency_ns += (level.workers - 1) * level.link.latency_ns
-        remaining = 1.0 if level.shared else 1 / below
-        ns_per_byte += (level.workers - 1) / level.workers * remaining * 1e9 / level.link.exchange_byte_s
+        left = 1.0 if level.shared else 1 / below
+        ns_per_byte += (level.workers - 1) / level.workers * left * 1e9 / level.link.exchange_byte_s
     return rounds * latency_ns, rounds * ns_per_byte
 
 

@@ -3,7 +3,7 @@
 Source: NCCL 2.30, src/graph/tuning.cc; its constants are in `nccl_tuning.toml`. Ring and tree in three protocols each
         (LL and LL128 send small packets that carry their own flag, Simple large ones behind a flag), and the reduction
         inside of NVSwitch (NVLS: more than four Hopper or newer GPUs of one machine).
-Left out: limits of a channel, which bind only where there are few; collnet; PAT; the CPU's vendor (Intel is assumed).
+Left out: limits of a channel, which matter only if there are few; collnet; PAT; the CPU's vendor (Intel is assumed).
         The rate of NVLS is written as what was measured on 8 GPUs, 7/8 of link times efficiency (475 GB/s of bus
         bandwidth on an H200 machine, 838 on a B200), since the tuner's own depends on the channels that it finds.
 """
