@@ -83,8 +83,8 @@ def _models_of(optimizers: list[torch.optim.Optimizer]) -> list[nn.Module]:
 
 def _live_modules() -> list[nn.Module]:
     # By type: isinstance reads the object's __class__, which objects of other libraries may override.
-    kinds = ((found, type(found)) for found in gc.get_objects())
-    return [found for found, kind in kinds if issubclass(kind, nn.Module) and not issubclass(kind, SeveralModels)]
+    kinds = ((obj, type(obj)) for obj in gc.get_objects())
+    return [obj for obj, kind in kinds if issubclass(kind, nn.Module) and not issubclass(kind, SeveralModels)]
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
