@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""The loop of ``whatif.opdb.neighbours``: one source for both forms (see loops.py); uncompiled, numpy takes a query."""
+"""The loop of ``whatif.opdb.neighbours``: one source for both forms (see loops.py); uncompiled, numpy runs a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nearest(
     positions: cython.longlong[:, ::1],
     squares: cython.double[:, ::1],
 ) -> None:
-    """Fill ``positions`` and ``squares``, shape (q, count): brute force with a short sorted list a query.
+    """Fill ``positions`` and ``squares``, shape (q, count): brute force with a short sorted list for each query.
 
     A tree is no faster for the few thousand rows of a group.
     """
@@ -63,7 +63,7 @@ def nearest(
 def _row(measured: Any, point: Any, banned: int, positions: Any, squares: Any) -> None:
     count = len(positions)
     square = np.zeros(len(measured))
-    for axis in range(measured.shape[1]):  # in the order in which the compiled loop adds up
+    for axis in range(measured.shape[1]):  # the same order of summation as the compiled loop
         square += (measured[:, axis] - point[axis]) ** 2
     if banned >= 0:
         square[banned] = np.inf

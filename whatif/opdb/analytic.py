@@ -1,7 +1,7 @@
-"""The last source of the chain: what a data sheet alone says of operators, family by family, with a range.
+"""The last source of the chain: estimates from a data sheet alone, family by family, with a range.
 
 - convolutions in fp32 and fp64: Pei et al.'s abstract instruction queue, the faster of im2col and FFT
-  (``whatif.opdb.queue_layers``); on NeuSight's convolutions it misses less than the roofline law on each of five GPUs
+  (``whatif.opdb.queue_layers``); on NeuSight's convolutions its error is below the roofline's on each of five GPUs
   (docs/instruction_queue.md).
 - convolutions in the formats of a device's tensor cores: ``whatif.opdb.tensor_convolutions``.
 - collectives: NCCL's own tuner (``whatif.opdb.collective_law``).
@@ -25,13 +25,13 @@ from whatif.opdb.tensor_convolutions import tensor_convolutions
 
 ConvLaw = Literal["queue", "roofline"]
 
-# The queue's nominal 90 % range: 5 and 95 % of measured over estimated time on a V100 (NeuSight's convolutions), whose
-# DOP is from the same rows.
+# The queue's nominal 90 % range: 5 and 95 % of measured over estimated time on a V100 (NeuSight's convolutions); its
+# DOP was chosen on the same rows.
 QUEUE_LOW_FACTOR, QUEUE_HIGH_FACTOR = 1.6, 2.2
 
 
 def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
-    """Return a mask, shape (n,), of the operators that a data sheet has a law for."""
+    """Return a mask, shape (n,), of the operators that can be estimated from a data sheet."""
     if gpu is not None and ops.family == "collective":
         return answers_collective(gpu, ops)
     return data_sheet.answers_analytically(gpu, ops)
@@ -42,7 +42,7 @@ def analytic_answers(
 ) -> tuple[Float64, Float64, Float64]:
     """Return an estimate from the data sheet alone and its nominal 90 % range, seconds, shape (n,) each.
 
-    ``conv_law`` says who answers for convolutions. NaN for collectives that ``answers_analytically`` leaves out.
+    ``conv_law`` selects the model of convolutions. NaN for collectives that ``answers_analytically`` excludes.
     """
     if ops.family == "collective":
         return collective_analytic(gpu, ops)
@@ -50,13 +50,13 @@ def analytic_answers(
     if ops.family == "conv" and conv_law == "queue":
         queue = queue_s(gpu, ops) + (data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu))
         known = np.isfinite(queue)
-        # What no kernel undercuts holds for the estimate's range as well.
+        # The range respects the lower bound of any kernel as well.
         least = np.maximum(queue / QUEUE_LOW_FACTOR, data_sheet.bound_s(gpu, ops, cold=False))
         t = np.where(known, queue, t)
         low = np.where(known, np.minimum(least, queue), low)
         high = np.where(known, queue * QUEUE_HIGH_FACTOR, high)
     if ops.family == "conv":
-        # In the formats of the device's tensor cores: what the queue does not know.
+        # Formats of the device's tensor cores, which the queue does not cover.
         units = tensor_convolutions(gpu, ops)
         known = np.isfinite(units[0])
         floor = data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu)

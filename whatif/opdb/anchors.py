@@ -1,7 +1,7 @@
-"""A few measurements on a device that was not learned from: how its times compare with what the others' model says.
+"""Anchors: a few measurements on a device outside a model's training data, which correct the model's predictions.
 
 The log of measured over predicted time is fitted by ridge on [1, log of the law's time]: a level, and a slope that few
-measurements hardly move. From ten on the range is that of the anchors themselves, each predicted from the others.
+measurements hardly change. With ten or more, the range is that of the anchors, each predicted from the others.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from msgspec import Struct
 from whatif.graph.types import Float64
 from whatif.opdb.interpolate import COVERAGE
 
-FEWEST_ANCHORS, FEWEST_THAT_TELL = 5, 10
-# So many measurements weigh as much as the belief that the model is right: as to its level, and as to its slope.
+FEWEST_ANCHORS, FEWEST_FOR_RANGE = 5, 10
+# Prior weight of the uncorrected model, in measurements: for its level, and for its slope.
 _RIDGE = np.array([1.0, 4.0])
-# A stray anchor counts no more than one that is off by this, log, from the middle one.
+# Stray anchors are clipped to this distance, log, from the median one.
 _FARTHEST = 0.5
 
 
 class Anchors(Struct, frozen=True):
-    """What to add to a prediction's log: ``level`` and ``slope`` times the law's log time less ``middle``.
+    """A correction of a prediction's log: ``level`` plus ``slope`` times (the law's log time - ``middle``).
 
-    ``half`` is the half-width of the 90 % range, log; None where there are too few anchors.
+    ``half`` is the half-width of the 90 % range, log; None if there are too few anchors.
     """
 
     level: float
@@ -31,42 +31,42 @@ class Anchors(Struct, frozen=True):
     half: float | None
 
     def correction(self, log_law: Float64) -> Float64:
-        """Return what to add to the log of predicted times, shape (n,)."""
+        """Return the correction to add to the log of predicted times, shape (n,)."""
         return np.asarray(self.level + self.slope * (log_law - self.middle))
 
 
 def fit_anchors(miss: Float64, log_law: Float64) -> Anchors | None:
-    """Learn from n anchors: log of measured over predicted time, and of the law's time; None where they are too few."""
+    """Fit n anchors: log of measured over predicted time, and of the law's time; None if they are too few."""
     if len(miss) < FEWEST_ANCHORS:
         return None
     middle = float(log_law.mean())
     level, slope = _ridge(miss, log_law - middle)
     half = None
-    if len(miss) >= FEWEST_THAT_TELL:
-        rest = np.empty(len(miss))
-        for one in range(len(miss)):
-            others = np.arange(len(miss)) != one
-            own_middle = float(log_law[others].mean())
-            own_level, own_slope = _ridge(miss[others], log_law[others] - own_middle)
-            rest[one] = miss[one] - own_level - own_slope * (log_law[one] - own_middle)
-        half = _surely(np.abs(rest))
+    if len(miss) >= FEWEST_FOR_RANGE:
+        residual = np.empty(len(miss))
+        for left_out in range(len(miss)):
+            kept = np.arange(len(miss)) != left_out
+            own_middle = float(log_law[kept].mean())
+            own_level, own_slope = _ridge(miss[kept], log_law[kept] - own_middle)
+            residual[left_out] = miss[left_out] - own_level - own_slope * (log_law[left_out] - own_middle)
+        half = _conservative(np.abs(residual))
     return Anchors(level, slope, middle, half)
 
 
-def _surely(rest: Float64) -> float:
-    """The quantile that holds nine of ten with few anchors as well: one standard deviation above the usual one.
+def _conservative(residual: Float64) -> float:
+    """A conservative 90 % quantile for few anchors: one standard deviation above the usual one.
 
-    How much of the future the r-th of k scores holds is beta-distributed, Beta(r, k + 1 - r): with twenty anchors the
-    usual quantile holds 0.9 give or take 0.06.
+    The coverage of the r-th of k scores is distributed as Beta(r, k + 1 - r): with twenty anchors the
+    usual quantile covers 0.9 +- 0.06.
     """
-    whole = len(rest) + 1
-    rank = int(np.ceil(COVERAGE * whole + np.sqrt(COVERAGE * (1 - COVERAGE) * whole)))
-    return float(np.sort(rest)[min(rank, len(rest)) - 1])
+    count = len(residual) + 1
+    rank = int(np.ceil(COVERAGE * count + np.sqrt(COVERAGE * (1 - COVERAGE) * count)))
+    return float(np.sort(residual)[min(rank, len(residual)) - 1])
 
 
 def _ridge(miss: Float64, centred: Float64) -> tuple[float, float]:
     centre = float(np.median(miss))
-    kept = np.clip(miss, centre - _FARTHEST, centre + _FARTHEST)
-    design = np.stack([np.ones(len(kept)), centred], axis=1)
-    level, slope = np.linalg.solve(design.T @ design + np.diag(_RIDGE), design.T @ kept).tolist()
+    clipped = np.clip(miss, centre - _FARTHEST, centre + _FARTHEST)
+    design = np.stack([np.ones(len(clipped)), centred], axis=1)
+    level, slope = np.linalg.solve(design.T @ design + np.diag(_RIDGE), design.T @ clipped).tolist()
     return level, slope

@@ -1,4 +1,4 @@
-"""What the chain of estimators says: durations with their ranges, who answered, and from what."""
+"""Answers of the chain of estimators: durations with their ranges, the answering source, and its basis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.opdb.provenance import Basis
 
 
 class AnswerSource(IntEnum):
-    """Who answered, the best first."""
+    """The sources of the chain, the best first."""
 
     EXACT = 0
     INTERPOLATED = 1
@@ -31,9 +31,9 @@ ALL_SOURCES = tuple(source for source in AnswerSource if source != AnswerSource.
 class Answers(Struct, frozen=True):
     """Durations of n operators, seconds, with a nominal 90 % range; all columns have shape (n,).
 
-    ``answered_by`` is the source, ``basis`` how the measurements under it were taken (an index into ``bases``, -1 where
-    there are none), ``evidence`` how many rows those are, ``outside`` how many doublings the operator lies
-    beyond what was measured.
+    ``answered_by`` is the source, ``basis`` that of its measurements (an index into ``bases``, -1 without any),
+    ``evidence`` the number of their rows, ``outside`` the doublings by which the operator lies beyond the measured
+    sizes.
     """
 
     t_s: Float64
@@ -51,17 +51,17 @@ class Answers(Struct, frozen=True):
     def fill(
         self, rows: Int64, estimates: Estimates, answered_by: AnswerSource, basis: Int64 | int, evidence: Int64 | int
     ) -> None:
-        """Put the estimates of the operators ``rows`` in their places."""
+        """Store the estimates of the operators ``rows``."""
         self.t_s[rows], self.low_s[rows], self.high_s[rows], self.outside[rows] = estimates
         self.answered_by[rows], self.basis[rows], self.evidence[rows] = answered_by, basis, evidence
 
     def put(self, rows: Int64, other: Answers) -> None:
-        """Take the answers ``rows`` over from others of the same operators."""
-        for mine, theirs in zip(self._columns(), other._columns(), strict=True):
-            mine[rows] = theirs[rows]
+        """Copy the answers ``rows`` from another set of answers for the same operators."""
+        for column, source in zip(self._columns(), other._columns(), strict=True):
+            column[rows] = source[rows]
 
     def copy(self) -> Answers:
-        """Return the same answers, to be changed apart from these."""
+        """Return an independent copy."""
         return self.take(np.arange(len(self)))
 
     def _columns(self) -> tuple[Array, ...]:

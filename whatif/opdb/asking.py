@@ -1,4 +1,4 @@
-"""An operator as a person spells it, ``linear:m=512,n=1024,k=1024,dtype=fp16``, and what the database says of it."""
+"""Parse an operator such as ``linear:m=512,n=1024,k=1024,dtype=fp16``, and look it up in the database."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ _REASONS = {
 
 
 def parse_operator(text: str) -> Operators:
-    """Return the one operator that ``text`` spells: a name, a colon, and its integers; fp32 and forward unless it says.
+    """Parse one operator: a name, a colon, and its integers; fp32 and forward by default.
 
-    Raises WhatifError where the name is not known, an integer is missing or is none.
+    Raises WhatifError if the name is unknown, or an integer is missing or invalid.
     """
     name, _, rest = text.partition(":")
     family = FAMILY_OF_NAME.get(name)
     if family is None:
         raise WhatifError(f"opdb: expected an operator ({', '.join(FAMILY_OF_NAME)}), got {name!r}.")
     given = {}
-    for word in filter(None, rest.split(",")):
-        key, sign, value = word.partition("=")
+    for entry in filter(None, rest.split(",")):
+        key, sign, value = entry.partition("=")
         keys = (*FAMILIES[family].attributes, *_TEXTS)
         if not sign or key in given or key not in keys:
             raise WhatifError(
-                f"opdb: expected {name}:KEY=VALUE,... with each of {', '.join(keys)} at most once, got {word!r}."
+                f"opdb: expected {name}:KEY=VALUE,... with each of {', '.join(keys)} at most once, got {entry!r}."
             )
         given[key] = value
     if family == "elementwise":
         given.setdefault("tensors", "2" if name in TWO_TENSORS else "1")
     dtype, phase = given.get("dtype", "fp32"), given.get("phase", "fwd")
-    for word, known in ((dtype, DTYPES), (phase, PHASES)):
-        if word not in known:
-            raise WhatifError(f"opdb: {name}: expected one of {', '.join(known)}, got {word!r}.")
+    for entry, known in ((dtype, DTYPES), (phase, PHASES)):
+        if entry not in known:
+            raise WhatifError(f"opdb: {name}: expected one of {', '.join(known)}, got {entry!r}.")
     integers = {attribute: _integer(name, attribute, given) for attribute in FAMILIES[family].attributes}
     ops = operators(family, integers, name=name, dtype=dtype, phase=phase, layout=given.get("layout", ""))
     if not ops.possible().all() or (family in ("matmul", "conv") and not work(ops)[0].all()):
@@ -85,7 +85,7 @@ def _integer(name: str, attribute: str, given: dict[str, str]) -> int:
 
 
 class Measurement(Struct, frozen=True):
-    """One measurement of an operator, and where it comes from; ``aside`` says why it does not count, "": it does."""
+    """One measurement of an operator, and its origin; ``aside`` says why it does not count ("": it counts)."""
 
     t_s: float
     t_low_s: float | None
@@ -95,10 +95,10 @@ class Measurement(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """What the database says of one operator on one device: an estimate with its range, who made it, and from what.
+    """The database's answer for one operator on one device: an estimate with its range, its source, and its basis.
 
-    ``basis`` is how the measurements were taken that it rests on, if only in part; without any, ``includes_launch``
-    is as it was asked for. ``includes_launch`` is None where that is not known.
+    ``basis`` describes the measurements that it rests on, at least in part; without any, ``includes_launch``
+    is as requested. ``includes_launch`` is None if unknown.
     """
 
     operator: dict[str, str | int]
@@ -141,12 +141,12 @@ def ask(
     launch: bool = False,
     models: Sequence[LearnedModel] = (),
 ) -> Reply:
-    """Ask for one operator on a device (a name of the database)."""
+    """Estimate one operator on a device (by its name in the database)."""
     estimator = Estimator(index, device, method=method, framework=framework, launch=launch, models=models)
     answers = estimator.estimate(ops)
     answered_by, place = AnswerSource(int(answers.answered_by[0])), int(answers.basis[0])
     if answered_by == AnswerSource.ANALYTIC:
-        # A data sheet is weighted with these where they answer, and holds a launch where they do.
+        # If these answer, the data sheet's estimate is blended with theirs, and includes a launch if theirs do.
         beside = (AnswerSource.SAME_SHAPE, AnswerSource.LEARNED_ACROSS)
         place = int(estimator.restricted(beside).estimate(ops).basis[0])
     basis = estimator.bases[place] if place >= 0 else None
@@ -166,15 +166,15 @@ def _measurements(index: Index, ops: Operators, device: str) -> list[Measurement
     first, last = family.find(ops.keys[:1])
     found = []
     for row in range(int(first[0]), int(last[0])):
-        said = index.contributions[int(family.contribution[row])]
-        if said.origin.device.name != device:
+        provenance = index.contributions[int(family.contribution[row])]
+        if provenance.origin.device.name != device:
             continue
         low, high = float(family.t_low_s[row]), float(family.t_high_s[row])
         found.append(
             Measurement(
                 float(family.t_s[row]), None if np.isnan(low) else low, None if np.isnan(high) else high,
                 _REASONS[Aside(int(family.aside[row]))],
-                described(said),
+                described(provenance),
             )
         )  # fmt: skip
     return found

@@ -1,18 +1,18 @@
-"""The chain of estimators: the first one that can answer does, with a range, and its name stands beside the answer.
+"""The chain of estimators: the first source that can answer does, with a range, and the answer names it.
 
 1. exact: the operator itself was measured on the device.
-2. interpolated: operators of other sizes were; see ``whatif.opdb.interpolate``.
-3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. Where it missed less than 2 on data that
-   neither had seen, it comes before it.
-4. same_chip: a model of another board with the same chip, by the ratio of the two data sheets' times.
-5. same_shape: the operator itself was measured on two other devices or more of the same vendor; see
+2. interpolated: operators of other sizes were measured; see ``whatif.opdb.interpolate``.
+3. learned: a model of the device's measurements; see ``whatif.opdb.learned``. It comes before 2 for operators on which
+   its error was smaller on data that neither had seen.
+4. same_chip: a model of another board with the same chip, scaled by the ratio of the two data sheets' times.
+5. same_shape: the operator itself was measured on at least two other devices of the same vendor; see
    ``whatif.opdb.same_shape``.
 6. learned_across: a model of several devices' measurements, for those of the same vendor.
 7. analytic: the device's data sheet; see ``whatif.opdb.analytic``.
 
-The last three know nothing of the device itself: they answer together, weighted by how far each misses devices that
-were left out (``whatif.opdb.blending``); the one with the most weight is named. Nothing falls back in silence: what
-no source can answer is NaN, with the source NONE.
+The last three use no measurements of the device itself: they answer together, weighted by the error of each on devices
+left out (``whatif.opdb.blending``); the answer names the one with the most weight. There is no silent fallback: an
+operator that no source can answer for is NaN, with the source NONE.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from whatif.opdb.work import work
 __all__ = ["ALL_SOURCES", "Answers", "Estimator", "AnswerSource"]
 
 
-# Which times are answered with where an operator was measured in several ways: those of the kernels alone come first,
+# Preference among methods if an operator was measured with several: times of kernels alone come first,
 # which is what a task of a trace is.
 METHOD_ORDER = ("graph_replay", "kernel", "chain_difference", "trace", "event_pair", "wall", "unknown")
-# As many measurements of a device make a model of its own, and interpolate well; fewer anchor that of other devices.
+# With this many measurements a device interpolates well or has its own model; fewer anchor that of other devices.
 ENOUGH_TO_LEARN = 200
-# What another board of one chip adds to the half-width of a range, log: other clocks under load. Our estimate.
+# Added to the half-width of a range for another board of the same chip, log: other clocks under load. Our estimate.
 CHIP_WIDTH = 0.1
-# Questions whose answers are kept: a what-if asks some twenty, of up to some hundred operators each.
+# Cached queries: a what-if makes about twenty, of up to a few hundred operators each.
 QUESTIONS = 512
 
 
 @dataclass(eq=False)
 class Estimator:
-    """Answers for one device from an index and models; what it learns of a group is kept for the next question.
+    """Estimates times for one device from an index and models; fits of groups and answers are cached.
 
-    ``method`` and ``framework`` restrict it to times taken in one way; ``launch`` says whether an analytic answer holds
-    a launch. With ``kernels_alone`` the launch is taken out of what models say that learned times with launches.
-    ``conv_law`` is who answers for convolutions from the data sheet alone (``whatif.opdb.analytic``).
+    ``method`` and ``framework`` restrict it to times measured in one way; ``launch`` says whether an analytic answer
+    includes a launch. With ``kernels_alone`` the launch is subtracted from models fitted to times with launches.
+    ``conv_law`` is the model that estimates convolutions from the data sheet alone (``whatif.opdb.analytic``).
     """
 
     index: Index
@@ -93,35 +93,35 @@ class Estimator:
             (own if group.device == self.device else others)[group.basis] += group.rows
         for facts in (model.facts for model in self.able_models):
             (others if facts.across else own)[facts.measured_as] += facts.rows
-        # What this device was measured by comes before what only others were.
+        # Bases of this device's measurements come before those that only other devices have.
         ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
         self.bases = tuple(ordered)
         named = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
-        # Another vendor's devices run other libraries: what they take says nothing of this one.
+        # Another vendor's devices run other libraries: their times do not carry over.
         vendor = self.gpu.vendor if self.gpu is not None else ""
         facts_by_name = {name: devices.facts(name) for name in sorted(named)}
         self.other_gpus = {name: gpu for name, gpu in facts_by_name.items() if gpu is not None and gpu.vendor == vendor}
 
     def restricted(self, sources: Sequence[AnswerSource]) -> Estimator:
-        """Return the chain with those of ``sources`` that it has; what either learns, both know."""
+        """Return the chain limited to ``sources``; the two share their caches."""
         part = copy(self)
         part.sources = [source for source in sources if source in self.sources]
         return part
 
     def estimate(self, ops: Operators) -> Answers:
         """Estimate each of n operators."""
-        # A trace asks for the same few operators over and over, and so does the next what-if.
-        keys, first, which = np.unique(ops.keys, return_index=True, return_inverse=True)
+        # A trace repeats the same few operators, and so does the next what-if.
+        keys, first, inverse = np.unique(ops.keys, return_index=True, return_inverse=True)
         question = (tuple(self.sources), keys.tobytes())
         answers = self._answered.get(question)
         if answers is None:
             if len(self._answered) >= QUESTIONS:
                 self._answered.clear()
             answers = self._answered[question] = self._distinct(ops.take(first))
-        return answers.take(which.reshape(-1))
+        return answers.take(inverse.reshape(-1))
 
     def _distinct(self, asked: Operators) -> Answers:
-        """Estimate each of operators that differ."""
+        """Estimate operators without duplicates."""
         distinct = unanswered(len(asked), self.bases)
         measured = self.index.families.get(asked.family)
         groups = self.index.groups.get(asked.family, [])
@@ -141,7 +141,7 @@ class Estimator:
     def _from_others(
         self, measured: FamilyIndex | None, groups: list[GroupInfo], asked: Operators, answers: Answers
     ) -> None:
-        """Let the sources that know nothing of this device answer what is left, each weighted by its expected error."""
+        """Answer the rest from sources without measurements of this device, weighted by their expected errors."""
         found: list[Candidate] = []
         if measured is not None and AnswerSource.SAME_SHAPE in self.sources:
             shapes = answers.copy()
@@ -150,7 +150,7 @@ class Estimator:
         if AnswerSource.LEARNED_ACROSS in self.sources:
             across = answers.copy()
             anchored, sigma = self._models_across(asked, across)
-            # A few measurements of this device, interpolated, give way to the model that they anchor.
+            # An interpolation of few measurements gives way to the model that those measurements anchor.
             took_over = anchored & (answers.answered_by == AnswerSource.INTERPOLATED)
             answers.put(np.flatnonzero(took_over), across)
             found.append(Candidate(AnswerSource.LEARNED_ACROSS, across, anchored, sigma))
@@ -167,16 +167,16 @@ class Estimator:
                 column[open_] *= factor
 
     def _launches(self, found: Sequence[Candidate], size: int) -> Bool:
-        """Whether the data sheet's times have to hold a launch, as those that they are weighted with, shape (n,)."""
+        """Whether the data sheet's times must include a launch to match those they are averaged with, shape (n,)."""
         launch = np.full(size, self.launch)
-        for one in reversed(found):
-            held = np.array([basis.has_launch and not self.kernels_alone for basis in self.bases] + [False])
-            there = one.answers.answered_by == one.source
-            launch = np.where(there, held[one.answers.basis], launch)
+        for candidate in reversed(found):
+            includes_launch = np.array([basis.has_launch and not self.kernels_alone for basis in self.bases] + [False])
+            answered = candidate.answers.answered_by == candidate.source
+            launch = np.where(answered, includes_launch[candidate.answers.basis], launch)
         return np.asarray(launch, dtype=np.bool_)
 
     def _ranks(self, groups: list[GroupInfo]) -> Int64:
-        """The place of each group's basis in the order of preference; -1 for groups that may not answer."""
+        """The preference rank of each group's basis, 0 first; -1 for groups that may not answer."""
         ranks = [
             self.bases.index(g.basis) if g.device == self.device and self._may_answer(g.basis) else -1 for g in groups
         ]
@@ -186,7 +186,7 @@ class Estimator:
         return self.method in (None, basis.method) and self.framework in (None, basis.framework)
 
     def _is_able(self, facts: ModelFacts) -> bool:
-        """Whether a model knows this device: as its own, or as one of a vendor's whose devices it has seen."""
+        """Whether a model applies to this device: fitted to it, or across devices of its vendor."""
         if facts.across:
             return self.gpu is not None and facts.knows_vendor_of(self.gpu)
         return facts.device == self.device
@@ -206,8 +206,8 @@ class Estimator:
         if not len(query):
             return
         times = (np.asarray(column[row]) for column in (measured.t_s, measured.t_low_s, measured.t_high_s))
-        asked, middle, low, high, count = weighted_medians(query, *times)
-        answers.fill(asked, Estimates(middle, low, high), AnswerSource.EXACT, best[asked], count)
+        answered, middle, low, high, count = weighted_medians(query, *times)
+        answers.fill(answered, Estimates(middle, low, high), AnswerSource.EXACT, best[answered], count)
 
     def _interpolated(self, measured: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
         open_ = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
@@ -268,54 +268,54 @@ class Estimator:
             answers.fill(rows, estimates, AnswerSource.SAME_SHAPE, rank, transfer.devices[at])
 
     def _own_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
-        """Ask the models of this device, the preferred way of measuring first.
+        """Answer from the models of this device, the preferred basis first.
 
-        With ``better_only`` they answer for the operators that they miss less than an interpolation does.
+        With ``better_only`` they answer only for operators on which their error is smaller than an interpolation's.
         """
         for model, rank, names in best_first(self._models_of(self.device, asked.family)):
             rows = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
             if not len(rows) or (better_only and model.shipped):
                 continue
             part = asked.take(rows)
-            known, spoken, extra = model.covers(part)
-            known &= model.of_name(spoken, dict.fromkeys(names, 1.0), 0.0) > 0
+            known, mapped, extra = model.covers(part)
+            known &= model.of_name(mapped, dict.fromkeys(names, 1.0), 0.0) > 0
             if better_only:
-                known &= model.of_name(spoken, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
-                # Not those whose like were measured here in a way that comes before the model's.
+                known &= model.of_name(mapped, dict.fromkeys(model.facts.before_interpolation, 1.0), 0.0) > 0
+                # Not operators of groups that were measured here on a basis preferred to the model's.
                 known &= ~np.isin(part.group_keys, _keys(self._measured(asked.family, range(rank))))
             if known.any():
-                estimates, near = self._ask(model, spoken.take(known), extra[known])
+                estimates, near = self._ask(model, mapped.take(known), extra[known])
                 answers.fill(rows[known][near], estimates.take(near), AnswerSource.LEARNED, rank, model.facts.rows)
 
     def _same_chip(self, asked: Operators, answers: Answers) -> None:
-        """Ask the models of another board of the same chip, and scale by what the two data sheets say of each operator.
+        """Answer from models of another board with the same chip, scaled by the ratio of the data sheets' times.
 
-        The ratio holds clocks, power (by the sustained rates) and bandwidth.
+        The ratio covers clocks, power (through the sustained rates) and bandwidth.
         """
         if self.gpu is None:
             return
         for twin in sorted({m.facts.device for m in self.models if not m.facts.across} - {self.device}):
-            other = devices.facts(twin)
+            twin_gpu = devices.facts(twin)
             rows = np.flatnonzero(answers.answered_by == AnswerSource.NONE)
-            if other is None or not len(rows) or not same_chip(self.gpu, other):
+            if twin_gpu is None or not len(rows) or not same_chip(self.gpu, twin_gpu):
                 continue
             part = asked.take(rows)
             able = answers_analytically(self.gpu, part)
-            there = self._twin(twin)
-            told = there.estimate(part)
-            able &= told.answered_by == AnswerSource.LEARNED
-            basis = np.array([b in self.bases and b.has_launch for b in there.bases] + [False])
-            launch = basis[told.basis] & (not self.kernels_alone)
-            here, that = (_sheet_s(gpu, part, launch) for gpu in (self.gpu, other))
-            ratio, width = here / that, np.exp(CHIP_WIDTH)
-            rank = np.array([self.bases.index(b) if b in self.bases else -1 for b in there.bases] + [-1])[told.basis]
-            bound, t_s = bound_s(self.gpu, part, cold=False), np.maximum(told.t_s * ratio, least_s(self.gpu, part))
-            low_s = np.minimum(np.maximum(told.low_s * ratio / width, bound), t_s)
-            scaled = Estimates(t_s, low_s, np.maximum(told.high_s * ratio * width, t_s), told.outside)
-            answers.fill(rows[able], scaled.take(able), AnswerSource.SAME_CHIP, rank[able], told.evidence[able])
+            chain = self._twin(twin)
+            given = chain.estimate(part)
+            able &= given.answered_by == AnswerSource.LEARNED
+            basis = np.array([b in self.bases and b.has_launch for b in chain.bases] + [False])
+            launch = basis[given.basis] & (not self.kernels_alone)
+            sheet_s, twin_sheet_s = (_sheet_s(gpu, part, launch) for gpu in (self.gpu, twin_gpu))
+            ratio, width = sheet_s / twin_sheet_s, np.exp(CHIP_WIDTH)
+            rank = np.array([self.bases.index(b) if b in self.bases else -1 for b in chain.bases] + [-1])[given.basis]
+            bound, t_s = bound_s(self.gpu, part, cold=False), np.maximum(given.t_s * ratio, least_s(self.gpu, part))
+            low_s = np.minimum(np.maximum(given.low_s * ratio / width, bound), t_s)
+            scaled = Estimates(t_s, low_s, np.maximum(given.high_s * ratio * width, t_s), given.outside)
+            answers.fill(rows[able], scaled.take(able), AnswerSource.SAME_CHIP, rank[able], given.evidence[able])
 
     def _twin(self, device: str) -> Estimator:
-        """The models of another board."""
+        """The chain of another board, limited to its models."""
         if device not in self._twins:
             self._twins[device] = Estimator(
                 self.index, device, (AnswerSource.LEARNED,), self.method, self.framework, self.launch, self.models,
@@ -324,62 +324,62 @@ class Estimator:
         return self._twins[device]
 
     def _models_across(self, asked: Operators, answers: Answers) -> tuple[Bool, Float64]:
-        """Ask the models across devices of this vendor; this device's own few measurements of a group anchor them.
+        """Answer from the models across devices of this vendor, anchored by this device's few measurements of a group.
 
-        One answers beside those few, interpolated, where its range is the narrower one. Gives
-        which operators anchored models answered for, and what a model's distance from this device and from what it was
-        fitted to adds to the standard deviation of its error (log), shape (n,) both.
+        A model replaces the interpolation of those few if its range is narrower. Returns a mask of the operators that
+        anchored models answered for, and the addition to the standard deviation of a model's error (log) for its
+        distance from this device and from its training data, shape (n,) both.
         """
         by_anchors, sigma = np.zeros(len(asked), dtype=np.bool_), np.zeros(len(asked))
         for model, rank in self._models_of("", asked.family):
-            few = (answers.answered_by == AnswerSource.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
-            rows = np.flatnonzero(few | (answers.answered_by == AnswerSource.NONE))
+            few_measured = (answers.answered_by == AnswerSource.INTERPOLATED) & (answers.evidence < ENOUGH_TO_LEARN)
+            rows = np.flatnonzero(few_measured | (answers.answered_by == AnswerSource.NONE))
             if not len(rows):
                 break
             part = asked.take(rows)
-            known, spoken, extra = model.covers(part)
-            known &= self._at_one_rate(part, spoken)
+            known, mapped, extra = model.covers(part)
+            known &= self._at_one_rate(part, mapped)
             keys = np.where(known, asked.group_keys[rows], np.uint64(0))
             measured = _keys(self._measured(asked.family, range(rank, rank + 1)))
             for key in (np.uint64(0), *measured):
-                # Key 0 stands for all that was not measured here.
+                # Key 0: all groups that were not measured here.
                 of_key = known & (~np.isin(keys, measured) if not key else keys == key)
                 if not of_key.any():
                     continue
                 anchors = self._anchors(model, rank, part.take(of_key).take(np.array([0]))) if key else None
-                (estimates, near), here = self._ask(model, spoken.take(of_key), extra[of_key], anchors), rows[of_key]
-                open_ = answers.answered_by[here] == AnswerSource.NONE
+                (estimates, near), at = self._ask(model, mapped.take(of_key), extra[of_key], anchors), rows[of_key]
+                open_ = answers.answered_by[at] == AnswerSource.NONE
                 with np.errstate(invalid="ignore"):
-                    narrower = estimates.high_s / estimates.low_s < answers.high_s[here] / answers.low_s[here]
+                    narrower = estimates.high_s / estimates.low_s < answers.high_s[at] / answers.low_s[at]
                 chosen = np.where(open_, near, narrower)
-                answers.fill(here[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
-                by_anchors[here[chosen]] = anchors is not None
+                answers.fill(at[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
+                by_anchors[at[chosen]] = anchors is not None
                 far = device_distance(model.facts, self.gpu) if self.gpu is not None else 0.0
-                sigma[here[chosen]] = np.hypot(model.facts.growth * np.asarray(estimates.outside)[chosen], far)
+                sigma[at[chosen]] = np.hypot(model.facts.growth * np.asarray(estimates.outside)[chosen], far)
         return by_anchors, sigma
 
-    def _at_one_rate(self, ops: Operators, spoken: Operators) -> Bool:
-        """Mask of the operators whose format the device multiplies as fast as that in which a model speaks of them.
+    def _at_one_rate(self, ops: Operators, mapped: Operators) -> Bool:
+        """Mask of the operators whose format runs at the same rate as the format that the model substitutes.
 
-        fp16 and bf16 stand in for one another, but not on a device that has tensor cores for one of them alone.
+        fp16 and bf16 replace one another, but not on a device with tensor cores for only one of them.
         """
         if self.gpu is None:
             return np.ones(len(ops), dtype=np.bool_)
         gpu = self.gpu
-        told, said = (
-            np.array([rate_tflops(gpu, dtype, "matmul", tf32=False) for dtype in each.dtypes]) for each in (ops, spoken)
+        rates, model_rates = (
+            np.array([rate_tflops(gpu, dtype, "matmul", tf32=False) for dtype in each.dtypes]) for each in (ops, mapped)
         )
-        return np.asarray(told == said, dtype=np.bool_)
+        return np.asarray(rates == model_rates, dtype=np.bool_)
 
     def _models_of(self, device: str, family: str) -> list[tuple[LearnedModel, int]]:
         """The models of a device ("": across devices) that may answer, each with the rank of its basis; best first."""
-        mine = (m for m in self.able_models if (m.facts.device, m.facts.family) == (device, family))
-        able = [m for m in mine if self._may_answer(m.facts.measured_as)]
+        of_device = (m for m in self.able_models if (m.facts.device, m.facts.family) == (device, family))
+        able = [m for m in of_device if self._may_answer(m.facts.measured_as)]
         ranked = [(m, self.bases.index(m.facts.measured_as)) for m in able]
         return sorted(ranked, key=lambda pair: (pair[1], pair[0].name))
 
     def _measured(self, family: str, ranks: range) -> list[GroupInfo]:
-        """The groups that this device was measured of in the ways of ``ranks``."""
+        """The groups of this device whose basis has a rank in ``ranks``."""
         groups = self.index.groups.get(family, [])
         return [group for group, rank in zip(groups, self._ranks(groups).tolist(), strict=True) if rank in ranks]
 
@@ -392,7 +392,7 @@ class Estimator:
         )  # fmt: skip
 
     def _anchors(self, model: LearnedModel, rank: int, like: Operators) -> Anchors | None:
-        """What this device's own measurements of a group say of a model across devices."""
+        """Fit a model's correction to this device's own measurements of a group."""
         family, place = self.index.families.get(like.family), (model.name, like.group_keys[0])
         if family is None or self.gpu is None:
             return None
@@ -408,39 +408,39 @@ class Estimator:
 
     def _analytic(self, asked: Operators, answers: Answers, launch: Bool) -> None:
         able = (answers.answered_by == AnswerSource.NONE) & analytic.answers_analytically(self.gpu, asked)
-        for held in (False, True):
-            rows = np.flatnonzero(able & (launch == held))
+        for launched in (False, True):
+            rows = np.flatnonzero(able & (launch == launched))
             if self.gpu is None or not len(rows):
                 continue
-            times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=held, conv_law=self.conv_law)
+            times = analytic.analytic_answers(self.gpu, asked.take(rows), launch=launched, conv_law=self.conv_law)
             answers.fill(rows, Estimates(*times), AnswerSource.ANALYTIC, -1, 0)
 
 
 def same_chip(gpu: Gpu, other: Gpu) -> bool:
-    """Say whether two boards carry one chip with as many multiprocessors."""
+    """Whether two boards carry the same chip with the same number of multiprocessors."""
     chip = (gpu.vendor, gpu.arch, gpu.compute_capability, gpu.sm_count, gpu.l2_mbyte)
     return chip == (other.vendor, other.arch, other.compute_capability, other.sm_count, other.l2_mbyte)
 
 
 def _sheet_s(gpu: Gpu, ops: Operators, launch: Bool) -> Float64:
-    """What a data sheet says of operators, seconds, shape (n,), with a launch if asked."""
+    """Operator times from the data sheet, seconds, shape (n,); ``launch`` marks those that include a launch."""
     alone, launched = (
-        analytic.analytic_answers(gpu, ops, launch=held)[0] if np.any(launch == held) else np.zeros(len(ops))
-        for held in (False, True)
+        analytic.analytic_answers(gpu, ops, launch=flag)[0] if np.any(launch == flag) else np.zeros(len(ops))
+        for flag in (False, True)
     )
     return np.where(launch, launched, alone)
 
 
 def _over_other_devices(gpu: Gpu, ops: Operators) -> Float64:
-    """What whole steps of a device say of answers that come from others, shape (n,)."""
+    """Correction factors, from whole measured steps, for answers based on other devices, shape (n,)."""
     if ops.family not in ("matmul", "elementwise", "normalization"):
         return np.ones(len(ops))
     names, dtypes = ops.texts["name"], ops.texts["dtype"]
-    words = [
+    kinds = [
         ops.family if ops.family != "normalization" else "layer_norm" if name == "layer_norm" else "softmax"
         for name in names.table
     ]
-    table = [[over_other_devices(gpu, word, dtype) for dtype in dtypes.table] for word in words]
+    table = [[over_other_devices(gpu, kind, dtype) for dtype in dtypes.table] for kind in kinds]
     return np.array(table or [[1.0]])[names.codes, dtypes.codes]
 
 
@@ -449,5 +449,5 @@ def _keys(groups: list[GroupInfo]) -> UInt64:
 
 
 def _in_order(rows: Counter[Basis]) -> list[Basis]:
-    """The bases of so many rows each, the preferred one first: of two frameworks the one that was measured more."""
+    """Sort bases, given their row counts, by preference; of two frameworks the one with more rows comes first."""
     return sorted(rows, key=lambda basis: (METHOD_ORDER.index(basis.method), -rows[basis], basis))

@@ -1,4 +1,4 @@
-"""Whether a database is sound: every shard read and verified, and what is set aside."""
+"""Check a database: read and verify every shard, and count the rows that are set aside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whatif.runtime.progress import Progress
 
 
 class SetAside(Struct, frozen=True):
-    """How many rows of an operator on a device are set aside, of how many."""
+    """The rows of an operator on a device, and how many of them are set aside."""
 
     device: str
     operator: str
@@ -25,7 +25,7 @@ class SetAside(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """The state of a database: what is sound, a sentence on everything that is not, and what is set aside."""
+    """The state of a database: sound contributions, a message for each that is not, and the rows set aside."""
 
     contributions: int
     rows: int
@@ -39,7 +39,7 @@ class Check(Struct, frozen=True):
 
 
 def check(store: Store, *, progress: Progress | None = None) -> Check:
-    """Read and verify everything, whatever an index says."""
+    """Read and verify every contribution, without using an index."""
     contributions, problems = read_contributions(store, progress)
     index = index_of(contributions, problems)
     return Check(len(index.contributions), len(index), index.warnings, tuple(_set_aside(index)))

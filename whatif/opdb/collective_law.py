@@ -1,7 +1,7 @@
-"""Collectives without a measured one: NCCL's own tuner on the links that a device's data sheet lists.
+"""Collectives without measurements: NCCL's tuner on the links that a device's data sheet lists.
 
-Within one machine alone: nothing in a device's facts says what joins two machines. All ranks are joined by NVLink where
-the device has it (two at the most where it is a bridge), else by PCI Express. ``whatif.hardware.cluster.nccl`` has the
+Within one machine only: a device's facts do not include the network between machines. All ranks use NVLink if
+the device has it (two ranks at most if it is a bridge), else PCI Express. ``whatif.hardware.cluster.nccl`` has the
 tuner.
 """
 
@@ -21,7 +21,7 @@ from whatif.hardware.cluster.network import MOST_WORKERS, Level, Network
 from whatif.hardware.gpu import Gpu
 from whatif.opdb.rows import Operators
 
-# What NCCL counts of a link, over what its data sheet says, GB/s each: NCCL 2.30, topo.h (18 of NVLink 1's 20, 20 of 25
+# NCCL's bandwidth of a link over the data sheet's, GB/s each: NCCL 2.30, topo.h (18 of NVLink 1's 20, 20 of 25
 # of NVLink 2 and 3, 12 of GA102's 14.06, 20.6 of 25 of Hopper's, 40.1 of 50 of Blackwell's).
 _NVLINK_SHARE = {
     "6.0": 18 / 20, "7.0": 20 / 25, "7.5": 20 / 25, "8.0": 20 / 25, "8.6": 12 / 14.0625, "9.0": 20.6 / 25,
@@ -29,7 +29,7 @@ _NVLINK_SHARE = {
 }  # fmt: skip
 # 12 of the 15.75 GB/s of 16 lanes of PCI Express 3.0, and later ones in proportion (topo.h, topo.cc).
 _PCIE_SHARE = 12 / 15.75
-# NCCL's tuner is nearly always too fast, hardly ever too slow: 5 and 95 % of measured over estimated time on an A100
+# NCCL's tuner is nearly always optimistic, hardly ever too slow: 5 and 95 % of measured over estimated time on an A100
 # and an H100 machine (aiconfigurator-core 0.12.0).
 LOW_FACTOR, HIGH_FACTOR = 1.2, 2.0
 
@@ -45,7 +45,7 @@ def answers_collective(gpu: Gpu, ops: Operators) -> Bool:
 def collective_analytic(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Float64]:
     """Return times of n collectives and nominal 90 % ranges, seconds, shape (n,) each; see ``answers_collective``.
 
-    An all-to-all, which the tuner does not model, is one step of protocol Simple and what leaves a GPU over its link.
+    An all-to-all, which the tuner does not model, is one step of protocol Simple plus the bytes sent over a GPU's link.
     """
     t = np.full(len(ops), np.nan)
     able = answers_collective(gpu, ops)
@@ -63,7 +63,7 @@ def collective_analytic(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
 
 
 def machine_of(gpu: Gpu, ranks: int) -> Network:
-    """Return the network of so many GPUs of one machine, at the rates that NCCL counts with."""
+    """Return the network of ``ranks`` GPUs of one machine, at NCCL's rates."""
     share = _NVLINK_SHARE.get(gpu.compute_capability)
     if gpu.nvlink_gbyte_s and share and (ranks == 2 or not gpu.nvlink_bridged):
         kind, rate = "NVLink", gpu.nvlink_gbyte_s * share

@@ -16,7 +16,7 @@ from whatif.runtime.errors import WhatifError
 _SIZE_UNITS = {"bytes": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _TIME_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _LARGEST_FILE_BYTES = 50_000_000
-# How nccl-tests calls it.
+# Names that nccl-tests uses.
 _ALIASES = {"send_recv": "send"}
 # Larger messages have not been measured.
 _MOST_BYTES, _MOST_NS = 1e15, 1e15
@@ -26,8 +26,8 @@ def read_table(path: Path) -> Table:
     """Read a CSV with the columns ``size_bytes`` and ``time_us``, or what nccl-tests printed.
 
     Other units are size_kb, _mb, _gb, _kib, _mib, _gib and time_ns, _ms, _s; a header without them is refused. The
-    columns ``operation`` and ``workers`` may tell several collectives apart, and lines that begin with # are left out.
-    Raises WhatifError with the line where something else is found.
+    columns ``operation`` and ``workers`` may distinguish several collectives, and lines that begin with # are skipped.
+    Raises WhatifError, with the line, for anything else.
     """
     try:
         state = path.stat()
@@ -45,7 +45,7 @@ def _read(path: Path, _changed_ns: int, size_bytes: int) -> Table:
             f"{path}: expected a table of at most {_LARGEST_FILE_BYTES / 1e6:.0f} MB, got {size_bytes / 1e6:,.0f} MB."
         )
     try:
-        with path.open("rb") as file:  # a device says that it is empty, and never ends
+        with path.open("rb") as file:  # a device reports size 0, and never ends
             text = file.read(_LARGEST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WhatifError(f"{path}: expected a table of measured times, got a file that is no text.") from error
@@ -64,13 +64,13 @@ Row = tuple[str, int | None, float, float]
 
 
 def _curve(operation: str, workers: int | None, times: dict[float, list[float]]) -> Curve:
-    """A size that was measured several times takes the median."""
+    """Build a curve; a size that was measured several times gets the median."""
     sizes = sorted(times)
     return Curve(operation, workers, tuple(sizes), tuple(float(np.median(times[size])) for size in sizes))
 
 
 def _nccl_rows(text: str, path: Path) -> list[Row]:
-    """In place and out of place are two measurements of one size."""
+    """Rows of nccl-tests output; in place and out of place count as two measurements of one size."""
     # Here: the database's readers load pandas.
     from whatif.opdb.importers.found import Found
     from whatif.opdb.importers.nccl_tests import parse_run
@@ -114,13 +114,13 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
     return rows
 
 
-def _column(header: list[str], what: str, units: dict[str, float], path: Path) -> tuple[int, float]:
-    """Where the column is, and its unit."""
-    found = [(place, units[unit]) for place, word in enumerate(header) for unit in units if word == f"{what}_{unit}"]
+def _column(header: list[str], kind: str, units: dict[str, float], path: Path) -> tuple[int, float]:
+    """Return the position of the column, and its unit."""
+    found = [(place, units[unit]) for place, name in enumerate(header) for unit in units if name == f"{kind}_{unit}"]
     if len(found) != 1:
         raise WhatifError(
-            f"{path}: expected one column of {what}s whose name has the unit, as {what}_{next(iter(units))} "
-            f"({', '.join(f'{what}_{unit}' for unit in units)}), got the columns {', '.join(header)[:200]!r}."
+            f"{path}: expected one column of {kind}s whose name has the unit, as {kind}_{next(iter(units))} "
+            f"({', '.join(f'{kind}_{unit}' for unit in units)}), got the columns {', '.join(header)[:200]!r}."
         )
     return found[0]
 

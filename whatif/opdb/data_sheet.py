@@ -1,4 +1,4 @@
-"""What a data sheet says of operators: the time that no kernel undercuts, and an estimate from nothing else."""
+"""Operator times from a data sheet alone: a lower bound for every kernel, and an estimate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from whatif.hardware.roofline import (
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
-# Winograd's F(4x4, 3x3) multiplies a quarter as often (Lavin and Gray, "Fast Algorithms for Convolutional Neural
-# Networks", CVPR 2016, section 4.2); larger tiles lose too many digits to be used.
+# Winograd's F(4x4, 3x3) needs a quarter of the products (Lavin and Gray, "Fast Algorithms for Convolutional Neural
+# Networks", CVPR 2016, section 4.2); larger tiles lose too much precision to be used.
 WINOGRAD_SAVING, _WINOGRAD_TAPS = 4.0, 9
 # Larger kernels are transformed (FFT): a tile of T x T points costs four FLOPs a point and pair of channels, and yields
 # less than T x T outputs of 2 kh kw FLOPs each.
 FFT_SAVING_A_TAP = 0.5
 # F(2x2, 3x3), the same paper: what libraries mostly use.
 WINOGRAD_USUAL = 2.25
-# Formats of which a data sheet gives a rate; others compute at that of the format named here.
+# Formats without a rate on the data sheet, and the format at whose rate they compute.
 _RATE_DTYPE = {"fp4": "fp8", "int8": "fp8", "int": "fp32", "unknown": "fp32"}
 MATRIX_FAMILIES = ("matmul", "conv", "attention")
 _WORK: dict[tuple[str, bool], MatrixWork] = {
@@ -38,8 +38,8 @@ _WORK: dict[tuple[str, bool], MatrixWork] = {
 def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
     """Return each operator's FLOPs over the device's peak in its format, seconds, shape (n,).
 
-    With ``tf32`` products of fp32 numbers may run at the rate of tf32, as cuDNN's convolutions do where PyTorch is
-    left at its default.
+    With ``tf32`` fp32 products may run at the tf32 rate, as cuDNN's convolutions do with PyTorch's
+    default settings.
     """
     flops, _ = work(ops)
     rates = [rate_tflops(gpu, dtype, ops.family, tf32=tf32) for dtype in ops.texts["dtype"].table] or [1.0]
@@ -54,9 +54,9 @@ def memory_s(gpu: Gpu, ops: Operators) -> Float64:
 
 
 def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
-    """Return the time that no kernel undercuts, seconds, shape (n,): peaks in the fastest format that is allowed.
+    """Return a lower bound on any kernel's time, seconds, shape (n,), from peak rates in the fastest format allowed.
 
-    What fits the second-level cache may lie there already, unless it was measured ``cold``. A convolution of stride 1
+    What fits the second-level cache may already be there, unless it was measured ``cold``. A convolution of stride 1
     and 3x3 or more may save multiplications.
     """
     compute = compute_s(gpu, ops, tf32=ops.family == "conv")
@@ -70,14 +70,14 @@ def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
     return np.asarray(np.maximum(compute, memory))
 
 
-# Products of 16 bits that take longer find clocks that their own power has lowered. Our estimate.
+# Longer 16-bit products run at clocks lowered by their own power draw. Our estimate.
 UNDER_LOAD_S = 1e-4
 
 
 def under_load_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Return the time of long products of 16 bits at the rate that a GPU's file says it sustains; 0 for all others.
+    """Return the time of long 16-bit products at the sustained rate from the GPU's file; 0 for all others.
 
-    Repeated alone for a moment they are faster than inside a training step.
+    In short benchmarks they are faster than inside a training step.
     """
     if ops.family != "matmul" or gpu.bf16_sustained_tflops is None:
         return np.zeros(len(ops))
@@ -88,9 +88,9 @@ def under_load_s(gpu: Gpu, ops: Operators) -> Float64:
 
 
 def least_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Return the time that no estimate taken over from another board undercuts, seconds, shape (n,).
+    """Return the lower bound for estimates transferred from another board, seconds, shape (n,).
 
-    That of the peaks, and for products what a GPU's file says it sustains.
+    It is the time at peak rates, and for products at the sustained rate from the GPU's file.
     """
     least = np.maximum(bound_s(gpu, ops, cold=False), under_load_s(gpu, ops))
     if ops.family != "matmul" or gpu.fp32_sustained_tflops is None:
@@ -103,14 +103,14 @@ def least_s(gpu: Gpu, ops: Operators) -> Float64:
 # With the launch inside the time: a third of what events around one kernel read on five GPUs (NeuSight's smallest times
 # are 24 to 46 us). Our estimate.
 LAUNCH_FLOOR_S = 20e-6
-# What the tiles of a matrix product can be, and the share of a tile's peak that their operands' traffic leaves: smaller
+# Tile sizes of a matrix product, and the share of peak that operand traffic leaves to each: smaller
 # ones load more for each multiplication. Our estimate.
 _TILES = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.8), (64, 32, 0.65), (32, 32, 0.5))
-# Into how many parts a library splits the sum of a product whose tiles would leave multiprocessors idle, and the least
+# How many parts a library splits the sum into if a product's tiles would leave multiprocessors idle, and the least
 # length of a part (CUTLASS, "Efficient GEMM in CUDA", parallelized reductions). Our estimate: with it linear layers
 # miss 24 % and not 29 % of NeuSight's times.
 _SPLITS, _LEAST_K = (1, 2, 4, 8, 16), 128
-# Kernels miss this law upwards, hardly ever downwards: clocks that sag under load, libraries that choose badly.
+# Kernels are often slower than this estimate, hardly ever faster: clocks drop under load, libraries choose badly.
 # Our estimate; docs/opdb.md says how often the range holds.
 ANALYTIC_LOW_FACTOR, ANALYTIC_HIGH_FACTOR = 1.6, 2.5
 
@@ -125,7 +125,7 @@ def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Floa
     computing = sustained_s(gpu, ops) * waves
     centre = np.maximum(computing, memory)
     if ops.family == "matmul":
-        # A batch of products neither hides its traffic behind its arithmetic nor adds the two up. Of sums of 64 terms
+        # A batch of products only partly overlaps its traffic with its arithmetic. For sums of 64 terms
         # or fewer, where both take as long, NeuSight's times on five GPUs are 11 to 59 % over the longer of them, and
         # 12 % under to 30 % over this. For single products steps in half precision (NVIDIA's, timm's) speak against it.
         centre = np.where(ops.integers["batch"] > 1, np.hypot(computing, memory), centre)
@@ -136,17 +136,17 @@ def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Floa
 
 
 def executed_over_asked(gpu: Gpu, ops: Operators) -> Float64:
-    """Return the work that is executed over what is asked for, shape (n,): whole tiles, in whole waves of all SMs.
+    """Return executed over requested work, shape (n,): whole tiles, in whole waves over all SMs.
 
-    Of the tiles that a library may choose from it takes the best (tile and wave quantisation: NVIDIA, "Matrix
-    Multiplication Background User's Guide"). Products alone: which algorithm a convolution gets is not known, and what
-    Winograd's saves and whole tiles cost about cancels.
+    Assumes the best of the tiles that a library may choose from (tile and wave quantisation: NVIDIA, "Matrix
+    Multiplication Background User's Guide"). Products only: which algorithm a convolution gets is not known, and the
+    savings of Winograd's and the cost of whole tiles roughly cancel.
     """
     if ops.family != "matmul":
         return np.ones(len(ops))
     batch, m, n, k = (ops.integers[name].astype(np.float64) for name in ("batch", "m", "n", "k"))
     useful = np.maximum(batch * m * n, 1.0)
-    # All choices at once: tiles, then splits, then operators.
+    # All choices at once; axes: tiles, splits, operators.
     rows, columns, share = np.array(_TILES).T[:, :, None, None]
     split = np.array(_SPLITS, dtype=np.float64)[:, None]
     allowed = np.where((split == 1) | (k >= split * _LEAST_K), 1.0, np.inf)
@@ -156,7 +156,7 @@ def executed_over_asked(gpu: Gpu, ops: Operators) -> Float64:
 
 
 def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
-    """Return a mask, shape (n,), of the operators whose work the data sheet has a law for."""
+    """Return a mask, shape (n,), of the operators that can be estimated from the data sheet."""
     if gpu is None or ops.family == "collective":
         return np.zeros(len(ops), dtype=np.bool_)
     flops, moved = work(ops)
@@ -164,7 +164,7 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
 
 
 def floor_s(gpu: Gpu) -> float:
-    """Return what the shortest kernels take on a device, seconds."""
+    """Return the duration of the shortest kernels on a device, seconds."""
     return kernel_floor_ns(gpu) / 1e9
 
 
@@ -186,7 +186,7 @@ def _sustained_tflops(gpu: Gpu, dtype: str, family: str, backward: bool) -> floa
 
 
 def _may_save(ops: Operators) -> Bool:
-    """Mask of the convolutions that may multiply less often than their definition says, shape (n,)."""
+    """Mask of the convolutions whose algorithm may need fewer multiplications than their definition, shape (n,)."""
     if ops.family != "conv":
         return np.zeros(len(ops), dtype=np.bool_)
     c = ops.integers

@@ -1,4 +1,4 @@
-"""Names of devices: what a source calls its device, as the one name under which the database keeps it."""
+"""Device names: map the name that a source gives a device to the database's name for it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from whatif.runtime.errors import WhatifError
 CPU_PREFIX = "cpu:"
 
 
-def device_called(told: str, *, memory_bytes: int | None = None) -> Device:
-    """Return the device that a source calls ``told``; one without known facts keeps that name."""
-    told = " ".join(told.split())
-    if not told:
+def device_called(reported: str, *, memory_bytes: int | None = None) -> Device:
+    """Return the device that a source calls ``reported``; a device without known facts keeps that name."""
+    reported = " ".join(reported.split())
+    if not reported:
         raise WhatifError("opdb: expected the name of the device that was measured, got none; name it with --device.")
-    gpu = None if told.startswith(CPU_PREFIX) else find_gpu(told, memory_bytes) or _by_name(told)
-    return Device(name=gpu.name if gpu else told[:120], told=told[:120])
+    gpu = None if reported.startswith(CPU_PREFIX) else find_gpu(reported, memory_bytes) or _by_name(reported)
+    return Device(name=gpu.name if gpu else reported[:120], told=reported[:120])
 
 
 def cpu_called(name: str, threads: object) -> Device:
-    """Return the device that a CPU is with so many threads: with others the same operator takes another time.
+    """Return the device of a CPU with ``threads`` threads: their number changes the time of an operator.
 
-    A number of threads that is none, or implausible, is left out.
+    A missing or implausible number of threads is left out.
     """
     count = threads if type(threads) is int and 0 < threads < 10_000 else None
     return device_called(f"{CPU_PREFIX}{name}" + (f" x{count}" if count else ""))
@@ -42,5 +42,5 @@ def _by_name(name: str) -> Gpu | None:
 
 
 def folder_name(name: str) -> str:
-    """Return the name of a device as the name of a folder that every system takes."""
+    """Return a folder name for a device that is valid on every operating system."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "device"

@@ -1,8 +1,8 @@
-"""How far the estimators miss: operators that they have not seen, every one of them counted.
+"""Errors of the estimators on held-out operators, all of which count.
 
-Two questions: unmeasured shapes, and unmeasured devices. For the first the split follows from an
-operator's key and a seed alone: a shape is held out on all devices or on none, whoever merged what in which order. For
-the second every device is held out in its turn, and estimated from the others. The estimators see an index of the other
+Two questions: unmeasured shapes, and unmeasured devices. For the first the split depends only on an
+operator's key and a seed: a shape is held out on all devices or on none, in whatever order databases were merged. For
+the second each device is held out in turn, and estimated from the others. The estimators see an index of the other
 rows, its quarantine included; held-out rows are never set aside.
 """
 
@@ -30,15 +30,15 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import replacing
 from whatif.runtime.progress import Progress
 
-# Learns models from measurements; the models that ship have seen what is held out here, so they never answer.
+# Fits models to measurements; shipped models were fitted to what is held out here, so they never answer.
 Fit = Callable[[list[tuple[Provenance, Rows]]], Sequence[LearnedModel]] | None
 
-# Sources that know nothing of the device itself.
+# Sources that use no measurements of the device itself.
 _FROM_OTHERS = (AnswerSource.SAME_SHAPE, AnswerSource.LEARNED_ACROSS, AnswerSource.ANALYTIC)
-# Shorter times are mostly launch where it is inside; a tenth of that of kernels alone. Fewer rows tell no error.
-_LAUNCHES_S, _FEWEST_THAT_TELL = 3e-4, 20
+# Shorter times are mostly launch if they include it; a tenth of this for kernels alone. Fewer rows give no error.
+_LAUNCHES_S, _FEWEST_ROWS = 3e-4, 20
 
-# The split of docs/opdb.md: which operators it holds out follows from these alone.
+# The split of docs/opdb.md, which these two determine.
 SEED, SHARE = 2026, 0.1
 
 
@@ -54,12 +54,12 @@ class Score(Struct, frozen=True):
     p90_pct: float
     bias_pct: float
     coverage_pct: float  # of the nominal 90 % ranges
-    half_width_pct: float  # their median: how far the ends lie from the estimate, by the geometric mean
+    half_width_pct: float  # median distance of the ends from the estimate, by the geometric mean
     rung: str = ""  # the source that answered (its name in the JSON report); "": any
 
 
 class SourceError(Struct, frozen=True):
-    """How far one source, asked alone, misses a device left out; ``rms_log`` is of rows that are no launches."""
+    """The error of one source alone on a device left out; ``rms_log`` excludes rows that are mostly launch."""
 
     source: str
     family: str
@@ -72,9 +72,9 @@ class SourceError(Struct, frozen=True):
 
 
 class ModelScore(Struct, frozen=True):
-    """The mean error of each kind of fitted model on one operator's held-out rows of a device, and of what answers.
+    """The mean errors of each kind of fitted model, and of the chain, on one operator's held-out rows of a device.
 
-    Percent, on the rows that all kinds answer; ``chain_pct`` is of the whole chain with all of them.
+    Percent, on the rows that all kinds answer; ``chain_pct`` is the error of the chain with all of them.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ModelScore(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """What was held out, and the scores of each operator: on all devices, on each, and by who answered."""
+    """The held-out rows, and the scores of each operator: on all devices, on each, and by answering source."""
 
     seed: int | None  # None, as the share: whole devices were held out
     share: float | None
@@ -101,7 +101,7 @@ class Evaluation(Struct, frozen=True):
 
     @property
     def published(self) -> Published:
-        """What others printed of the same question."""
+        """Published errors for the same question."""
         return UNSEEN_DEVICES if self.seed is None else UNSEEN_SHAPES
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def evaluate(
     progress: Progress | None = None,
     fit: Fit = None,
 ) -> Evaluation:
-    """Hold out ``share`` of the operators and estimate their times from the rest, which ``fit`` may learn from.
+    """Hold out ``share`` of the operators and estimate their times from the rest, on which ``fit`` may train models.
 
-    Raises WhatifError where nothing is held out, or nothing left.
+    Raises WhatifError if nothing is held out, or nothing is left.
     """
     contributions, _ = read_contributions(store, progress)
     contributions = [
@@ -149,25 +149,25 @@ def evaluate(
 def _side_by_side(
     index: Index, outcomes: list[tuple[Provenance, Rows, Answers]], models: Sequence[LearnedModel]
 ) -> Iterator[ModelScore]:
-    """Score each kind of model alone, by device and operator, where there are several kinds."""
+    """Score each kind of model alone, by device and operator, if there are several kinds."""
     kinds = sorted({model.facts.kind for model in models})
-    for said, rows, chain in outcomes if len(kinds) > 1 else ():
+    for provenance, rows, chain in outcomes if len(kinds) > 1 else ():
         alone = {
             kind: estimate_rows(
-                index, said, rows, (AnswerSource.LEARNED,), [m for m in models if m.facts.kind == kind]
+                index, provenance, rows, (AnswerSource.LEARNED,), [m for m in models if m.facts.kind == kind]
             ).t_s
             for kind in kinds
         }
         names = np.array(_names(rows, several=False))
-        both = np.isfinite(np.stack([*alone.values(), chain.t_s])).all(axis=0)
-        for name in sorted(set(names[both].tolist())):
-            own = both & (names == name)
+        answered = np.isfinite(np.stack([*alone.values(), chain.t_s])).all(axis=0)
+        for name in sorted(set(names[answered].tolist())):
+            of_name = answered & (names == name)
             missed = {
-                kind: round(float(100 * np.mean(np.abs(t_s[own] / rows.t_s[own] - 1))), 2)
+                kind: round(float(100 * np.mean(np.abs(t_s[of_name] / rows.t_s[of_name] - 1))), 2)
                 for kind, t_s in (alone | {"": chain.t_s}).items()
             }
             chain_pct = missed.pop("")
-            yield ModelScore(name, said.origin.device.name, int(own.sum()), missed, chain_pct)
+            yield ModelScore(name, provenance.origin.device.name, int(of_name.sum()), missed, chain_pct)
 
 
 def evaluate_unseen_devices(
@@ -178,9 +178,9 @@ def evaluate_unseen_devices(
     progress: Progress | None = None,
     fit: Fit = None,
 ) -> Evaluation:
-    """Hold out each device in its turn, or only ``device``, and estimate its times from the others'.
+    """Hold out each device in turn, or only ``device``, and estimate its times from those of the others.
 
-    Raises WhatifError where there are not two devices.
+    Raises WhatifError if there are fewer than two devices.
     """
     contributions, _ = read_contributions(store, progress)
     names = sorted({c.origin.device.name for c, _ in contributions})
@@ -193,8 +193,8 @@ def evaluate_unseen_devices(
     outcomes = []
     errors: list[SourceError] = []
     for name in tested:
-        others = [(c, r) for c, r in contributions if c.origin.device.name != name]
-        index, models = index_of(others), fit(others) if fit else ()
+        training = [(c, r) for c, r in contributions if c.origin.device.name != name]
+        index, models = index_of(training), fit(training) if fit else ()
         for c, r in contributions:
             if c.origin.device.name == name:
                 outcomes.append((c, r, estimate_rows(index, c, r, sources, models)))
@@ -206,25 +206,25 @@ def evaluate_unseen_devices(
 
 
 def write_errors(found: Evaluation, file: Path) -> None:
-    """Write the errors of each source as the file that the chain weights its answers by."""
+    """Write the errors of each source to the file from which the chain takes its weights."""
     table = {"made_by": "whatif opdb evaluate --unseen-device", "errors": [asdict(e) for e in found.errors]}
     with replacing(file) as part:
         part.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-def _errors_of(source: AnswerSource, said: Provenance, rows: Rows, answers: Answers) -> list[SourceError]:
-    least_s = _LAUNCHES_S if said.origin.method.includes_launch else _LAUNCHES_S / 10
+def _errors_of(source: AnswerSource, provenance: Provenance, rows: Rows, answers: Answers) -> list[SourceError]:
+    least_s = _LAUNCHES_S if provenance.origin.method.includes_launch else _LAUNCHES_S / 10
     names, dtypes = np.array(rows.ops.texts["name"].decoded()), np.array(rows.ops.dtypes)
     counted = np.isfinite(answers.t_s) & (rows.t_s > least_s)
     found = []
     for name, dtype in sorted(set(zip(names[counted].tolist(), dtypes[counted].tolist(), strict=True))):
-        mine = counted & (names == name) & (dtypes == dtype)
-        if mine.sum() >= _FEWEST_THAT_TELL:
-            miss = np.log(answers.t_s[mine] / rows.t_s[mine])
+        chosen = counted & (names == name) & (dtypes == dtype)
+        if chosen.sum() >= _FEWEST_ROWS:
+            miss = np.log(answers.t_s[chosen] / rows.t_s[chosen])
             rms = float(np.sqrt(np.mean(np.minimum(np.abs(miss), 1.0) ** 2)))
             found.append(
                 SourceError(
-                    source.name.lower(), rows.family, name, dtype, said.origin.device.name, int(mine.sum()),
+                    source.name.lower(), rows.family, name, dtype, provenance.origin.device.name, int(chosen.sum()),
                     round(float(np.median(miss)), 3), round(rms, 3),
                 )
             )  # fmt: skip
@@ -234,23 +234,23 @@ def _errors_of(source: AnswerSource, said: Provenance, rows: Rows, answers: Answ
 def split(
     contributions: list[tuple[Provenance, Rows]], seed: int, share: float
 ) -> tuple[list[tuple[Provenance, Rows]], list[tuple[Provenance, Rows]]]:
-    """Return contributions without the operators that are held out, and contributions of just those."""
+    """Split contributions into those without the held-out operators, and those of just these."""
     kept, tested = [], []
-    for said, rows in contributions:
+    for provenance, rows in contributions:
         out = held_out(rows.ops.keys, seed, share)
         if not out.all():
-            kept.append((said, rows.take(~out)))
+            kept.append((provenance, rows.take(~out)))
         if out.any():
-            tested.append((said, rows.take(out)))
+            tested.append((provenance, rows.take(out)))
     return kept, tested
 
 
 def estimate_rows(
-    index: Index, said: Provenance, rows: Rows, sources: Sequence[AnswerSource], models: Sequence[LearnedModel] = ()
+    index: Index, measured: Provenance, rows: Rows, sources: Sequence[AnswerSource], models: Sequence[LearnedModel] = ()
 ) -> Answers:
-    """Estimate rows as they were measured: on their device, with their method."""
-    basis, launch = said.origin.basis, bool(said.origin.method.includes_launch)
-    estimator = Estimator(index, said.origin.device.name, sources, basis.method, basis.framework, launch, models)
+    """Estimate rows for the device and method with which they were measured."""
+    basis, launch = measured.origin.basis, bool(measured.origin.method.includes_launch)
+    estimator = Estimator(index, measured.origin.device.name, sources, basis.method, basis.framework, launch, models)
     return estimator.estimate(rows.ops)
 
 
@@ -298,6 +298,6 @@ def _source(number: Any) -> str:
 
 
 def _names(rows: Rows, several: bool) -> list[str]:
-    """What an operator is called in the tables: its number format belongs to it where there are several."""
+    """Names of operators in the tables, with the number format if there are several."""
     names = rows.ops.texts["name"].decoded()
     return [f"{n} {d}" for n, d in zip(names, rows.ops.dtypes, strict=True)] if several else names

@@ -1,4 +1,4 @@
-"""Measurements as a table of comma-separated values, for people and other programs; `import csv` reads it back."""
+"""Export measurements as a CSV table; `import csv` reads it back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from whatif.runtime.files import replaceable_file, replacing
 
 
 def export_csv(store: Store, target: Path, *, device: str | None = None, family: str | None = None) -> int:
-    """Write the measurements of one family into ``target``; gives how many they are.
+    """Write the measurements of one family to ``target``; returns their number.
 
-    Of the provenance the device, the method, the framework's name and the contribution's id are kept. Raises
-    WhatifError where none or several families fit.
+    Of the provenance the device, the method, the framework's name and the contribution's id are written. Raises
+    WhatifError if none or several families match.
     """
     replaceable_file(target, "table of this command", lambda start: start.startswith(b"device,family,"))
     contributions, _ = store.contributions()
@@ -37,13 +37,13 @@ def export_csv(store: Store, target: Path, *, device: str | None = None, family:
     return len(table)
 
 
-def _table(rows: Rows, said: Provenance) -> pd.DataFrame:
-    columns: dict[str, object] = {"device": said.origin.device.name, "family": rows.family}
+def _table(rows: Rows, provenance: Provenance) -> pd.DataFrame:
+    columns: dict[str, object] = {"device": provenance.origin.device.name, "family": rows.family}
     columns |= {name: rows.ops.texts[name].decoded() for name in TEXTS}
     columns |= {name: rows.ops.integers[name] for name in FAMILIES[rows.family].attributes}
     columns |= {name: getattr(rows, name) for name in TIMES}
     columns |= {"repeats": rows.repeats, "kernels": rows.kernels.decoded()}
-    method = said.origin.method
+    method = provenance.origin.method
     columns |= {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
-    columns |= {"framework": said.origin.environment.framework or "", "contribution": said.contribution}
+    columns |= {"framework": provenance.origin.environment.framework or "", "contribution": provenance.contribution}
     return pd.DataFrame(columns)

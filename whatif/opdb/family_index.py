@@ -1,4 +1,4 @@
-"""The rows of one family of operators in an index: sorted by operator, in groups of what is comparable, set aside."""
+"""The rows of one family in an index: sorted by operator, grouped by what is comparable, strays set aside."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whatif.opdb.work import work
 
 
 class GroupInfo(Struct, frozen=True):
-    """What the operators of a group have in common."""
+    """The properties that the operators of a group share."""
 
     number: int
     family: str
@@ -38,7 +38,7 @@ class GroupInfo(Struct, frozen=True):
 class FamilyIndex(Struct, frozen=True):
     """The rows of a family, sorted by key: all columns have shape (n,), ``log_sizes`` (n, p).
 
-    ``by_group`` lists the rows of each group, those of group g from ``starts[g]`` to ``starts[g + 1]``.
+    ``by_group`` lists the rows by group: those of group g from ``starts[g]`` to ``starts[g + 1]``.
     """
 
     keys: UInt64
@@ -58,8 +58,8 @@ class FamilyIndex(Struct, frozen=True):
         return len(self.keys)
 
     def find(self, keys: UInt64) -> tuple[Int64, Int64]:
-        """Return the first row of each key and the one after its last, shape (q,) both; equal where there is none."""
-        order = np.argsort(keys)  # in order the search walks through memory instead of jumping
+        """Return the first row of each key and the one after its last, shape (q,) both; equal if there is none."""
+        order = np.argsort(keys)  # sorted queries access memory sequentially
         wanted = keys[order]
         first, last = np.empty(len(keys), dtype=np.int64), np.empty(len(keys), dtype=np.int64)
         first[order] = np.searchsorted(self.keys, wanted, side="left")
@@ -77,11 +77,11 @@ class FamilyIndex(Struct, frozen=True):
 
 
 def family_index(
-    family: str, parts: list[tuple[int, Rows]], contributions: list[Provenance], wrong: list[str]
+    family: str, parts: list[tuple[int, Rows]], contributions: list[Provenance], losses: list[str]
 ) -> tuple[FamilyIndex, list[GroupInfo]]:
-    """Index the rows of a family, each part with the number of its contribution, and give its groups.
+    """Index the rows of a family, each part with the number of its contribution; returns the index and its groups.
 
-    What is left out is listed in ``wrong``, a sentence for each reason.
+    Appends a message to ``losses`` for rows that are left out.
     """
     rows = _all_rows([rows for _, rows in parts])
     contribution = np.repeat(np.array([n for n, _ in parts], dtype=np.int32), [len(r) for _, r in parts])
@@ -89,7 +89,7 @@ def family_index(
     rows, contribution = rows.take(order), contribution[order]
     clash = _clashes(rows.ops)
     if clash.any():  # two operators with one key: with 10^7 operators one chance in 10^5
-        wrong.append(f"{int(clash.sum()):,} rows of the family {family!r} left out: their key is another operator's.")
+        losses.append(f"{int(clash.sum()):,} rows of the family {family!r} left out: their key is another operator's.")
         rows, contribution = rows.take(~clash), contribution[~clash]
     group, groups = _groups(family, rows.ops, contribution, contributions)
     aside = set_aside(
@@ -107,7 +107,7 @@ def family_index(
 def _groups(
     family: str, ops: Operators, contribution: Int32, contributions: list[Provenance]
 ) -> tuple[Int64, list[GroupInfo]]:
-    """Number what is comparable: the same operators but for their sizes, on one device, measured in one way."""
+    """Number the groups of comparable operators: equal but for their sizes, on one device, with one basis."""
     kinds = [(c.origin.device.name, c.origin.basis) for c in contributions]
     table = sorted(set(kinds))
     kind = np.array([table.index(k) for k in kinds], dtype=np.int64)[contribution]
@@ -119,21 +119,21 @@ def _groups(
     infos, sizes = [], np.bincount(group)
     for number, row in enumerate(order[new].tolist()):
         device, basis = table[kind[row]]
-        said = ops.described(row)
-        key, name, dtype = int(ops.group_keys[row]), str(said["name"]), str(said["dtype"])
+        fields = ops.described(row)
+        key, name, dtype = int(ops.group_keys[row]), str(fields["name"]), str(fields["dtype"])
         infos.append(GroupInfo(number, family, key, device, basis, int(sizes[number]), name, dtype))
     return group, infos
 
 
 def _all_rows(parts: list[Rows]) -> Rows:
-    """The rows of all parts but for their kernels' names, which no estimate asks for."""
+    """The rows of all parts without kernel names, which no estimate needs."""
     ops = joined([part.ops for part in parts])
     t, low, high, repeats = (np.concatenate([getattr(part, name) for part in parts]) for name in (*TIMES, "repeats"))
     return Rows(ops, t, low, high, repeats, Texts.same("", len(ops)))
 
 
 def _clashes(ops: Operators) -> npt.NDArray[np.bool_]:
-    """Mask of the rows that share their key with a row above them and are another operator; sorted by key."""
+    """Mask of the rows whose key equals that of a different operator above them; rows are sorted by key."""
     same = np.append(False, ops.keys[1:] == ops.keys[:-1])
     differs = np.zeros(len(ops), dtype=np.bool_)
     first = np.maximum.accumulate(np.where(same, 0, np.arange(len(ops))))

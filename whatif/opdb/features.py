@@ -1,7 +1,7 @@
-"""What the learned estimators see of an operator on a device: logarithms of its sizes and work, tiles, waves, shares.
+"""Features of an operator on a device for the learned estimators: logarithms of sizes and work, tiles, waves, shares.
 
-A model learns the log of measured time over ``reference_s``: a plain law of the device's facts, so that what is left
-to learn is a small factor, and goes on beyond what was measured. Both are computed for whole tables.
+A model learns the log of measured time over ``reference_s``, a simple law of the device's facts: only a small factor
+is left to learn, and predictions extrapolate beyond what was measured. Both are computed for whole tables.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from whatif.opdb.work import output_size, work
 
 _Columns = dict[str, Float64]
 
-# Raised when a feature or the reference changes its meaning: models of another version are refused.
+# Increased when the meaning of a feature or the reference changes: models of another version are refused.
 FEATURES_VERSION = 1
-# Families that can be learned: the others have no work that a device's facts say anything of.
+# Families that can be learned: the work of the others does not relate to a device's facts.
 LEARNABLE = ("matmul", "conv", "elementwise", "normalization", "attention")
-# What one kernel takes at the least, and with its launch inside: as the data sheet's law had it when models were
-# fitted, and theirs for as long as ``FEATURES_VERSION`` stays.
+# The shortest time of a kernel, and of one with its launch: the data sheet's values when models were
+# fitted, fixed for this ``FEATURES_VERSION``.
 FLOOR_S, _LAUNCH_FLOOR_S = 3e-6, 20e-6
 # Output tiles that libraries cut products into (NVIDIA, "Matrix Multiplication Background User's Guide").
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 32))
-# Threads of one SM times what one of them handles: a wave of an elementwise kernel (ATen's vectorized kernels).
+# Threads of one SM times elements of a thread: a wave of an elementwise kernel (ATen's vectorized kernels).
 _ELEMENTS_AN_SM = 2048 * 4
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts of a device that features need, for one family: TFLOP/s by number format, GB/s, MB, SMs.
 
-    The rates are peaks; those of fp32 products what the device sustains, where that is known.
+    The rates are peaks; those of fp32 products are sustained rates, if known.
     """
 
     sm_count: float
@@ -58,7 +58,7 @@ def sheet_of(gpu: Gpu, family: str) -> Sheet:
 
 
 def reference_s(ops: Operators, sheet: Sheet, *, launch: bool) -> Float64:
-    """Return the law that times are compared with, seconds, shape (n,): the roofline in whole tiles, and a floor."""
+    """Return the reference for measured times, seconds, shape (n,): the roofline in whole tiles, and a floor."""
     compute, memory = _roof(ops, sheet)
     if ops.family == "matmul":
         compute = compute * _best_share(_product(ops), sheet)
@@ -66,10 +66,10 @@ def reference_s(ops: Operators, sheet: Sheet, *, launch: bool) -> Float64:
 
 
 def features(ops: Operators, sheet: Sheet, names: Sequence[str], *, across: bool) -> tuple[Float64, tuple[str, ...]]:
-    """Return the features of n operators, shape (n, f), and what they are called.
+    """Return the features of n operators, shape (n, f), and their names.
 
-    ``names`` are the operators that a model knows, one indicator each where there are several; ``across`` adds what
-    distinguishes devices.
+    ``names`` are the operators that a model covers, one indicator each if there are several; ``across`` adds columns
+    that distinguish devices.
     """
     columns = _COLUMNS[ops.family](ops, sheet)
     if len(names) > 1:
@@ -96,7 +96,7 @@ def _rates(ops: Operators, sheet: Sheet) -> Float64:
 
 
 def _roof(ops: Operators, sheet: Sheet) -> tuple[Float64, Float64]:
-    """Seconds that the arithmetic and the memory traffic take at peak, shape (n,) both."""
+    """Seconds of the arithmetic and of the memory traffic at peak rates, shape (n,) both."""
     flops, moved = work(ops)
     return flops / 1e12 / _rates(ops, sheet), moved / 1e9 / sheet.memory_gbyte_s
 
@@ -128,7 +128,7 @@ def _device_columns(ops: Operators, sheet: Sheet) -> _Columns:
 
 
 def _product(ops: Operators) -> _Columns:
-    """The (batched) matrix product that an operator is, or that an implicit GEMM makes of a convolution."""
+    """The (batched) matrix product of an operator; for a convolution that of its implicit GEMM."""
     c = _floats(ops)
     if ops.family == "matmul":
         return {name: c[name] for name in ("batch", "m", "n", "k")}
@@ -148,7 +148,7 @@ def _tile_counts(p: _Columns, sheet: Sheet, rows: int, columns: int) -> tuple[Fl
 
 
 def _best_share(p: _Columns, sheet: Sheet) -> Float64:
-    """Executed over useful work of the best of the tilings, shape (n,)."""
+    """Executed over useful work with the best tiling, shape (n,)."""
     return np.asarray(np.min([_tile_counts(p, sheet, *tile)[1] for tile in _TILES], axis=0))
 
 
@@ -166,8 +166,8 @@ def _divisible(columns: Mapping[str, Float64]) -> _Columns:
     """The largest power of two up to 256 that divides each size, log2: what alignment and whole tiles depend on."""
     result = {}
     for name, values in columns.items():
-        whole = np.maximum(values, 1).astype(np.int64)
-        result[f"two in {name}"] = np.log2(np.minimum(whole & -whole, 256).astype(np.float64))
+        integers = np.maximum(values, 1).astype(np.int64)
+        result[f"two in {name}"] = np.log2(np.minimum(integers & -integers, 256).astype(np.float64))
     return result
 
 
@@ -199,27 +199,27 @@ def _conv(ops: Operators, sheet: Sheet) -> _Columns:
     }
 
 
-# The output that one block of cuDNN's fused Winograd kernel makes: channels, rows, columns (the grids that NeuSight's
-# profiles tell).
+# The output of one block of cuDNN's fused Winograd kernel: channels, rows, columns (from the grids in NeuSight's
+# profiles).
 _WINOGRAD_BLOCK = (32, 8, 16)
 
 
 def _winograd(c: _Columns, out_h: Float64, out_w: Float64, sheet: Sheet) -> _Columns:
-    """What 3x3 convolutions cost that transform tiles of the input first: F(2x2) in one kernel, F(4x4) in several."""
+    """The cost of 3x3 convolutions that first transform input tiles: F(2x2) in one kernel, F(4x4) in several."""
     channels, rows, columns = _WINOGRAD_BLOCK
     blocks = c["batch"] * np.ceil(c["out_channels"] / channels) * np.ceil(out_h / rows) * np.ceil(out_w / columns)
     waves = np.ceil(blocks / sheet.sm_count)
     # 36 products of (tiles, in_channels) by (in_channels, out_channels), and their operands through memory.
     tiles = c["batch"] * np.ceil(out_h / 4) * np.ceil(out_w / 4)
-    apart = 36 * tiles * c["in_channels"] * c["out_channels"]
+    products = 36 * tiles * c["in_channels"] * c["out_channels"]
     moved = 36 * tiles * (c["in_channels"] + c["out_channels"])
-    whole = {
+    padded = {
         f"whole {side}": np.ceil(out_h / side) * np.ceil(out_w / side) * side * side / np.maximum(out_h * out_w, 1)
         for side in (2, 4, 6)
     }
     return {
-        "fused waves": waves, "fused waves of channels": waves * c["in_channels"], "products of tiles": apart,
-        "bytes of tiles": moved, "tiles an SM": tiles / sheet.sm_count, **whole,
+        "fused waves": waves, "fused waves of channels": waves * c["in_channels"], "products of tiles": products,
+        "bytes of tiles": moved, "tiles an SM": tiles / sheet.sm_count, **padded,
     }  # fmt: skip
 
 
@@ -232,16 +232,16 @@ def _elementwise(ops: Operators, sheet: Sheet) -> _Columns:
 
 def _normalization(ops: Operators, sheet: Sheet) -> _Columns:
     c = _floats(ops)
-    # A row a block, or a row a warp where rows are short.
+    # One row per block, or per warp if rows are short.
     blocks = {"rows an SM": c["rows"] / sheet.sm_count, "whole rows an SM": np.ceil(c["rows"] / sheet.sm_count / 8)}
-    whole = {"whole columns": np.ceil(c["columns"] / 1024) * 1024 / c["columns"], "warps": np.ceil(c["columns"] / 32)}
+    padded = {"whole columns": np.ceil(c["columns"] / 1024) * 1024 / c["columns"], "warps": np.ceil(c["columns"] / 32)}
     power = {"next power": np.exp2(np.ceil(np.log2(c["columns"]))) / c["columns"]}
     columns = {
         "rows": c["rows"],
         "columns": c["columns"],
         "elements": c["rows"] * c["columns"],
         **blocks,
-        **whole,
+        **padded,
         **power,
     }
     return {**_logs(columns), **_roof_columns(ops, sheet), **_divisible({"columns": c["columns"]})}
@@ -250,10 +250,10 @@ def _normalization(ops: Operators, sheet: Sheet) -> _Columns:
 def _attention(ops: Operators, sheet: Sheet) -> _Columns:
     c = _floats(ops)
     blocks = c["batch"] * c["heads"] * np.ceil(c["query_length"] / 128)
-    more = {"blocks an SM": blocks / sheet.sm_count, "waves": np.ceil(blocks / sheet.sm_count)}
+    blocks_and_waves = {"blocks an SM": blocks / sheet.sm_count, "waves": np.ceil(blocks / sheet.sm_count)}
     sizes = {name: c[name] for name in FAMILIES["attention"].attributes}
     return {
-        **_logs({**sizes, **more, "queries a key head": c["heads"] / np.maximum(c["kv_heads"], 1)}),
+        **_logs({**sizes, **blocks_and_waves, "queries a key head": c["heads"] / np.maximum(c["kv_heads"], 1)}),
         **_roof_columns(ops, sheet),
     }
 

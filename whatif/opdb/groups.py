@@ -1,4 +1,4 @@
-"""A group's rows as its interpolation learns from them, and where its law is more accurate than the data sheet."""
+"""The rows of a group that its interpolation is fitted to, and where its law is more accurate than the data sheet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from whatif.opdb.quarantine import Aside
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
-# An operator that moves as often the bytes of the second-level cache runs from memory.
+# An operator that moves this many times the size of the second-level cache runs from memory.
 _CLEARLY_OUTSIDE = 4.0
 
 
 def law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio: Float64, *, launch: bool) -> Bool:
-    """Mask, shape (n,), of the operators outside of what was measured where its law beats a data sheet.
+    """Mask, shape (n,), of the operators outside the measured sizes for which a group's law beats the data sheet.
 
-    It does where its range is the narrower one, and where it cannot be wrong in kind: not below what the device can
-    do, and not bound by the device's memory when all that was measured fits the second-level cache.
+    Its range must be the narrower one, and its time must be plausible: not below the device's lower bound, and not
+    of an operator bound by memory if everything that was measured fits the second-level cache.
     """
     _, low, high = analytic_s(gpu, ops, launch=launch)
     cache_bytes = gpu.l2_mbyte * 1e6
@@ -32,7 +32,7 @@ def law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio
 
 
 def measured_in(family: FamilyIndex, rows: Int64) -> Measured:
-    """What a group learns from: its rows but the impossible ones; the middle sound one stands for each operator."""
+    """The rows that a group is fitted to: all but the impossible ones; the middle sound row represents its operator."""
     aside = np.asarray(family.aside[rows])
     rows, aside = rows[aside != Aside.IMPOSSIBLE], aside[aside != Aside.IMPOSSIBLE]
     keys, t = np.asarray(family.keys[rows]), np.asarray(family.t_s[rows])
@@ -42,8 +42,8 @@ def measured_in(family: FamilyIndex, rows: Int64) -> Measured:
     distinct, start, operator = np.unique(keys, return_index=True, return_inverse=True)
     operator = operator.reshape(-1)
     sound = np.bincount(operator, weights=aside == Aside.SOUND, minlength=len(distinct)).astype(np.int64)
-    stands = (start + (sound - 1) // 2)[sound > 0]
+    middle = (start + (sound - 1) // 2)[sound > 0]
     place = np.where(sound > 0, np.cumsum(sound > 0) - 1, -1)
     return Measured(
-        family.log_sizes[rows], family.flops[rows], family.moved_bytes[rows], family.t_s[rows], stands, place[operator]
+        family.log_sizes[rows], family.flops[rows], family.moved_bytes[rows], family.t_s[rows], middle, place[operator]
     )

@@ -1,4 +1,4 @@
-"""Bring measurements into a database: read by the importer of their kind, checked, written as contributions."""
+"""Import measurements into a database: read by the importer of their kind, checked, written as contributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whatif.opdb.provenance import Method
 from whatif.opdb.store import Store, in_shards
 from whatif.runtime.errors import WhatifError
 
-# What `whatif opdb import` reads: the importer's module, its function, and the options that it takes.
+# The kinds that `whatif opdb import` reads: the importer's module, its function, and its options.
 _IMPORTERS = {
     "neusight": ("neusight", "read_neusight", ("author",)),
     "nccl-tests": ("nccl_tests", "read_nccl_tests", ("operator", "device", "author")),
@@ -34,7 +34,7 @@ def read_foreign(
     author: str | None = None,
     licence: str | None = None,
 ) -> Found:
-    """Read measurements of a ``kind`` (one of ``KINDS``). Raises WhatifError where ``path`` holds none to keep."""
+    """Read measurements of a ``kind`` (one of ``KINDS``). Raises WhatifError if ``path`` holds no usable ones."""
     if not path.exists():
         raise WhatifError(f"{path}: expected measurements to import, got no such file or folder.")
     if not path.is_file() and not path.is_dir():  # a pipe or a device may never end
@@ -46,17 +46,17 @@ def read_foreign(
         except UnicodeEncodeError as error:
             raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error
     module, function, options = _IMPORTERS[kind]
-    # Imported when it is asked for: an importer may need pandas or pyarrow.
+    # Imported on use: an importer may need pandas or pyarrow.
     read = getattr(importlib.import_module(f"whatif.opdb.importers.{module}"), function)
     found: Found = read(path, **{name: given[name] for name in options})
     if not found.contributions:
-        said = "; ".join(found.warnings()) or "it is empty"
-        raise WhatifError(f"{path}: expected measurements that can be kept, got none: {said}.")
+        reasons = "; ".join(found.warnings()) or "it is empty"
+        raise WhatifError(f"{path}: expected measurements that can be kept, got none: {reasons}.")
     return found
 
 
 def add_found(found: Found, store: Store, progress: Callable[[int, int], None] | None = None) -> Merged:
-    """Write what a reader found. Raises WhatifError where nothing of it can be kept, or a file cannot be written."""
+    """Write the contributions of a reader. Raises WhatifError if all are refused, or a file cannot be written."""
     done = Merged()
     known = store.devices_by_times()
     for place, (rows, origin) in enumerate(found.contributions):

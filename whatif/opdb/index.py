@@ -1,7 +1,7 @@
-"""The index of a database: rows sorted by operator, as arrays mapped into memory, and one JSON file for the rest.
+"""The index of a database: rows sorted by operator, as memory-mapped arrays, and one JSON file for the rest.
 
-It is built from the shards, kept in the user's cache, and built again when a shard comes or goes. No server, no lock:
-an index is written under another name and renamed when it is whole.
+It is built from the shards, kept in the user's cache, and rebuilt when a shard is added or removed. No server, no lock:
+an index is written under a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from whatif.runtime.errors import WhatifError, expecting
 from whatif.runtime.progress import Progress
 from whatif.units import counted
 
-# Raised when what an index holds changes; another one is then built.
+# Increased when the content of an index changes; a new one is then built.
 INDEX_VERSION = 4
 _COLUMNS = ("keys", *TIMES, "contribution", "aside", "group", "log_sizes", "flops", "moved_bytes", "by_group", "starts")
 CATALOGUE = "catalogue.json"
 
 
 class _Catalogue(msgspec.Struct, frozen=True):
-    """What an index holds beside its arrays."""
+    """The content of an index except its arrays."""
 
     groups: dict[str, list[GroupInfo]]
     contributions: tuple[Provenance, ...]
@@ -45,7 +45,7 @@ class _Catalogue(msgspec.Struct, frozen=True):
 
 
 class Index(Struct, frozen=True):
-    """An opened index: rows by family, groups by family, contributions, and what was wrong with the database."""
+    """An opened index: rows by family, groups by family, contributions, and warnings about the database."""
 
     families: dict[str, FamilyIndex]
     groups: dict[str, list[GroupInfo]]
@@ -56,36 +56,36 @@ class Index(Struct, frozen=True):
         return sum(map(len, self.families.values()))
 
     def devices(self) -> list[str]:
-        """The devices that were measured, sorted."""
+        """The measured devices, sorted."""
         return sorted({c.origin.device.name for c in self.contributions})
 
 
 def open_index(store: Store, *, progress: Progress | None = None) -> Index:
-    """Open the index of a database; builds it where it is missing.
+    """Open the index of a database, building it if it is missing.
 
-    Contributions that are damaged are left out, with a warning for each.
+    Damaged contributions are left out, with a warning for each.
     """
     name = str(store.folder.resolve()).encode("utf-8", "surrogateescape")
     place = cache_folder() / hashlib.sha256(name).hexdigest()[:16]
     folder = place / _fingerprint(store)
     with suppress(OSError, ValueError, KeyError, msgspec.DecodeError):
         return _load(folder)
-    # There is none, or it was cut short by a full disk, or touched.
+    # It is missing, or was truncated by a full disk, or modified.
     shutil.rmtree(folder, ignore_errors=True)
     _build(store, place, folder, progress)
     return _load(folder)
 
 
 def index_of(contributions: list[tuple[Provenance, Rows]], warnings: list[str] | None = None) -> Index:
-    """Index rows that are in memory; nothing is written."""
-    wrong = list(warnings or [])
+    """Index rows in memory; nothing is written."""
+    messages = list(warnings or [])
     families, groups = {}, {}
     for family in FAMILIES:
         parts = [(number, rows) for number, (_, rows) in enumerate(contributions) if rows.family == family]
         if parts:
-            told, groups[family] = family_index(family, parts, [c for c, _ in contributions], wrong)
-            families[family] = told
-    return Index(families, groups, tuple(c for c, _ in contributions), tuple(wrong))
+            indexed, groups[family] = family_index(family, parts, [c for c, _ in contributions], messages)
+            families[family] = indexed
+    return Index(families, groups, tuple(c for c, _ in contributions), tuple(messages))
 
 
 def _fingerprint(store: Store) -> str:
@@ -93,8 +93,8 @@ def _fingerprint(store: Store) -> str:
     for path in store.sidecars():
         for file in (path, path.with_suffix(".parquet")):
             with suppress(OSError):
-                said = file.stat()
-                line = f"{file.relative_to(store.folder)}\0{said.st_size}\0{said.st_mtime_ns}\n"
+                stat = file.stat()
+                line = f"{file.relative_to(store.folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
                 digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
@@ -102,34 +102,34 @@ def _fingerprint(store: Store) -> str:
 def read_contributions(
     store: Store, progress: Progress | None = None
 ) -> tuple[list[tuple[Provenance, Rows]], list[str]]:
-    """Read every contribution once, by id; gives their rows, and a sentence for each that is damaged."""
-    contributions, wrong = store.contributions()
-    # Of the same measurements described twice, the one that says how they were taken comes first, and counts.
-    contributions.sort(key=lambda one: one.provenance.origin.method.name == "unknown")
+    """Read every contribution once, by id; returns their rows, and a message for each that is damaged."""
+    contributions, damaged = store.contributions()
+    # Of the same measurements described twice, the description that states their method comes first, and counts.
+    contributions.sort(key=lambda entry: entry.provenance.origin.method.name == "unknown")
     found, seen = [], set()
     for place, contribution in enumerate(contributions):
         if progress:
             progress(place, len(contributions))
-        said = contribution.provenance
-        if (said.origin.device.name, said.times_sha256) in seen:
+        provenance = contribution.provenance
+        if (provenance.origin.device.name, provenance.times_sha256) in seen:
             continue
         try:
-            rows, lost = sound_part(contribution.read())
+            rows, dropped = sound_part(contribution.read())
         except WhatifError as error:
-            wrong.append(str(error))
+            damaged.append(str(error))
             continue
-        seen.add((said.origin.device.name, said.times_sha256))
-        if lost:
-            wrong.append(
-                f"{contribution.shard}: {counted(lost, 'row')} left out: times or sizes that no device can have."
+        seen.add((provenance.origin.device.name, provenance.times_sha256))
+        if dropped:
+            damaged.append(
+                f"{contribution.shard}: {counted(dropped, 'row')} left out: times or sizes that no device can have."
             )
         if len(rows):
-            found.append((said, rows))
-    return found, wrong
+            found.append((provenance, rows))
+    return found, damaged
 
 
 def _build(store: Store, place: Path, folder: Path, progress: Progress | None) -> None:
-    parquet()  # without the package every shard would seem damaged, and an empty index would be kept
+    parquet()  # without the package every shard would seem damaged, and an empty index would be cached
     index = index_of(*read_contributions(store, progress))
     another = "; name another with the environment variable XDG_CACHE_HOME"
     with expecting(f"{place}: expected a folder to keep the database's index in", OSError, hint=another):
@@ -139,18 +139,18 @@ def _build(store: Store, place: Path, folder: Path, progress: Progress | None) -
         _write(index, part)
         with suppress(OSError):  # another process was faster; its index is the same
             part.rename(folder)
-        for other in place.iterdir():
-            if other != folder and not _is_being_written(other):
-                shutil.rmtree(other, ignore_errors=True)
+        for leftover in place.iterdir():
+            if leftover != folder and not _is_being_written(leftover):
+                shutil.rmtree(leftover, ignore_errors=True)
     except OSError as error:
-        said = error.strerror or error
-        raise WhatifError(f"{place}: expected to write the database's index, got '{said}'; free some space.") from error
+        text = error.strerror or error
+        raise WhatifError(f"{place}: expected to write the database's index, got '{text}'; free some space.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _is_being_written(folder: Path) -> bool:
-    """Whether another process may still write it; what was killed on the way is left behind for a day."""
+    """Whether another process may still be writing it; remains of killed ones are kept for a day."""
     try:
         return folder.name.startswith(".part-") and time.time() - folder.stat().st_mtime < 86_400
     except OSError:

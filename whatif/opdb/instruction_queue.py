@@ -1,15 +1,15 @@
-"""Pei et al.'s abstract instruction queue: what a kernel takes, from hardware facts and counts of instructions alone.
+"""Pei et al.'s abstract instruction queue: kernel times from hardware facts and instruction counts alone.
 
 Source: Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform: Modeling and Analysis", IEEE Access 2019,
         §III B and C, equations 6 to 19 and table 2. Its layers are in ``whatif.opdb.queue_layers``.
 A kernel is four kinds of warp instructions, 128 bytes or 32 multiply-adds each: Global Load (I), Shared Load (M), CP
-(K) and Global Store (L). A multiprocessor works off one block after another:
+(K) and Global Store (L). A multiprocessor executes one block after another:
 
-    C_b = I + M + L                        where shared loads outlast computing (equation 8)
-    C_b = I + 1 + L_S + ceil(K / m) + L    where computing outlasts them (equation 14), m = SP units / LDST units
+    C_b = I + M + L                        if shared loads take longer than computing (equation 8)
+    C_b = I + 1 + L_S + ceil(K / m) + L    if computing takes longer (equation 14), m = SP units / LDST units
     C_k = C_b ceil(blocks / multiprocessors) + L_GS                                    (equations 7, 12, 13 and 19)
 
-What the print leaves open, and what is assumed here (docs/instruction_queue.md):
+What the paper leaves open, and what is assumed here (docs/instruction_queue.md):
 
 - *dispatch*, printed as the kernel's total, counts one multiprocessor's part; else a queue would hold all of them.
 - m divides warp instructions in cycles of a whole LDST array. Where it has 16 units instead of 32, a memory instruction
@@ -17,9 +17,9 @@ What the print leaves open, and what is assumed here (docs/instruction_queue.md)
 - Latencies of other GPUs are those of the P40, and a store's is a load's: 92 and 374 cycles, table 2.
 - *Bandwidth limitation of the cache levels*: operand tiles fit shared memory twice (one is filled while the other is
   used), accumulators half of the registers, and no kernel is faster than its compulsory bytes from the memory.
-- *DOP* is the share of the queue's ideal pace that is reached: C_b is divided by it. The paper tunes one for each GPU
-  and CNN and prints none; here one number serves all, unless the caller names another.
-- The peak follows the clock of the data sheet's fp32 peak. Formats with units of their own have so many more lanes.
+- *DOP* is the achieved share of the queue's ideal throughput: C_b is divided by it. The paper tunes one for each GPU
+  and CNN and prints none; here one value serves all, unless the caller passes another.
+- The clock is that of the data sheet's fp32 peak. Formats with dedicated units have proportionally more lanes.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from msgspec import Struct
 from whatif.graph.types import Float64
 from whatif.hardware.gpu import Gpu
 
-# Of 1.0, 0.9, 0.8, 0.7 and 0.6 what suits NeuSight's convolutions on a V100 best (mean absolute percentage error): the
+# Of 1.0, 0.9, 0.8, 0.7 and 0.6 the best fit to NeuSight's convolutions on a V100 (mean absolute percentage error): the
 # paper's ideal.
 DOP = 1.0
 # Table 2, NVIDIA P40.
 SHARED_LATENCY_CYCLES, GLOBAL_LATENCY_CYCLES = 92.0, 374.0
-# Section III-B: what one instruction of a warp moves, and how many threads a warp has.
+# Section III-B: bytes that one warp instruction moves, and threads of a warp.
 INSTRUCTION_BYTES, WARP_THREADS = 128.0, 32.0
 # Registers of a multiprocessor hold 256 KiB since Kepler (CUDA C++ Programming Guide); half of them for accumulators.
 _ACCUMULATOR_BYTES = 128 * 1024
 _SIDES = (16, 32, 64, 128, 256)
-# Smaller blocks have fewer outputs than two for each thread of the four warps that an SM issues from.
+# The fewest outputs of a block: smaller ones have less than two for each thread of the four warps an SM issues from.
 _FEWEST_OUTPUTS = 1024
-# A block's warps, and of how many outputs each: eight by eight for a thread, as GEMM libraries have it.
+# Warps of a block, and outputs of each warp: eight by eight for a thread, as in GEMM libraries.
 _MOST_WARPS, _OUTPUTS_OF_A_WARP = 8, 2048
-# How deep the tiles of both operands are that lie in shared memory.
+# Depth of the tiles of both operands in shared memory.
 _DEPTH = 8
-# Long sums may be cut among blocks, whose parts another kernel adds (split-K).
+# Long sums may be split among blocks, and the parts added by another kernel (split-K).
 _CUTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PRODUCTS_AT_ONCE = 256
 
 
 class Units(Struct, frozen=True):
-    """What the queue asks of a GPU in one number format; ``lanes`` are multiply-adds of a multiprocessor and cycle.
+    """The hardware facts of a GPU for one number format; ``lanes`` are multiply-adds of a multiprocessor and cycle.
 
-    ``dop``, in (0, 1], is the degree of parallelism of section III-C: the share of the queue's ideal pace.
+    ``dop``, in (0, 1], is the degree of parallelism of section III-C: the share of the queue's ideal throughput.
     """
 
     multiprocessors: int
@@ -74,12 +74,12 @@ class Units(Struct, frozen=True):
 
     @property
     def slot_cycles(self) -> float:
-        """Cycles that the LDST units take for an instruction of a warp."""
+        """Cycles of the LDST units for one warp instruction."""
         return WARP_THREADS / self.load_store_units
 
 
 def units_of(gpu: Gpu, dtype: str = "fp32", *, dop: float = DOP) -> Units | None:
-    """Return the units that multiply in ``dtype``; None for a device that the model does not know (not NVIDIA's)."""
+    """Return the units that multiply in ``dtype``; None for a device that the model does not cover (not NVIDIA's)."""
     shared = gpu.shared_bytes_per_sm
     if shared is None:
         return None
@@ -97,9 +97,9 @@ def kernel_s(
     stores: Float64,
     moved_bytes: Float64,
 ) -> Float64:
-    """Return the time of n kernels of so many ``blocks``, seconds, shape (n,), from one block's warp instructions.
+    """Return the time of n kernels of ``blocks`` blocks each, seconds, shape (n,), from one block's warp instructions.
 
-    ``moved_bytes`` are those of the whole kernel that have to cross the memory's bus.
+    ``moved_bytes`` is the memory traffic of the whole kernel.
     """
     covered = np.ceil(computes / units.m)
     bound_by_storage = loads + shared + stores
@@ -125,13 +125,13 @@ def product_s(
     moved_bytes: Float64,
     products: float = 1.0,
 ) -> Float64:
-    """Return the time of n batches of products (m, k) times (k, n), seconds, shape (n,): the best partition's.
+    """Return the time of n batches of products (m, k) times (k, n) with the best partition, seconds, shape (n,).
 
-    An element of complex numbers has twice the bytes and takes four ``products``. The search is that of section III-C:
-    all tiles that the levels of memory hold, and all cuts of the sum.
+    A complex element has twice the bytes and takes four ``products``. The search is that of section III-C:
+    all tiles that fit the memory levels, and all splits of the sum.
     """
     found = np.empty(np.shape(m))
-    # All partitions at once, of as many products as stay in a cache.
+    # All partitions at once, in batches of products that stay in a cache.
     for start in range(0, len(found), _PRODUCTS_AT_ONCE):
         some = slice(start, start + _PRODUCTS_AT_ONCE)
         found[some] = _partitioned_s(
@@ -143,7 +143,7 @@ def product_s(
 
 @lru_cache(maxsize=64)
 def _partitions(units: Units, element_bytes: float) -> tuple[Float64, Float64, Float64]:
-    """Rows and columns of a tile, and into how many parts the sum is cut, shape (n_partitions, 1) each."""
+    """Rows and columns of a tile, and the number of parts of the sum, shape (n_partitions, 1) each."""
     able = [
         (rows, columns, cut)
         for rows in _SIDES
@@ -164,7 +164,7 @@ def _partitioned_s(
     """The time of each product (n,) by each partition, shape (n_partitions, n)."""
     depth = np.ceil(k / cut)
     warps = np.clip(rows * columns // _OUTPUTS_OF_A_WARP, 1, _MOST_WARPS)
-    # A warp's outputs are about as many rows as columns: its operands are two sides of that square.
+    # A warp's outputs form about a square: its operands are two sides of it.
     side = np.sqrt(rows * columns / warps)
     instruction = element_bytes / INSTRUCTION_BYTES
     product = kernel_s(
@@ -181,7 +181,7 @@ def _partitioned_s(
     return product + np.where(cut > 1, added, 0.0)
 
 
-# What a block of a kernel that only moves has to do: 256 threads of four elements each.
+# Elements of a block of a kernel that only moves data: 256 threads of four elements each.
 _STREAM_BLOCK_BYTES = 256 * 4 * 4.0
 
 

@@ -1,8 +1,8 @@
-"""Interpolation of log-utilisation between measured neighbours: what a group's law leaves, moved along its sizes.
+"""Interpolation of log-utilisation between measured neighbours: the residual of a group's law over its sizes.
 
 Utilisation is the law's time over the measured one. Around an asked operator it is a plane in the logarithms of the
-sizes, fitted to the sixteen nearest operators, near ones weighing more. How far such a plane misses is learned from the
-group itself: measured operators are estimated from their neighbours without themselves (split conformal prediction:
+sizes, fitted to the sixteen nearest operators, weighted by proximity. The error of such a plane is learned from the
+group itself: each measured operator is estimated from its neighbours alone (split conformal prediction:
 Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 2018, with locally scaled residuals).
 """
 
@@ -16,32 +16,32 @@ from whatif.opdb.law import Law, fit_law
 from whatif.opdb.neighbours import nearest
 
 NEIGHBOURS = 16
-# Fewer measured operators make no plane.
+# Fewer measured operators do not determine a plane.
 FEWEST = 8
-# How much farther a group's law misses with each doubling outside of what was measured, as a factor, where the group
+# Growth of the error of a group's law with each doubling outside the measured sizes, as a factor, if the group
 # is too small to tell. Our estimate: products and convolutions of NeuSight's data lose 1.2 to 2.
 FACTOR_A_DOUBLING = 1.5
-# Judged in a group whose larger operators are estimated from its smaller ones, up to this quantile of each size.
+# Otherwise a group's larger operators are estimated from its smaller ones, up to this quantile of each size.
 _INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
-# However well that went, the next doubling is less certain.
+# Even if those errors are small, the next doubling is less certain.
 _LEAST_GROWTH = 0.05
 COVERAGE = 0.9
-# Rows whose miss gives the range; more make it no better and slower.
+# Rows whose errors give the range; more make it slower and no better.
 _MOST_PROBES = 1000
-# A plane tilts only as far as neighbours agree: ridge, in doublings.
+# Ridge, in doublings: limits the slope of a plane whose neighbours disagree.
 _RIDGE = 0.3
 _NEAREST_DISTANCE = 0.05
-# Neighbours that agree by chance are no proof: the least spread of a plane, and its growth with their distance.
+# Neighbours may agree by chance: the least spread of a plane, and its growth with their distance.
 _LEAST_SPREAD, _SPREAD_A_DOUBLING = 0.002, 0.02
 
 
 class Group(Struct, frozen=True):
-    """Measured operators that differ in their sizes alone, and what was learned from them."""
+    """Measured operators that differ only in their sizes, and the law and range fitted to them."""
 
     law: Law
     sizes: Float64  # log2, shape (n, p)
     residual: Float64  # log of measured time over the law's, shape (n,)
-    quantile: float  # of the misses, in units of the local spread
+    quantile: float  # of the errors, in units of the local spread
     growth: float  # of the range, log a doubling outside of the measured box
     most_bytes: float  # that a measured operator moves
 
@@ -56,7 +56,7 @@ class Group(Struct, frozen=True):
         low, high = self.sizes.min(axis=0), self.sizes.max(axis=0)
         inside = np.clip(sizes, low, high)
         outside = np.asarray(np.abs(sizes - inside).max(axis=1, initial=0.0))
-        # Beyond the box the last plane is not prolonged: the law alone goes on, from the box's edge.
+        # Beyond the box the plane is not extrapolated: only the law continues from the box's edge.
         miss, spread = _planes(self.sizes, self.residual, inside)
         centre = self.law.time_s(*work) * np.exp(miss)
         half = self.quantile * spread + self.growth * outside
@@ -64,24 +64,24 @@ class Group(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """Measurements of a group, n rows: sizes (log2, (n, p)), work and time, shape (n,); what a group learns from.
+    """The n measurements that a group is fitted to: sizes (log2, (n, p)), work and time, shape (n,).
 
-    ``stands`` lists the rows that stand for their operators, one each, and ``operator``, shape (n,), the place among
-    them of every row's operator (-1: it has only strays). All rows count where the range is learned: strays and
-    conflicting measurements are what a new operator may turn out to be as well.
+    ``representatives`` lists one row for each operator, and ``operator``, shape (n,), the index into it of every
+    row's operator (-1: it has only strays). All rows count when the range is learned: a new operator may turn out
+    to be a stray or a conflicting measurement as well.
     """
 
     sizes: Float64
     flops: Float64
     moved_bytes: Float64
     t_s: Float64
-    stands: Int64
+    representatives: Int64
     operator: Int64
 
 
 def fit_group(rows: Measured) -> Group | None:
-    """Learn from a group; None where fewer than ``FEWEST`` operators were measured, or they have no sizes."""
-    chosen = rows.stands
+    """Fit a group; None if fewer than ``FEWEST`` operators were measured, or they have no sizes."""
+    chosen = rows.representatives
     if len(chosen) < FEWEST or not rows.sizes.shape[1]:
         return None
     law = fit_law(rows.flops[chosen], rows.moved_bytes[chosen], rows.t_s[chosen])
@@ -94,8 +94,8 @@ def fit_group(rows: Measured) -> Group | None:
 
 
 def _growth(rows: Measured) -> float:
-    """How much the misses grow with each doubling outside: larger operators estimated from the smaller ones."""
-    sizes, flops, moved, t_s = (column[rows.stands] for column in (rows.sizes, rows.flops, rows.moved_bytes, rows.t_s))
+    """Growth of the error with each doubling outside, from estimating larger operators from the smaller ones."""
+    sizes, flops, moved, t_s = (c[rows.representatives] for c in (rows.sizes, rows.flops, rows.moved_bytes, rows.t_s))
     edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
     inner = (sizes <= edge).all(axis=1)
     outer = _spread_out(np.flatnonzero(~inner))
@@ -107,23 +107,23 @@ def _growth(rows: Measured) -> float:
     clipped = np.clip(sizes[outer], *edges)
     outside = np.abs(sizes[outer] - clipped).max(axis=1)
     estimate, _ = _planes(sizes[inner], residual[inner], clipped)
-    # Half a doubling at the least: close to the edge it is the plane that misses, not the law.
+    # Half a doubling at the least: close to the edge the error is the plane's, not the law's.
     return max(conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
 
 
 def _spread_out(rows: Int64) -> Int64:
-    """At most ``_MOST_PROBES`` of ``rows``, evenly; sorted by key, so that they are a fair sample."""
+    """At most ``_MOST_PROBES`` of ``rows``, evenly spaced: a fair sample, since rows are sorted by key."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PROBES)).astype(np.int64))]
 
 
 def conformal(score: Float64) -> float:
-    """The finite-sample quantile of split conformal prediction; of few scores it is the largest one."""
+    """The finite-sample quantile of split conformal prediction; the largest score if there are few."""
     rank = min(int(np.ceil(COVERAGE * (len(score) + 1))) - 1, len(score) - 1)
     return float(np.sort(score)[rank])
 
 
 def left_out(sizes: Float64, residual: Float64, pool: Int64) -> Float64:
-    """Return the miss of each of n measured operators when ``pool``, ids, estimates it without itself, shape (n,)."""
+    """Return the log error of each of n operators, estimated from those of ``pool`` (ids) except itself, shape (n,)."""
     place = np.full(len(residual), -1, dtype=np.int64)
     place[pool] = np.arange(len(pool))
     estimate, _ = _planes(sizes[pool], residual[pool], sizes, itself=place)
@@ -143,7 +143,7 @@ def _planes(
     values, offset = values - mean[:, None], offset - middle[:, None]
     curvature = np.einsum("qkp,qkr,qk->qpr", offset, offset, weight) + _RIDGE**2 * np.eye(offset.shape[2])
     tilt = np.linalg.solve(curvature, np.einsum("qkp,qk,qk->qp", offset, values, weight)[..., None])[..., 0]
-    rest = values - np.einsum("qkp,qp->qk", offset, tilt)
-    spread = np.sqrt(np.einsum("qk,qk->q", weight, rest**2)) + _LEAST_SPREAD
+    remainder = values - np.einsum("qkp,qp->qk", offset, tilt)
+    spread = np.sqrt(np.einsum("qk,qk->q", weight, remainder**2)) + _LEAST_SPREAD
     spread += _SPREAD_A_DOUBLING * np.einsum("qk,qk->q", weight, distance)
     return mean - np.einsum("qp,qp->q", middle, tilt), spread

@@ -1,7 +1,7 @@
-"""How the operators of one group follow their work: time = floor + bytes / rate + FLOPs / rate, fitted robustly.
+"""The law of a group: time = floor + bytes / rate + FLOPs / rate, fitted robustly to its operators.
 
-What the law leaves is a smooth, small factor: that is what an interpolation between neighbours moves in. (A time itself
-spans six decades; its share of a data sheet's roofline still bends where small operators meet the floor.)
+Its residual is a small, smooth factor, which neighbours interpolate well. (A time itself
+spans six decades; its ratio to a data sheet's roofline still bends where small operators meet the floor.)
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from whatif.graph.types import Float64
 _ROUNDS = 40
 # Residuals below this count as equal: a median would chase noise.
 _SMALLEST_RESIDUAL = 0.02
-# No round moves a rate further than this, so that a far start does not overshoot.
+# No iteration moves a rate further than this, so that a poor start does not overshoot.
 _LONGEST_STEP = 0.5
-# A little weight on the start keeps what the measurements do not determine (no FLOPs at all) where it is.
+# A small weight on the start keeps parameters that the measurements do not determine (no FLOPs at all) there.
 _PULL = 1e-5
 
 
@@ -28,13 +28,13 @@ class Law(Struct, frozen=True):
     bytes_per_s: float
 
     def time_s(self, flops: Float64, moved_bytes: Float64) -> Float64:
-        """Return the law's time, seconds, shape (n,)."""
+        """Return the time predicted by the law, seconds, shape (n,)."""
         return np.asarray(self.floor_s + flops / self.flops_per_s + moved_bytes / self.bytes_per_s)
 
 
 def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
     """Fit the law to n measured times: least absolute log error, by reweighted Gauss-Newton steps on log parameters."""
-    # Start: the fastest that was seen of each kind, so that no unit and no data sheet is needed.
+    # Start at the fastest observed rate of each term, so that no unit and no data sheet is needed.
     rates = [float(np.max(amount / t_s, initial=0.0)) for amount in (flops, moved_bytes)]
     amounts = zip((flops, moved_bytes), rates, strict=True)
     works = [amount / rate if rate > 0 else np.zeros(len(t_s)) for amount, rate in amounts]

@@ -1,8 +1,8 @@
-"""Learned models as files: NAME.json says what a model knows and from what data, NAME.npz holds its arrays.
+"""Learned models as files: NAME.json describes a model and its training data, NAME.npz holds its arrays.
 
 Nothing is unpickled, and every array is checked before it is used. A model is of the kind "trees"
-(``whatif.opdb.trees``) or "principal" (``whatif.opdb.networks``). Models that ship lie in ``whatif/opdb/fitted``, a
-person's own in the folder ``models`` of a database.
+(``whatif.opdb.trees``) or "principal" (``whatif.opdb.networks``). Shipped models are in ``whatif/opdb/fitted``, the
+user's own in the folder ``models`` of a database.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from whatif.runtime.errors import WhatifError, expecting
 from whatif.runtime.files import replacing
 
 MODEL_VERSION = 1
-# Gradient-boosted trees, and Tianshu's networks with a principal component, which are of one device each.
+# Gradient-boosted trees, and Tianshu's networks with a principal component, each for one device.
 TREES, PRINCIPAL = "trees", "principal"
 KINDS = (TREES, PRINCIPAL)
 _LARGEST_JSON_BYTES, _LARGEST_ARRAYS_BYTES = 1_000_000, 32_000_000
@@ -44,7 +44,7 @@ _AGAIN = "; fit or fetch it again"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose measurements a model was learned from."""
+    """The source of a model's training data."""
 
     name: str
     licence: str
@@ -53,11 +53,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What NAME.json says. ``device`` is "" for a model across devices; widths are logs, by operator's name.
+    """The content of NAME.json. ``device`` is "" for a model across devices; widths are logs, by operator name.
 
-    ``half`` is the half-width of the nominal 90 % range inside of what was measured, ``growth`` what a doubling outside
-    adds to it. ``before_interpolation`` lists the operators that it misses less than an interpolation does, on data
-    that neither had seen. ``launch_s`` is what a time holds beyond that of the kernels.
+    ``half`` is the half-width of the nominal 90 % range inside the measured sizes, ``growth`` its increase for each
+    doubling outside. ``before_interpolation`` lists the operators on which it beats an interpolation, on data
+    that neither had seen. ``launch_s`` is the part of a time that is not in kernels.
     """
 
     version: int
@@ -72,16 +72,16 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     basis: tuple[str, str, str, str]
     features: tuple[str, ...] = ()
     sheet: Sheet | None = None
-    low: dict[str, int]  # of every integer of the family, what was measured
+    low: dict[str, int]  # smallest measured value of each integer of the family
     high: dict[str, int]
     half: dict[str, float]
     growth: float
     launch_s: dict[str, float] = {}
     before_interpolation: tuple[str, ...] = ()
-    validation_pct: dict[str, float] = {}  # mean miss on data that was not trained on, by name
+    validation_pct: dict[str, float] = {}  # mean error on data held out from training, by name
     devices: tuple[str, ...]  # that were measured
     rows: int
-    data_sha256: str  # of the rows that it was learned from
+    data_sha256: str  # of the training rows
     arrays_sha256: str  # of NAME.npz
     sources: tuple[Source, ...]
     settings: dict[str, float] = {}
@@ -89,24 +89,24 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def across(self) -> bool:
-        """Whether it answers for devices that were not measured."""
+        """Whether it applies to devices that were not measured."""
         return not self.device
 
     @property
     def measured_as(self) -> Basis:
-        """How the times were taken that it learned."""
+        """The basis of the times that it was trained on."""
         return Basis(*self.basis)
 
     def knows_vendor_of(self, gpu: Gpu) -> bool:
-        """Whether it was learned from devices of the vendor: those of another one run other libraries."""
-        return any(seen.vendor == gpu.vendor for seen in map(known_facts, self.devices) if seen is not None)
+        """Whether it was trained on devices of the GPU's vendor: those of others run other libraries."""
+        return any(device.vendor == gpu.vendor for device in map(known_facts, self.devices) if device is not None)
 
 
 @dataclass
 class LearnedModel:
-    """A model, its arrays read when it is first asked.
+    """A model whose arrays are read on first use.
 
-    One that is ``shipped`` was learned from other people's measurements: it never comes before an interpolation.
+    A ``shipped`` model was trained on foreign measurements: it never comes before an interpolation.
     """
 
     name: str
@@ -117,9 +117,9 @@ class LearnedModel:
     _networks: NetworkModel | None = field(default=None, repr=False)
 
     def predict(self, ops: Operators, gpu: Gpu | None) -> Float64:
-        """Return the log of the time in seconds of n operators that it ``covers``, shape (n,).
+        """Return the log of the time in seconds of n covered operators, shape (n,).
 
-        ``gpu`` is the device that is asked about; a model of one device needs none. Raises WhatifError where the
+        ``gpu`` is the device to predict for; a model of one device needs none. Raises WhatifError if the
         model's arrays are damaged.
         """
         facts = self.facts
@@ -137,20 +137,20 @@ class LearnedModel:
         return np.asarray(self._forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
 
     def covers(self, ops: Operators) -> tuple[Bool, Operators, Float64]:
-        """Tell which of n operators it can answer for, as which of its own, and how much wider their range is.
+        """Map n operators to those that the model was trained on.
 
-        Gives a mask (n,), the operators in the model's words, and logs to add to the half-width, shape (n,).
+        Returns a mask of those it covers (n,), the mapped operators, and logs to add to the half-width, shape (n,).
         """
         facts = self.facts
         if ops.family != facts.family:
             none = np.zeros(len(ops), dtype=np.bool_)
             return none, ops, np.zeros(len(ops))
-        known, spoken, extra = stand_ins(ops, facts.names, facts.dtype, facts.phase, facts.layouts)
+        known, mapped, extra = stand_ins(ops, facts.names, facts.dtype, facts.phase, facts.layouts)
         for mode in FAMILIES[facts.family].modes:
-            known &= (spoken.integers[mode] >= facts.low[mode]) & (spoken.integers[mode] <= facts.high[mode])
+            known &= (mapped.integers[mode] >= facts.low[mode]) & (mapped.integers[mode] <= facts.high[mode])
         if facts.kind == PRINCIPAL and known.any():
-            known &= self._network_model().covers(spoken)
-        return known, spoken, extra
+            known &= self._network_model().covers(mapped)
+        return known, mapped, extra
 
     def _network_model(self) -> NetworkModel:
         if self._networks is None:
@@ -158,7 +158,7 @@ class LearnedModel:
         return self._networks
 
     def outside(self, ops: Operators) -> Float64:
-        """Return by how many doublings each operator's farthest size lies beyond what was measured, shape (n,)."""
+        """Return the doublings by which each operator's farthest size lies beyond the measured sizes, shape (n,)."""
         far = np.zeros(len(ops))
         for size in FAMILIES[self.facts.family].sizes:
             column = np.log2(np.maximum(ops.integers[size], 1))
@@ -167,7 +167,7 @@ class LearnedModel:
         return far
 
     def of_name(self, ops: Operators, values: Mapping[str, float], default: float) -> Float64:
-        """Return what ``values`` says of each operator's name, shape (n,)."""
+        """Look up each operator's name in ``values``, shape (n,)."""
         column = ops.texts["name"]
         return np.array([values.get(name, default) for name in column.table] or [default])[column.codes]
 
@@ -175,7 +175,7 @@ class LearnedModel:
 def read_model(
     json_file: Path | Traversable, arrays_file: Path | Traversable, *, shipped: bool = False
 ) -> LearnedModel:
-    """Read a model. Raises WhatifError, one sentence, where it is none of this version; its arrays are read later."""
+    """Read a model without its arrays. Raises WhatifError if it is not a model of this version."""
     where = str(json_file)
     with expecting(f"{where}: expected a readable model", OSError), json_file.open("rb") as file:
         text = file.read(_LARGEST_JSON_BYTES + 1)
@@ -205,7 +205,7 @@ def _check(facts: ModelFacts) -> None:
 
 
 def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray[Any]]:
-    """Read NAME.npz: only the arrays whose hash NAME.json gives are unfolded."""
+    """Read NAME.npz, after checking its hash against NAME.json."""
     damage = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
     with expecting(f"{file}: expected the arrays of a model", *damage, hint=_AGAIN):
         with file.open("rb") as opened:
@@ -220,8 +220,8 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
 
 
 def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write NAME.npz and NAME.json (last: without it there is no model); gives the latter's path."""
-    packed = io.BytesIO()  # its entries have no date: the same arrays give the same bytes
+    """Write NAME.npz and NAME.json (last: without it there is no model); returns the latter's path."""
+    packed = io.BytesIO()  # its entries have no date, so equal arrays give equal bytes
     named: dict[str, Any] = dict(sorted(arrays.items()))
     np.savez_compressed(packed, **named)
     content = packed.getvalue()
@@ -235,19 +235,19 @@ def write_model(folder: Path, name: str, facts: ModelFacts, arrays: Mapping[str,
 
 
 def models_in(folder: Path) -> tuple[list[LearnedModel], list[str]]:
-    """Return a folder's models, by name, and a sentence for each file that is none; empty where it does not exist."""
-    found, wrong = [], []
+    """Return a folder's models, by name, and a message for each invalid file; empty if it does not exist."""
+    found, damaged = [], []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
             found.append(read_model(file, file.with_suffix(".npz")))
         except WhatifError as error:
-            wrong.append(str(error))
-    return found, wrong
+            damaged.append(str(error))
+    return found, damaged
 
 
 @lru_cache(maxsize=1)
 def shipped_models() -> tuple[LearnedModel, ...]:
-    """Return the models that ship with the package, by name."""
+    """Return the models shipped with the package, by name."""
     folder = resources.files("whatif.opdb") / "fitted"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json")) if folder.is_dir() else []
     return tuple(

@@ -1,4 +1,4 @@
-"""Where the database of a person lies, and where the index that is built from it does."""
+"""Locations of the user's database and of the index built from it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from whatif.runtime.files import cache_home, data_home
 
-# Names another database than the person's own, for all commands of a shell.
+# Environment variable that replaces the user's default database.
 DATABASE_VARIABLE = "WHATIF_OPDB"
 
 
 def default_database() -> Path:
-    """Return the folder of the database where no option names one."""
+    """Return the folder of the default database."""
     named = os.environ.get(DATABASE_VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -20,5 +20,5 @@ def default_database() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which indexes are kept; they can be built again at any time."""
+    """Return the folder for indexes, which can be rebuilt at any time."""
     return cache_home() / "opdb" / "index"

@@ -1,4 +1,4 @@
-"""What two databases make together, and how they differ."""
+"""Merge databases, and compare them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whatif.runtime.progress import Progress
 
 
 class Merged(Struct):
-    """What a merge, or an export, did: contributions by outcome, and one sentence for each that was refused."""
+    """The result of a merge or an export: contributions by outcome, and the reason for each refusal."""
 
     added: list[str] = field(default_factory=list)
     present: list[str] = field(default_factory=list)
@@ -28,13 +28,13 @@ class Merged(Struct):
     rows: int = 0
 
     def keep(self, name: str, outcome: Outcome, rows: int) -> None:
-        """Count a contribution of ``rows`` that was handed to a store."""
+        """Record the outcome of adding a contribution of ``rows`` rows."""
         (self.added if outcome == Outcome.ADDED else self.present).append(name)
         self.rows += rows if outcome == Outcome.ADDED else 0
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Keep the sentence of what is refused within; CannotWriteError goes on, as it would for the next ones."""
+        """Record a WhatifError as a refusal; CannotWriteError propagates: the next contribution would fail too."""
         try:
             yield
         except CannotWriteError:
@@ -43,7 +43,7 @@ class Merged(Struct):
             self.refused.append(str(error))
 
     def check(self) -> None:
-        """Raise WhatifError, the first refusal, where everything was refused."""
+        """Raise WhatifError with the first refusal if everything was refused."""
         if self.refused and not self.added and not self.present:
             raise WhatifError(self.refused[0])
 
@@ -60,40 +60,40 @@ def merge(
     family: str | None = None,
     progress: Progress | None = None,
 ) -> Merged:
-    """Add to ``target`` what ``source`` has and it has not; only of ``device`` and ``family`` where they are named.
+    """Add the contributions of ``source`` that ``target`` lacks, limited to ``device`` and ``family`` if given.
 
-    Every shard is read, checked and written anew, so that nothing foreign travels on. Contributions that are damaged,
-    or whose times are there under another device's name, are refused, each with a sentence. Raises WhatifError where
+    Every shard is read, checked and written anew, so that no foreign bytes are copied. Contributions that are damaged,
+    or whose times are stored under another device's name, are refused, each with a reason. Raises WhatifError if
     all of them are, or a file cannot be written.
     """
-    contributions, wrong = source.contributions()
+    contributions, damaged = source.contributions()
     chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
-    return take_over([(c.provenance, c.read) for c in chosen], wrong, target, source.folder, progress)
+    return take_over([(c.provenance, c.read) for c in chosen], damaged, target, source.folder, progress)
 
 
 def take_over(
     chosen: Sequence[tuple[Provenance, Callable[[], Rows]]],
-    wrong: Sequence[str],
+    damaged: Sequence[str],
     target: Store,
     where: Path | str,
     progress: Progress | None,
-    own: Container[str] = (),
+    already_present: Container[str] = (),
 ) -> Merged:
-    """Add contributions to ``target``, each read when its turn comes; those in ``own`` are there already.
+    """Add contributions to ``target``, reading one at a time; ids in ``already_present`` are skipped.
 
-    Raises WhatifError where all of them are refused, or ``where`` has none that fits.
+    Raises WhatifError if all of them are refused, or ``where`` has none that fits.
     """
-    done = Merged(refused=list(wrong))
+    done = Merged(refused=list(damaged))
     known = target.devices_by_times()
-    for place, (said, read) in enumerate(chosen):
+    for place, (provenance, read) in enumerate(chosen):
         if progress:
             progress(place, len(chosen))
-        if said.contribution in own:
-            done.keep(said.contribution, Outcome.PRESENT, said.rows)
+        if provenance.contribution in already_present:
+            done.keep(provenance.contribution, Outcome.PRESENT, provenance.rows)
             continue
         with done.refusing():
             rows = read()
-            outcome, name = target.add(rows, said.origin, known=known)
+            outcome, name = target.add(rows, provenance.origin, known=known)
             done.keep(name, outcome, len(rows))
     done.check()
     if not done.added and not done.present:
@@ -102,7 +102,7 @@ def take_over(
 
 
 class Compared(Struct, frozen=True):
-    """Operators that two databases both measured on a device: how the second one's times compare with the first's."""
+    """Operators that both databases measured on a device: the ratio of the second one's times to the first's."""
 
     device: str
     family: str
@@ -113,7 +113,7 @@ class Compared(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """Contributions that only one of two databases has, and what both measured in contributions of their own."""
+    """Contributions that only one of two databases has, and the operators that both measured independently."""
 
     only_first: tuple[Contribution, ...]
     only_second: tuple[Contribution, ...]
@@ -131,38 +131,39 @@ class Difference(Struct, frozen=True):
 
 
 def diff(first: Store, second: Store) -> Difference:
-    """Compare two databases: contributions by id, and the times of operators that both have measured anew."""
+    """Compare two databases: contributions by id, and the times of operators that both measured independently."""
     left, right = ({c.provenance.contribution: c for c in s.contributions()[0]} for s in (first, second))
     only_left = tuple(left[name] for name in sorted(left.keys() - right.keys()))
     only_right = tuple(right[name] for name in sorted(right.keys() - left.keys()))
     compared = []
-    for which in sorted({_what(c) for c in only_left} & {_what(c) for c in only_right}):
-        ratios = _ratios([c for c in only_left if _what(c) == which], [c for c in only_right if _what(c) == which])
+    for kind in sorted({_kind(c) for c in only_left} & {_kind(c) for c in only_right}):
+        ratios = _ratios([c for c in only_left if _kind(c) == kind], [c for c in only_right if _kind(c) == kind])
         if len(ratios):
             low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
-            compared.append(Compared(which[0], which[1], len(ratios), middle, low, high))
+            compared.append(Compared(kind[0], kind[1], len(ratios), middle, low, high))
     return Difference(only_left, only_right, len(left.keys() & right.keys()), tuple(compared))
 
 
-def described(said: Provenance) -> dict[str, Any]:
-    """Return what a list says of a contribution."""
-    method, source = said.origin.method, said.origin.source
+def described(provenance: Provenance) -> dict[str, Any]:
+    """Return the entry of a contribution in a listing."""
+    method, source = provenance.origin.method, provenance.origin.source
     return {
-        "contribution": said.contribution, "device": said.origin.device.name, "family": said.family, "rows": said.rows,
-        "method": method.name, "includes_launch": method.includes_launch, "cache": method.cache,
-        "environment": said.origin.environment_id, "framework": said.origin.environment.framework,
-        "framework_version": said.origin.environment.framework_version, "author": source.author, "date": source.date,
-        "tool": source.tool, "licence": source.licence,
+        "contribution": provenance.contribution, "device": provenance.origin.device.name, "family": provenance.family,
+        "rows": provenance.rows, "method": method.name, "includes_launch": method.includes_launch,
+        "cache": method.cache, "environment": provenance.origin.environment_id,
+        "framework": provenance.origin.environment.framework,
+        "framework_version": provenance.origin.environment.framework_version, "author": source.author,
+        "date": source.date, "tool": source.tool, "licence": source.licence,
     }  # fmt: skip
 
 
-def _what(contribution: Contribution) -> tuple[str, str, Basis]:
-    said = contribution.provenance
-    return said.origin.device.name, said.family, said.origin.basis
+def _kind(contribution: Contribution) -> tuple[str, str, Basis]:
+    provenance = contribution.provenance
+    return provenance.origin.device.name, provenance.family, provenance.origin.basis
 
 
 def _ratios(left: list[Contribution], right: list[Contribution]) -> Any:
-    """Second over first time of every operator that both measured; the median where one of them did several times."""
+    """Second over first time of every operator that both measured; of repeated measurements the median."""
     (left_keys, left_s), (right_keys, right_s) = (
         lower_medians(np.concatenate([r.ops.keys for r in rows]), np.concatenate([r.t_s for r in rows]))
         for rows in ([c.read() for c in contributions] for contributions in (left, right))
@@ -171,6 +172,6 @@ def _ratios(left: list[Contribution], right: list[Contribution]) -> Any:
     return right_s[at_right] / left_s[at_left]
 
 
-def is_chosen(said: Provenance, device: str | None, family: str | None) -> bool:
-    """Whether a contribution is of ``device`` and ``family``; None is any."""
-    return device in (None, said.origin.device.name) and family in (None, said.family)
+def is_chosen(provenance: Provenance, device: str | None, family: str | None) -> bool:
+    """Whether a contribution is of ``device`` and ``family``; None matches any."""
+    return device in (None, provenance.origin.device.name) and family in (None, provenance.family)

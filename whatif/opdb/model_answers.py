@@ -1,4 +1,4 @@
-"""What a learned model says of operators, with its range: never under what the device can do, wider outside."""
+"""Answers of a learned model, with a range: never below the device's lower bound, wider outside its data."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from whatif.opdb.rows import Operators
 
 
 def anchors_of(model: LearnedModel, ops: Operators, t_s: Float64, gpu: Gpu) -> Anchors | None:
-    """Learn from n operators that were measured on a device how a model across devices misses there, if they suffice.
+    """Fit the error of a model across devices to n operators measured on a device; None if they are too few.
 
-    None where it has no words for one of them.
+    None also if the model does not cover one of them.
     """
-    known, spoken, _ = model.covers(ops)
+    known, mapped, _ = model.covers(ops)
     if not len(ops) or not known.all():
         return None
-    return fit_anchors(np.log(t_s) - model.predict(spoken, gpu), _log_law(model, spoken, gpu))
+    return fit_anchors(np.log(t_s) - model.predict(mapped, gpu), _log_law(model, mapped, gpu))
 
 
 def _log_law(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
-    """The log of the law's time of n operators, shape (n,): what the anchors' correction is a line in."""
+    """The log of the reference time of n operators, shape (n,): the anchors' correction is linear in it."""
     launch = model.facts.measured_as.has_launch
     return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
 
 
 class Estimates(NamedTuple):
-    """Seconds with a nominal 90 % range, and doublings outside of what was measured; all columns have shape (n,)."""
+    """Seconds with a nominal 90 % range, and doublings outside the measured sizes; all columns have shape (n,)."""
 
     t_s: Float64
     low_s: Float64
@@ -57,13 +57,13 @@ def ask_model(
     give_way: bool,
     anchors: Anchors | None,
 ) -> tuple[Estimates, Bool]:
-    """Ask a model for operators in its own words, whose ranges are ``extra`` wider (log).
+    """Predict operators that a model covers, with ranges widened by ``extra`` (log).
 
-    The mask, shape (n,), is false where the model is so far from what it has seen, or so little is left beside a
-    launch, that the data sheet's range is narrower.
+    The mask, shape (n,), is false where the data sheet's range is narrower: far from the model's data, or where little
+    is left after subtracting a launch.
 
-    With ``kernels_alone`` a launch that the model's times hold is taken out of them. With ``give_way`` it leaves to the
-    data sheet what is outside of its data, or was mostly launch, where that is more accurate. ``anchors`` are this
+    With ``kernels_alone`` the launch in the model's times is subtracted. With ``give_way`` the model yields to the data
+    sheet outside of its data, or where times were mostly launch, if that is more accurate. ``anchors`` are this
     device's own measurements.
     """
     facts = model.facts
@@ -81,9 +81,9 @@ def ask_model(
     low, high = t * np.exp(-half), t * np.exp(half)
     certain = outside == 0
     if kernels_alone and launch:
-        # The launch comes before the kernel; a kernel takes its own floor at the least.
+        # The launch comes before the kernel, which takes at least the floor.
         held = model.of_name(ops, facts.launch_s, 0.0)
-        # What is left of a time that was mostly launch is the difference of two that are known roughly.
+        # The rest of a time that was mostly launch is the difference of two imprecise times.
         certain &= t - held > held
         least = kernel_floor_ns(gpu) / 1e9
         t, low, high = (np.maximum(c - held, least) for c in (t, low, high))
@@ -100,13 +100,13 @@ def ask_model(
 
 
 def best_first(models: Sequence[tuple[LearnedModel, int]]) -> Iterator[tuple[LearnedModel, int, tuple[str, ...]]]:
-    """Yield (model, rank, names) in the order in which models of a device are to be asked, each for those names.
+    """Yield (model, rank, names) in the order of preference, each model with the operator names it answers for.
 
-    ``models`` come with the rank of their way of measuring, the preferred first. Of several that know a name, all of
-    one rank, a person's own come before those that ship, and then the one with the smallest error on data left out.
+    ``models`` come with the rank of their basis, the preferred one first. Among models of one rank that cover a name,
+    the user's come before the shipped ones, then the one with the smallest error on held-out data.
     """
     for rank in dict.fromkeys(rank for _, rank in models):
-        rivals = [model for model, own in models if own == rank]
+        rivals = [model for model, model_rank in models if model_rank == rank]
         turns: dict[tuple[int, int], list[str]] = {}
         for name in sorted({name for model in rivals for name in model.facts.names}):
             able = [place for place, model in enumerate(rivals) if name in model.facts.names]

@@ -1,4 +1,4 @@
-"""The nearest measured operators of each asked one, exactly, with ties broken by position."""
+"""Exact nearest-neighbour search among measured operators, with ties broken by position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def nearest(measured: Float64, asked: Float64, count: int, *, itself: Int64 | No
     """Return the ``count`` nearest rows of ``measured`` (n, p) for each of ``asked`` (q, p), nearest first.
 
     Returns their positions and distances, shape (q, count) both; equal distances come in the order of the positions.
-    ``itself``, shape (q,), names a row of ``measured`` that is no neighbour of an asked one (-1: none). There have to
+    ``itself``, shape (q,), is a row of ``measured`` to exclude for each asked one (-1: none). There have to
     be more rows than ``count``.
     """
     banned = np.full(len(asked), -1, dtype=np.int64) if itself is None else itself

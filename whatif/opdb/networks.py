@@ -1,8 +1,8 @@
 """Tianshu's networks in numpy, with the principal component as their last input; training is in ``instrumentation``.
 
-A network belongs to one operator's name and one mode, a combination of the values of the attributes that it does not
-see. Its inputs are the other attributes, as they are or as logarithms, and the principal component: their product by
-``exponents``, which all modes of a name share.
+A network belongs to one operator name and one mode: a combination of values of the attributes that are not its inputs.
+Its inputs are the other attributes, as they are or as logarithms, and the principal component: their product with
+``exponents`` as powers, which all modes of a name share.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from whatif.graph.types import Bool, Float64, Int8, Int64
 from whatif.opdb.rows import Operators
 from whatif.runtime.errors import expecting
 
-# A network of raw numbers may leave the range of times; below half of the shortest it knows nothing.
+# The output of a network on raw numbers may be no valid time; it is useless below half of the shortest one.
 _LEAST_OF_SHORTEST = 0.5
 
 
 class Network(Struct, frozen=True):
-    """One mode's network: matrices and biases, and how its inputs and its output are scaled."""
+    """One mode's network: matrices and biases, and the scaling of its inputs and output."""
 
     layers: tuple[tuple[Float64, Float64], ...]
     centre: Float64
@@ -37,7 +37,7 @@ class Network(Struct, frozen=True):
     def log_time(self, columns: Float64, *, logs: bool, component: bool) -> Float64:
         """Return the log of seconds of n operators from their inputs, (n, e), the principal component last.
 
-        Inputs are clamped to what was measured. Beyond it time goes on in proportion to the principal component, where
+        Inputs are clamped to the measured range. Beyond it, time grows in proportion to the principal component, if
         there is one.
         """
         inside = np.clip(columns, self.low, self.high)
@@ -67,10 +67,10 @@ def inputs_of(values: Float64, exponents: npt.NDArray[np.integer[Any]], *, logs:
 
 
 class NetworkModel(Struct, frozen=True):
-    """A family's networks: which attributes the networks of each name see, and what each network answers for.
+    """The networks of a family: the inputs of each name's networks, and the mode of each network.
 
     ``exponents`` and ``seen`` have shape (names, attributes). ``of``, shape (networks, 1 + attributes), holds the place
-    of a network's name and the values of the attributes that it does not see; those that it sees are 0.
+    of a network's name and the values of the attributes that are not its inputs; those of its inputs are 0.
     """
 
     family: str
@@ -83,30 +83,30 @@ class NetworkModel(Struct, frozen=True):
     def covers(self, ops: Operators) -> Bool:
         """Return a mask of the operators of the family that a network was trained for, shape (n,)."""
         known = np.zeros(len(ops), dtype=np.bool_)
-        for own, _, _ in self._parts(ops):
-            known |= own
+        for covered, _, _ in self._parts(ops):
+            known |= covered
         return known
 
     def log_time(self, ops: Operators) -> Float64:
-        """Return the log of seconds of n operators, shape (n,); NaN where no network was trained for one."""
+        """Return the log of seconds of n operators, shape (n,); NaN if no network was trained for one."""
         found = np.full(len(ops), np.nan)
         values = np.stack([ops.integers[a].astype(np.float64) for a in FAMILIES[ops.family].attributes], axis=1)
-        for own, name, network in self._parts(ops):
+        for rows, name, network in self._parts(ops):
             exponents = self.exponents[name][self.seen[name]]
-            columns = inputs_of(values[own][:, self.seen[name]], exponents, logs=True)
-            found[own] = network.log_time(columns, logs=True, component=bool(exponents.any()))
+            columns = inputs_of(values[rows][:, self.seen[name]], exponents, logs=True)
+            found[rows] = network.log_time(columns, logs=True, component=bool(exponents.any()))
         return found
 
     def _parts(self, ops: Operators) -> Iterator[tuple[Bool, int, Network]]:
-        """Yield which of the operators each network answers for, the place of its name, and the network."""
+        """Yield for each network a mask of its operators, the index of its name, and the network itself."""
         column = ops.texts["name"]
         for (name, *fixed), network in zip(self.of.tolist(), self.networks, strict=True):
-            own = np.array([called == self.names[name] for called in column.table] or [False])[column.codes]
+            rows = np.array([called == self.names[name] for called in column.table] or [False])[column.codes]
             for attribute, value, sees in zip(FAMILIES[self.family].attributes, fixed, self.seen[name], strict=True):
                 if not sees:
-                    own &= ops.integers[attribute] == value
-            if own.any():
-                yield own, name, network
+                    rows &= ops.integers[attribute] == value
+            if rows.any():
+                yield rows, name, network
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of a file; ``network_model_of`` reads them."""
@@ -123,7 +123,7 @@ class NetworkModel(Struct, frozen=True):
 def network_model_of(
     arrays: Mapping[str, npt.NDArray[Any]], family: str, names: Sequence[str], where: str
 ) -> NetworkModel:
-    """Return the networks that a file's arrays hold. Raises WhatifError, one sentence, where they do not fit."""
+    """Return the networks that a file's arrays hold. Raises WhatifError if they do not fit."""
     attributes = len(FAMILIES[family].attributes)
     with expecting(
         f"{where}: expected the arrays of a model of networks", KeyError, ValueError, IndexError,
@@ -143,7 +143,7 @@ def network_model_of(
 
 
 def _network(arrays: Mapping[str, npt.NDArray[Any]], number: int, inputs: int) -> Network:
-    """Read one network of so many inputs. Raises KeyError or ValueError where its arrays do not fit one another."""
+    """Read one network with ``inputs`` inputs. Raises KeyError or ValueError if its arrays do not fit one another."""
     layers: list[tuple[Float64, Float64]] = []
     width = inputs
     while f"{number}.weight.{len(layers)}" in arrays:

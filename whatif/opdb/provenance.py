@@ -1,4 +1,4 @@
-"""Where measurements come from: the sidecar of every shard, one JSON object, checked against these types when read."""
+"""The origin of measurements: the sidecar of every shard, one JSON object, checked against these types when read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from whatif.graph.described import FAMILIES
 from whatif.opdb.schema import CACHE_STATES, METHODS, SCHEMA_VERSION
 from whatif.runtime.errors import WhatifError, expecting
 
-# A sidecar is a page of text; more is not one.
+# The largest sidecar, bytes: it is about a page of text.
 LARGEST_SIDECAR_BYTES = 1_000_000
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What was measured: its name in ``whatif/hardware/gpus`` (or ``cpu:…``), and what the source called it."""
+    """The measured device: its name in ``whatif/hardware/gpus`` (or ``cpu:…``), and the name the source gave it."""
 
     name: str
     told: str = ""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a time depends on beside the device; what the source does not tell is None, and absent from the file."""
+    """Everything but the device that a time depends on; unknown fields are None, and absent from the file."""
 
     driver: str | None = None
     cuda: str | None = None
@@ -44,7 +44,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How a time was taken; ``includes_launch`` is None where unknown."""
+    """How a time was measured; ``includes_launch`` is None if unknown."""
 
     name: str = "unknown"
     includes_launch: bool | None = None
@@ -52,7 +52,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Who measured, with what, and where the numbers were found."""
+    """The author, tool and location of the measurements."""
 
     author: str | None = None
     date: str | None = None
@@ -65,7 +65,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 
 class Basis(NamedTuple):
-    """What was measured, in what way: times of another basis are another quantity, and never mixed with these."""
+    """The quantity that a time measures: times of different bases are never mixed."""
 
     method: str
     launch: str
@@ -74,12 +74,12 @@ class Basis(NamedTuple):
 
     @property
     def has_launch(self) -> bool:
-        """Whether the times are known to hold a launch."""
+        """Whether the times are known to include a launch."""
         return self.launch == "with launch"
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All that is known of a contribution before its rows are: device, environment, method and source."""
+    """Everything about a contribution except its rows: device, environment, method and source."""
 
     device: Device
     environment: Environment = Environment()
@@ -88,18 +88,18 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def basis(self) -> Basis:
-        """What has to be equal for two times to mean the same quantity."""
+        """The fields that two times must share to measure the same quantity."""
         launch = {None: "unknown", True: "with launch", False: "without launch"}[self.method.includes_launch]
         return Basis(self.method.name, launch, self.method.cache, self.environment.framework or "unknown")
 
     @property
     def environment_id(self) -> str:
-        """Twelve digits that stand for the environment, the same for everybody."""
+        """A twelve-digit hash of the environment."""
         return hashlib.sha256(_canonical(self.environment)).hexdigest()[:12]
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The sidecar of a shard. ``contribution`` is a hash of all the rest and of the rows: it cannot be reused."""
+    """The sidecar of a shard. ``contribution`` is a hash of the other fields and of the rows."""
 
     schema_version: int
     contribution: str
@@ -111,19 +111,19 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 def contribution_id(origin: Origin, family: str, sha256: str) -> str:
-    """Return the name of a contribution: the same rows from the same origin have the same one everywhere."""
+    """Return the name of a contribution, which only depends on its rows and their origin."""
     digest = hashlib.sha256(f"{SCHEMA_VERSION} {family} {sha256} ".encode())
     digest.update(_canonical(origin))
     return digest.hexdigest()[:24]
 
 
 def encode(provenance: Provenance) -> bytes:
-    """Return the sidecar as text that people can read and compare."""
+    """Return the sidecar as indented text."""
     return msgspec.json.format(_canonical(provenance), indent=2) + b"\n"
 
 
 def read_sidecar(path: Path) -> Provenance:
-    """Read a sidecar. Raises WhatifError, one sentence, where it is none of this version, or damaged."""
+    """Read a sidecar. Raises WhatifError if it is damaged, or not of this version."""
     with expecting(f"{path}: expected a readable sidecar", OSError), path.open("rb") as file:
         text = file.read(LARGEST_SIDECAR_BYTES + 1)
     if len(text) > LARGEST_SIDECAR_BYTES:

@@ -1,4 +1,4 @@
-"""What others printed of the same questions, on their own data: errors in percent, to stand beside an evaluation's."""
+"""Published errors for the same questions, on the authors' data, percent: for comparison with an evaluation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import Struct
 
 
 class Published(Struct, frozen=True):
-    """Mean errors by the database's names of operators, percent, and where they were printed."""
+    """Mean errors by the database's operator names, percent, and their source."""
 
     source: str
     mape_pct: Mapping[str, float]
 
 
 # 11,000 random shapes an operation on a V100 (TensorFlow 1.15), a tenth of them held out. Its gradients of convolutions
-# (8.33 and 12.35) have no name of their own here: a phase distinguishes them.
+# (8.33 and 12.35) have no separate names here: a phase distinguishes them.
 UNSEEN_SHAPES = Published(
     "Tianshu, Table 3 (a V100, its own data)",
     MappingProxyType(
@@ -24,7 +24,7 @@ UNSEEN_SHAPES = Published(
          "conv2d": 8.94}
     ),
 )  # fmt: skip
-# Its predictions for GPUs and models that it was not trained on, by type of operator, against its published labels.
+# Its predictions for GPUs and models that it was not trained on, by operator type, against its published labels.
 _ELEMENTWISE = 19.3
 UNSEEN_DEVICES = Published(
     "NeuSight's summary tables, GPUs or models that it had not seen (its own labels)",

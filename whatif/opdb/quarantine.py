@@ -1,6 +1,6 @@
 """Which measurements are set aside: kept, listed, and not answered with.
 
-It follows from all rows together, not from the order in which they came, and is found anew for every index.
+It depends on all rows together, not on their order, and is recomputed for every index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Aside(IntEnum):
 
     SOUND = 0
     IMPOSSIBLE = 1  # faster than the device can be
-    STRAY = 2  # far from what all of its neighbours say
+    STRAY = 2  # far from all of its neighbours
 
 
 # A data sheet's clocks and bandwidth are exceeded by some percent (a boost above the listed one), never by 30 %.
@@ -34,9 +34,9 @@ IMPOSSIBLE_SHARE = 0.7
 # tails where a library switches its algorithm from shape to shape. So a row has to be a factor of two off as well,
 # which leaves 0 to 3 %. The factor is our estimate.
 STRAY_SIGMAS, STRAY_FACTOR = 3.0, 2.0
-# In fewer rows nothing is typical.
+# Fewer rows have no typical value.
 FEWEST_ROWS = 30
-# Neighbours are looked for among as many rows; the keys are scattered, so that every n-th row is a fair sample.
+# Neighbours are searched among at most this many rows; keys are hashes, so every n-th row is a fair sample.
 _POOL = 2048
 # The standard deviation of a normal distribution over its median absolute deviation.
 _SIGMA_OF_MEDIAN = 1.4826
@@ -45,7 +45,7 @@ _SIGMA_OF_MEDIAN = 1.4826
 def set_aside(ops: Operators, t_s: Float64, group: Int64, devices: list[Gpu | None], cold: list[bool]) -> Int8:
     """Return the ``Aside`` of each measurement, shape (n,), sorted by key.
 
-    ``group``, shape (n,), numbers what is comparable; ``devices`` and ``cold`` tell of each group what measured it.
+    ``group``, shape (n,), is each row's group of comparable operators; ``devices`` and ``cold`` describe each group.
     """
     result = np.zeros(len(ops), dtype=np.int8)
     order = np.argsort(group, kind="stable")

@@ -21,7 +21,7 @@ from whatif.opdb.work import output_size, work
 
 Columns = Mapping[str, Float64]
 
-# What the model's SP units multiply. With a tensor core's rate in their place it is further from the truth than a
+# Formats of the model's SP units. With a tensor core's rate instead, its error is larger than that of a
 # roofline (fp16 convolutions of an A100's recording: 72 against 65 %).
 _FORMATS = ("fp32", "fp64")
 # Sides of the tiles that are transformed.
@@ -34,9 +34,9 @@ _TRANSFORM_FLOPS = 2.5
 
 
 def queue_s(gpu: Gpu, ops: Operators) -> Float64:
-    """Return each operator's time by the queue, seconds, shape (n,); NaN for what it has no kernel of.
+    """Return each operator's time by the queue model, seconds, shape (n,); NaN for operators without a kernel in it.
 
-    Convolutions and products, forward and backward; formats and devices that the model does not know are NaN.
+    Covers convolutions and products, forward and backward; unknown formats and devices are NaN.
     """
     found = np.full(len(ops), np.nan)
     if ops.family not in ("conv", "matmul"):
@@ -69,7 +69,7 @@ def conv_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: float
     ``c`` has the attributes of the family ``conv``, shape (n,) each. FFT is for fp32 alone.
     """
     if phase == "bwd":
-        both = (conv_s(units, c, one, element_bytes=element_bytes, tiled=tiled) for one in ("dgrad", "wgrad"))
+        both = (conv_s(units, c, gradient, element_bytes=element_bytes, tiled=tiled) for gradient in ("dgrad", "wgrad"))
         return np.asarray(sum(both))
     direct = im2col_s(units, c, phase, element_bytes=element_bytes)
     return np.minimum(direct, fft_s(units, c, phase, tiled=tiled)) if element_bytes == 4 else direct
@@ -87,7 +87,7 @@ def im2col_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: flo
     outputs = c["batch"] * output_size(c, "h") * output_size(c, "w")
     m, n, k = {
         "fwd": (c_out, outputs, c_in * taps),
-        # Of the outputs that an input may take part in, a stride leaves one in so many.
+        # A stride leaves the share outputs / inputs of the outputs that an input contributes to.
         "dgrad": (c_in, inputs, c_out * taps * outputs / np.maximum(inputs, 1)),
         "wgrad": (c_out, c_in * taps, outputs),
     }[phase]
@@ -98,19 +98,19 @@ def im2col_s(units: Units, c: Columns, phase: str = "fwd", *, element_bytes: flo
 def fft_s(units: Units, c: Columns, phase: str = "fwd", *, tiled: bool = True) -> Float64:
     """Return n convolutions by transforms, seconds, shape (n,); infinite with strides, dilations or groups.
 
-    Not ``tiled`` the whole image is transformed, to as many points as its side, padding and kernel need, in a power
+    If not ``tiled``, the whole image is transformed, with as many points as its side, padding and kernel need, a power
     of two.
     """
     out_h, out_w = output_size(c, "h"), output_size(c, "w")
-    plain = (c["stride_h"] == 1) & (c["stride_w"] == 1) & (c["dilation_h"] == 1) & (c["dilation_w"] == 1)
-    plain &= c["groups"] == 1
-    whole = np.maximum(out_h + c["kernel_h"], out_w + c["kernel_w"]) - 1
+    is_plain = (c["stride_h"] == 1) & (c["stride_w"] == 1) & (c["dilation_h"] == 1) & (c["dilation_w"] == 1)
+    is_plain &= c["groups"] == 1
+    full_side = np.maximum(out_h + c["kernel_h"], out_w + c["kernel_w"]) - 1
     best = np.full(np.shape(out_h), np.inf)
     for side in _TRANSFORMED:
         kept_h, kept_w = side - c["kernel_h"] + 1, side - c["kernel_w"] + 1
-        able = plain & (kept_h > 0) & (kept_w > 0)
+        able = is_plain & (kept_h > 0) & (kept_w > 0)
         if not tiled:
-            able &= (side >= whole) & (side < 2 * whole)
+            able &= (side >= full_side) & (side < 2 * full_side)
         if not able.any():
             continue
         tiles = np.ceil(out_h / np.maximum(kept_h, 1)) * np.ceil(out_w / np.maximum(kept_w, 1))
@@ -126,7 +126,7 @@ def _transformed_s(units: Units, c: Columns, phase: str, side: int, tiles: Float
         "dgrad": (c["in_channels"], images, c["out_channels"]),
         "wgrad": (c["out_channels"], c["in_channels"], images),
     }[phase]
-    # Two operands are transformed, and what comes of them is transformed back.
+    # Both operands are transformed, and their product is transformed back.
     parts = (m * k, k * n, m * n)
     transforms = sum(
         stream_s(

@@ -1,8 +1,8 @@
 """A database in an object store, or on another machine: any URL that fsspec has a driver for (file, s3, gs, ssh, ...).
 
-It has the same files at the same places as a folder's (``whatif.opdb.store``). A shard goes up first, then its sidecar
-under another name, which is then renamed: until then the contribution does not exist. What comes down is laid in a
-folder of its own, checked there as anybody's files are, and only then added. No name that the other side chose becomes
+It has the same files at the same paths as a folder (``whatif.opdb.store``). A shard is uploaded first, then its sidecar
+under a temporary name, which is then renamed: until then the contribution does not exist. Downloads go into a
+temporary folder, are checked there like any foreign files, and only then added. No name chosen by the remote becomes
 a path on this machine.
 """
 
@@ -35,7 +35,7 @@ _DEPTH = 4
 
 
 class Listed(Struct, frozen=True):
-    """A contribution that lies at a URL: its sidecar, and where its files are (without their endings)."""
+    """A contribution at a URL: its sidecar, and the path of its files without their suffixes."""
 
     provenance: Provenance
     path: str
@@ -43,7 +43,7 @@ class Listed(Struct, frozen=True):
 
 @dataclass
 class Remote:
-    """The database at a URL. Every method raises WhatifError, one sentence, where the other side refuses."""
+    """The database at a URL. Every method raises WhatifError if the remote refuses."""
 
     url: str
     _files: Any = field(repr=False)
@@ -52,7 +52,7 @@ class Remote:
 
     @staticmethod
     def open(url: str, *, create: bool = False) -> Remote:
-        """Open the database at ``url``; with ``create`` an empty place will do: the first ``put`` makes it one."""
+        """Open the database at ``url``; with ``create`` it may be empty, and the first ``put`` initializes it."""
         remote = Remote(url, *file_system(url))
         marker = remote._path(MARKER)
         with reaching(url, _AGAIN):
@@ -70,37 +70,37 @@ class Remote:
         return remote
 
     def contributions(self) -> tuple[list[Listed], list[str]]:
-        """Return the contributions whose two files are there, by id, and a sentence for each sidecar that is none."""
+        """Return the contributions with both files, by id, and an error message for each invalid sidecar."""
         with reaching(self.url, _AGAIN):
             found = self._files.find(self._root, maxdepth=_DEPTH, detail=True)
         files = {path for path, facts in found.items() if facts.get("type") == "file"}
         listed: dict[str, Listed] = {}
-        wrong = []
+        damaged = []
         for path in sorted(files):
             name = path.removesuffix(".json").rpartition("/")[2]
             parts = path.removeprefix(self._root).strip("/").split("/")
             if len(parts) != _DEPTH or not path.endswith(".json") or not re.fullmatch(r"[0-9a-f]{24}", name):
                 continue
             if path.removesuffix(".json") + ".parquet" not in files:
-                continue  # begun, and never ended
+                continue  # an unfinished upload
             try:
                 with self._fetched(path, LARGEST_SIDECAR_BYTES) as local:
                     provenance = read_sidecar(local)
                 if provenance.contribution != name:
                     raise WhatifError(f"{path}: expected the name that follows from its content; push it again.")
             except WhatifError as error:
-                wrong.append(str(error))
+                damaged.append(str(error))
                 continue
             listed[name] = Listed(provenance, path.removesuffix(".json"))
-        return [listed[name] for name in sorted(listed)], wrong
+        return [listed[name] for name in sorted(listed)], damaged
 
     def read(self, listed: Listed) -> Rows:
-        """Fetch a contribution and read its rows. Raises WhatifError where they are not those its sidecar describes."""
+        """Fetch a contribution and read its rows. Raises WhatifError if they are not those its sidecar describes."""
         with self._fetched(f"{listed.path}.parquet", LARGEST_SHARD_BYTES) as shard:
             return Contribution(listed.provenance, shard.with_suffix(".json")).read()
 
     def put(self, contribution: Contribution, place: tuple[str, ...]) -> None:
-        """Write a contribution's files into the folder ``place`` below the root: the sidecar last."""
+        """Write a contribution's files into the folder ``place`` below the root, the sidecar last."""
         target = self._path(*place, contribution.provenance.contribution)
         with reaching(self.url, _AGAIN):
             if not self._is_marked:
@@ -115,7 +115,7 @@ class Remote:
             self._publish(f"{target}.json", contribution.sidecar.read_bytes())
 
     def _publish(self, path: str, content: bytes) -> None:
-        """Write a small file that is there whole, or not at all."""
+        """Write a small file atomically."""
         part = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}.{os.getpid()}.part")
         try:
             self._files.pipe_file(part, content)
@@ -127,9 +127,9 @@ class Remote:
 
     @contextlib.contextmanager
     def _fetched(self, path: str, most_bytes: int) -> Iterator[Path]:
-        """A copy of a file that is no larger than it may be; what it says of its size is not believed.
+        """Download a file of at most ``most_bytes`` to a temporary path; its stated size is not trusted.
 
-        Errors about the copy name the file as the other side has it.
+        Errors about the copy name the remote path.
         """
         with TemporaryDirectory() as folder:
             local = Path(folder, posixpath.basename(path))

@@ -1,4 +1,4 @@
-"""Rows of the op database: one family's measurements as columns, checked, sorted, and hashed by what they say."""
+"""Rows of the op database: one family's measurements as columns, checked, sorted, and hashed by content."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Texts(Struct, frozen=True):
 
     @staticmethod
     def of(values: Sequence[str]) -> Texts:
-        """Encode texts; the table is sorted."""
+        """Encode texts with a sorted table."""
         table, (_, codes) = one_table([sorted(set(values)), values])
         return Texts(codes, table)
 
     @staticmethod
     def same(text: str, size: int) -> Texts:
-        """The same text ``size`` times."""
+        """Return a column of one text, repeated ``size`` times."""
         return Texts(np.zeros(size, dtype=np.int32), (text,))
 
     def take(self, rows: Array) -> Texts:
@@ -50,7 +50,7 @@ class Texts(Struct, frozen=True):
         return Texts(self.codes[rows], self.table)
 
     def hashes(self) -> UInt64:
-        """64 bits a text, shape (n,)."""
+        """A 64-bit hash of each text, shape (n,)."""
         return np.array([text_code(text) for text in self.table] or [0], dtype=np.uint64)[self.codes]
 
     def decoded(self) -> list[str]:
@@ -83,7 +83,7 @@ class Operators(Struct, frozen=True, dict=True):
 
     @cached_property
     def group_keys(self) -> UInt64:
-        """The key of what neighbours in an interpolation share: all but the sizes, shape (n,)."""
+        """The key of each operator's interpolation group: everything but the sizes, shape (n,)."""
         modes = {name: self.integers[name] for name in FAMILIES[self.family].modes}
         hashes = {name: column.hashes() for name, column in self.texts.items()}
         return mixed(op_keys(self.family, hashes, modes) ^ np.uint64(text_code("group")))
@@ -99,18 +99,18 @@ class Operators(Struct, frozen=True, dict=True):
         return Operators(self.family, texts, {name: column[rows] for name, column in self.integers.items()})
 
     def possible(self) -> Bool:
-        """Mask of the operators whose integers a tensor can have, shape (n,)."""
-        good = np.ones(len(self), dtype=np.bool_)
+        """Mask of the operators whose integers are valid sizes, shape (n,)."""
+        valid = np.ones(len(self), dtype=np.bool_)
         for name in FAMILIES[self.family].attributes:
             smallest = 0 if name.startswith("padding") or name == "causal" else 1
-            good &= (self.integers[name] >= smallest) & (self.integers[name] <= LARGEST_ATTRIBUTE)
-        return good
+            valid &= (self.integers[name] >= smallest) & (self.integers[name] <= LARGEST_ATTRIBUTE)
+        return valid
 
     def described(self, row: int) -> dict[str, str | int]:
-        """One operator as a person reads it."""
-        said: dict[str, str | int] = {"family": self.family}
-        said |= {name: column.table[column.codes[row]] for name, column in self.texts.items()}
-        return said | {name: int(column[row]) for name, column in self.integers.items()}
+        """One operator as a readable dictionary."""
+        fields: dict[str, str | int] = {"family": self.family}
+        fields |= {name: column.table[column.codes[row]] for name, column in self.texts.items()}
+        return fields | {name: int(column[row]) for name, column in self.integers.items()}
 
 
 def operators(
@@ -122,7 +122,7 @@ def operators(
     phase: str | Sequence[str] = "fwd",
     layout: str | Sequence[str] = "",
 ) -> Operators:
-    """Operators from arrays and texts that fit one another; one text stands for all rows."""
+    """Build operators from arrays and texts that broadcast; a single text applies to all rows."""
     names = FAMILIES[family].attributes
     named = {"name": name, "phase": phase, "dtype": dtype, "layout": layout}
     size = max(
@@ -136,7 +136,7 @@ def operators(
 class Rows(Struct, frozen=True):
     """Measurements of ``ops``; all columns have shape (n,).
 
-    ``t_low_s`` to ``t_high_s`` holds 10 to 90 % of the repeats (NaN: unknown), ``repeats`` is 0 where unknown, and
+    ``t_low_s`` to ``t_high_s`` holds 10 to 90 % of the repeats (NaN: unknown), ``repeats`` is 0 if unknown, and
     ``kernels`` are those that ran, joined by ``;`` ("": unknown).
     """
 
@@ -163,18 +163,18 @@ class Rows(Struct, frozen=True):
         )  # fmt: skip
 
     def sound(self) -> Bool:
-        """Mask of the rows that can be true, shape (n,): times and sizes a device can have, short texts."""
-        good = np.isfinite(self.t_s) & (self.t_s >= SHORTEST_S) & (self.t_s <= LONGEST_S)
-        # A range that does not hold its own time is damage; one that is absent is none.
-        good &= ~(self.t_low_s > self.t_s) & ~(self.t_high_s < self.t_s) & ~(self.t_low_s < 0)
-        good &= ~np.isinf(self.t_high_s) & ~np.isinf(self.t_low_s) & (self.repeats >= 0)
-        good &= self.ops.possible()
+        """Mask of the plausible rows, shape (n,): possible times and sizes, short texts."""
+        plausible = np.isfinite(self.t_s) & (self.t_s >= SHORTEST_S) & (self.t_s <= LONGEST_S)
+        # A range that excludes its own time is damaged; a missing range is not.
+        plausible &= ~(self.t_low_s > self.t_s) & ~(self.t_high_s < self.t_s) & ~(self.t_low_s < 0)
+        plausible &= ~np.isinf(self.t_high_s) & ~np.isinf(self.t_low_s) & (self.repeats >= 0)
+        plausible &= self.ops.possible()
         for texts in (*self.ops.texts.values(), self.kernels):
-            good &= np.array([len(text) <= LONGEST_TEXT for text in texts.table] or [True])[texts.codes]
-        return np.asarray(good, dtype=np.bool_)
+            plausible &= np.array([len(text) <= LONGEST_TEXT for text in texts.table] or [True])[texts.codes]
+        return np.asarray(plausible, dtype=np.bool_)
 
     def canonical(self) -> Rows:
-        """The same rows in the one order that every copy of them has, each row once."""
+        """Return the rows in canonical order without duplicates: equal for every copy of them."""
         kernels = self.kernels.sorted_table()
         last_first: list[Array] = [kernels.codes, self.repeats, self.t_high_s, self.t_low_s, self.t_s]
         order = np.lexsort([*last_first, *self._identity(), self.ops.keys])
@@ -188,14 +188,14 @@ class Rows(Struct, frozen=True):
         return replace(rows, ops=replace(rows.ops, texts=texts), kernels=rows.kernels.sorted_table())
 
     def _identity(self) -> list[Array]:
-        """What makes two operators the same, should their keys ever meet."""
+        """The columns that identify an operator, in case two keys collide."""
         texts = [texts.sorted_table().codes for texts in self.ops.texts.values()]
         return [*texts, *self.ops.integers.values()]
 
     def times_sha256(self) -> str:
         """Hash of the operators and their times alone, of rows in canonical order.
 
-        The device has no part in it: the same times under the name of two devices have the same hash.
+        The device is not hashed: the same times under two device names have the same hash.
         """
         digest = hashlib.sha256(self.family.encode())
         digest.update(self.ops.keys.astype("<u8").tobytes())
@@ -203,10 +203,10 @@ class Rows(Struct, frozen=True):
         return digest.hexdigest()
 
     def sha256(self) -> str:
-        """Hash of everything that rows in canonical order say; how a file is compressed has no part in it."""
+        """Hash of all content of rows in canonical order, independent of the file's compression."""
         digest = hashlib.sha256(self.times_sha256().encode())
         for name in TIMES:
-            # NaN has many bit patterns, and one meaning.
+            # Normalize NaN, which has many bit patterns.
             column = getattr(self, name)
             digest.update(np.where(np.isnan(column), np.nan, column).astype("<f8").tobytes())
         digest.update(self.repeats.astype("<i4").tobytes())
@@ -220,7 +220,7 @@ class Rows(Struct, frozen=True):
 
 
 def joined(parts: Sequence[Operators]) -> Operators:
-    """Return operators of one family, one after the other; there has to be a part."""
+    """Concatenate operators of one family; ``parts`` must not be empty."""
     texts = {}
     for name in TEXTS:
         columns = [part.texts[name] for part in parts]
@@ -240,7 +240,7 @@ def measurements(
     repeats: npt.ArrayLike = 0,
     kernels: Sequence[str] | None = None,
 ) -> Rows:
-    """Measurements from arrays or numbers that fit the operators."""
+    """Build measurements from arrays or numbers that fit the operators."""
     size = len(ops)
     t, low, high = (np.broadcast_to(np.asarray(c, dtype=np.float64), size).copy() for c in (t_s, t_low_s, t_high_s))
     count = np.broadcast_to(np.asarray(repeats, dtype=np.int32), size).copy()
@@ -248,6 +248,6 @@ def measurements(
 
 
 def sound_part(rows: Rows) -> tuple[Rows, int]:
-    """Return the rows that can be true, and how many cannot."""
-    good = rows.sound()
-    return rows.take(good), int((~good).sum())
+    """Return the plausible rows, and the number of the others."""
+    plausible = rows.sound()
+    return rows.take(plausible), int((~plausible).sum())

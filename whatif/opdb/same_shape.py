@@ -1,8 +1,8 @@
-"""The same operator on other devices: how it compares with the data sheet's law there, taken over to this device.
+"""Transfer from other devices: the ratio of an operator's time to the data sheet's estimate there, applied here.
 
-A shape that a library runs at half of what one device can do seldom runs at all of it on the next one. So the ratio of
-measured time to the analytic law (``whatif.opdb.data_sheet``: it holds the floor, which a bare one misses) is found
-on every other device, and the median of the ratios times this device's law is the estimate. How far that misses is
+A shape that a library runs at half of one device's peak seldom runs at the full peak of the next one. So the ratio of
+measured time to the analytic law (``whatif.opdb.data_sheet``, which includes the floor) is computed
+for every other device, and the estimate is the median of the ratios times this device's law. Its error is
 learned by leaving out one of the other devices at a time.
 """
 
@@ -23,26 +23,26 @@ from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import UInt64
 from whatif.opdb.rows import Operators
 
-# One device alone says as much of itself as of the operator.
+# The ratio on a single device depends on the device as much as on the operator.
 FEWEST_DEVICES = 2
-# Fewer operators do not tell how far it misses: the range of the data sheet's law stands in.
-_FEWEST_THAT_TELL = 30
+# Fewer operators do not determine the error: the range of the data sheet's law is used instead.
+_FEWEST_OPERATORS = 30
 
 
 class Transfer(Struct, frozen=True):
-    """What several devices say of a group's operators: ``keys``, sorted, and all columns have shape (n,)."""
+    """Ratios to the law for a group's operators on several devices: ``keys`` is sorted; all columns have shape (n,)."""
 
     keys: UInt64
     log_ratio: Float64  # of measured time to the law, the median over the devices
-    devices: Int64  # how many those are
-    half: float | None  # of the range, log; None: too few operators tell
+    devices: Int64  # the number of devices
+    half: float | None  # of the range, log; None: too few operators
 
     def find(self, keys: UInt64) -> Int64:
-        """Return the place of each asked key, shape (q,); -1 where it was not measured on enough devices."""
+        """Return the position of each asked key, shape (q,); -1 if it was not measured on enough devices."""
         place = np.searchsorted(self.keys, keys)
-        there = place < len(self.keys)
-        there[there] = self.keys[place[there]] == keys[there]
-        return np.where(there, place, -1)
+        inside = place < len(self.keys)
+        inside[inside] = self.keys[place[inside]] == keys[inside]
+        return np.where(inside, place, -1)
 
     def estimate(self, gpu: Gpu, ops: Operators, place: Int64, *, launch: bool) -> tuple[Float64, Float64, Float64]:
         """Return time, low and high end of the 90 % range of operators at ``place``, seconds, shape (q,) each."""
@@ -60,7 +60,7 @@ class Transfer(Struct, frozen=True):
 def fit_transfer(
     like: Operators, measured: FamilyIndex, sources: Sequence[tuple[int, Gpu]], *, launch: bool
 ) -> Transfer | None:
-    """Learn from a group's rows on other devices; None where no operator was measured on two of them.
+    """Fit to a group's rows on other devices; None if no operator was measured on two of them.
 
     ``like`` is one operator of the group; ``sources`` lists the group's number on each device, and its data sheet.
     """
@@ -69,8 +69,8 @@ def fit_transfer(
         return None
     keys = np.unique(np.concatenate([keys for keys, _ in parts]))
     table = np.full((len(keys), len(parts)), np.nan)
-    for column, (own, ratio) in enumerate(parts):
-        table[np.searchsorted(keys, own), column] = ratio
+    for column, (device_keys, ratio) in enumerate(parts):
+        table[np.searchsorted(keys, device_keys), column] = ratio
     devices = np.isfinite(table).sum(axis=1)
     enough = devices >= FEWEST_DEVICES
     if not enough.any():
@@ -97,13 +97,13 @@ def of_sizes(like: Operators, log_sizes: Float64) -> Operators:
 
 
 def _half(table: Float64) -> float | None:
-    """The half-width of the range: of the devices that can be left out, the one that the others miss most."""
+    """The half-width of the range: the largest error over the devices that can be left out."""
     halves = []
     for column in range(table.shape[1]):
         others = np.delete(table, column, axis=1)
-        # With two devices one predicts the other; with more, as many have to as for an answer.
+        # With two devices one predicts the other; with more, at least as many as for an answer.
         fewest = min(FEWEST_DEVICES, others.shape[1])
-        tells = np.isfinite(table[:, column]) & (np.isfinite(others).sum(axis=1) >= fewest)
-        if tells.sum() >= _FEWEST_THAT_TELL:
-            halves.append(conformal(np.abs(table[tells, column] - np.nanmedian(others[tells], axis=1))))
+        usable = np.isfinite(table[:, column]) & (np.isfinite(others).sum(axis=1) >= fewest)
+        if usable.sum() >= _FEWEST_OPERATORS:
+            halves.append(conformal(np.abs(table[usable, column] - np.nanmedian(others[usable], axis=1))))
     return max(halves) if halves else None

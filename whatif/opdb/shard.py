@@ -1,4 +1,4 @@
-"""Shards: the rows of one contribution as a Parquet file. They are data: columns are checked, nothing is unpickled."""
+"""Shards: the rows of one contribution as a Parquet file. Columns are checked, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from whatif.opdb.rows import Operators, Rows, Texts
 from whatif.opdb.schema import MOST_ROWS, TEXTS, TIMES
 from whatif.runtime.errors import WhatifError, expecting
 
-# Compressed text unfolds ten-thousandfold: what a file says that it unfolds to is checked before it is.
+# Text may decompress ten-thousandfold, so the size stated in the file is checked before decompressing.
 LARGEST_SHARD_BYTES = 2_000_000_000
 _TEXT_COLUMNS = (*TEXTS, "kernels")
 
 
 def parquet() -> ModuleType:
-    """Return pyarrow.parquet, or the sentence that says how to install it."""
+    """Return pyarrow.parquet. Raises WhatifError, which says how to install it, if it is missing."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -36,7 +36,7 @@ def columns_of(family: str) -> tuple[str, ...]:
 
 
 def write_shard(path: Path, rows: Rows) -> None:
-    """Write rows as Parquet (zstd). The caller names a file that is not read yet."""
+    """Write rows as Parquet (zstd) to a path that no reader uses yet."""
     file_format = parquet()
     import pyarrow as pa
 
@@ -56,7 +56,7 @@ def write_shard(path: Path, rows: Rows) -> None:
 
 
 def read_shard(path: Path, family: str) -> Rows:
-    """Read the rows of a shard, sound or not. Raises WhatifError, one sentence, where it is no shard of ``family``."""
+    """Read the rows of a shard, sound or not. Raises WhatifError if it is no shard of ``family``."""
     file_format = parquet()
     import pyarrow as pa
 
@@ -67,7 +67,7 @@ def read_shard(path: Path, family: str) -> Rows:
                 _check_size(path, file.metadata)
                 _check_columns(path, family, file.schema_arrow)
             source.seek(0)
-            # Texts stay a table and codes: unfolded, one long text a million times would fill the memory.
+            # Texts stay dictionary-encoded: decoded, one long text a million times would fill the memory.
             with file_format.ParquetFile(
                 source, read_dictionary=list(_TEXT_COLUMNS), page_checksum_verification=True
             ) as file:
@@ -122,9 +122,9 @@ def _rows(path: Path, family: str, table: Any) -> Rows:
 def _texts(column: Any) -> Texts:
     import pyarrow as pa
 
-    whole = column.combine_chunks() if not pa.types.is_dictionary(column.type) else column.unify_dictionaries()
-    whole = whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
-    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    combined = column.combine_chunks() if not pa.types.is_dictionary(column.type) else column.unify_dictionaries()
+    combined = combined.combine_chunks() if isinstance(combined, pa.ChunkedArray) else combined
+    encoded = combined if pa.types.is_dictionary(combined.type) else combined.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
     table = tuple(encoded.dictionary.to_pylist())

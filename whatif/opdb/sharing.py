@@ -1,6 +1,6 @@
-"""Databases that people share through an object store or another machine: what one side has, the other one gets.
+"""Share databases through an object store or another machine: push contributions to it, and pull them from it.
 
-Both ways are a union of contributions: nothing is overwritten, and the same again changes nothing.
+Either way is a union of contributions: nothing is overwritten, and a repeat changes nothing.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from whatif.runtime.progress import Progress
 def push(
     store: Store, url: str, *, device: str | None = None, family: str | None = None, progress: Progress | None = None
 ) -> Merged:
-    """Bring to the database at ``url`` what ``store`` has and it has not; only of ``device`` and ``family`` if named.
+    """Add the contributions of ``store`` that the database at ``url`` lacks, limited to ``device`` and ``family``.
 
-    Contributions that are damaged here, or whose times are there as those of another device, are refused, each with a
-    sentence. Raises WhatifError where all are, or the other side cannot be written.
+    Contributions that are damaged here, or whose times are stored there under another device, are refused, each with
+    a reason. Raises WhatifError if all are, or the remote database cannot be written.
     """
-    contributions, wrong = store.contributions()
+    contributions, damaged = store.contributions()
     chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
-    if not chosen and not wrong:
+    if not chosen and not damaged:
         raise WhatifError(f"{store.folder}: expected contributions to push, got none that fits.")
     remote = Remote.open(url, create=True)
-    there, _ = remote.contributions()
-    present = {listed.provenance.contribution for listed in there}
-    known = {listed.provenance.times_sha256: listed.provenance.origin.device.name for listed in there}
-    done = Merged(refused=list(wrong))
+    remote_contributions, _ = remote.contributions()
+    present = {listed.provenance.contribution for listed in remote_contributions}
+    known = {listed.provenance.times_sha256: listed.provenance.origin.device.name for listed in remote_contributions}
+    done = Merged(refused=list(damaged))
     for place, contribution in enumerate(chosen):
         if progress:
             progress(place, len(chosen))
-        said = contribution.provenance
-        if said.contribution in present:
-            done.keep(said.contribution, Outcome.PRESENT, said.rows)
+        provenance = contribution.provenance
+        if provenance.contribution in present:
+            done.keep(provenance.contribution, Outcome.PRESENT, provenance.rows)
             continue
         try:
-            contribution.read()  # nothing damaged travels on
-            check_device_of_times(url, said.origin.device.name, said.times_sha256, said.rows, known)
+            contribution.read()  # refuses damaged shards
+            check_device_of_times(url, provenance.origin.device.name, provenance.times_sha256, provenance.rows, known)
         except WhatifError as error:
             done.refused.append(str(error))
             continue
         remote.put(contribution, contribution.sidecar.relative_to(store.folder).parts[:-1])
-        known[said.times_sha256] = said.origin.device.name
-        done.keep(said.contribution, Outcome.ADDED, said.rows)
+        known[provenance.times_sha256] = provenance.origin.device.name
+        done.keep(provenance.contribution, Outcome.ADDED, provenance.rows)
     done.check()
     return done
 
@@ -54,18 +54,18 @@ def push(
 def pull(
     url: str, store: Store, *, device: str | None = None, family: str | None = None, progress: Progress | None = None
 ) -> Merged:
-    """Add to ``store`` what the database at ``url`` has and it has not; only of ``device`` and ``family`` if named.
+    """Add the contributions at ``url`` that ``store`` lacks, limited to ``device`` and ``family`` if given.
 
-    Every shard is checked against its sidecar's hash and written anew. What is damaged, or there under another device's
-    name, is refused with a sentence. Raises WhatifError where all is, or the other side cannot be read.
+    Every shard is checked against its sidecar's hash and written anew. Contributions that are damaged, or stored under
+    another device's name, are refused with a reason. Raises WhatifError if all are, or the remote cannot be read.
     """
     remote = Remote.open(url)
-    there, wrong = remote.contributions()
-    chosen = [listed for listed in there if is_chosen(listed.provenance, device, family)]
+    remote_contributions, damaged = remote.contributions()
+    chosen = [listed for listed in remote_contributions if is_chosen(listed.provenance, device, family)]
     there_too = {listed.provenance.contribution for listed in chosen}
-    own = {
+    present = {
         c.provenance.contribution
         for c in store.contributions()[0]
         if c.provenance.contribution in there_too and is_sound(c.sidecar)
     }
-    return take_over([(c.provenance, partial(remote.read, c)) for c in chosen], wrong, store, url, progress, own)
+    return take_over([(c.provenance, partial(remote.read, c)) for c in chosen], damaged, store, url, progress, present)

@@ -1,6 +1,6 @@
-"""A database on disk: a folder of contributions, each a Parquet shard and its sidecar, both written once and for all.
+"""A database on disk: a folder of contributions, each an immutable Parquet shard and its sidecar.
 
-    FOLDER/opdb.json                                    what this is, and the version of its schema
+    FOLDER/opdb.json                                    marks the database; holds its schema version
     FOLDER/DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION.parquet
     FOLDER/DEVICE/FAMILY/ENVIRONMENT/CONTRIBUTION.json  the sidecar; written last: a shard without one does not exist
 
@@ -28,12 +28,12 @@ from whatif.runtime.errors import WhatifError, expecting
 from whatif.runtime.files import replacing
 
 MARKER = "opdb.json"
-# The same few times can be measured on two devices; as many as this cannot.
-FEWEST_ROWS_THAT_TELL = 8
+# Fewer times may be equal on two devices by chance.
+FEWEST_DISTINCT_ROWS = 8
 
 
 class CannotWriteError(WhatifError):
-    """A file of the database could not be written: no space, or no permission."""
+    """A file of the database could not be written, for lack of space or permission."""
 
 
 @contextmanager
@@ -46,14 +46,14 @@ def _writing(sentence: str, hint: str) -> Iterator[None]:
 
 
 class Outcome(Enum):
-    """What became of rows that were added."""
+    """The result of adding rows."""
 
     ADDED = "added"
     PRESENT = "present"
 
 
 class Contribution(Struct, frozen=True):
-    """A contribution of a database: its sidecar, and where both of its files lie."""
+    """A contribution of a database: its provenance, and the paths of its two files."""
 
     provenance: Provenance
     sidecar: Path
@@ -64,7 +64,7 @@ class Contribution(Struct, frozen=True):
         return self.sidecar.with_suffix(".parquet")
 
     def read(self) -> Rows:
-        """Read the rows. Raises WhatifError, one sentence, where they are not those that the sidecar describes."""
+        """Read the rows. Raises WhatifError if they are not those that the sidecar describes."""
         if not self.shard.is_file():
             raise WhatifError(f"{self.shard}: expected the shard of a sidecar, got no such file; fetch it again.")
         rows = read_shard(self.shard, self.provenance.family)
@@ -77,17 +77,17 @@ class Contribution(Struct, frozen=True):
 
 
 class Store:
-    """The folder of a database. Nothing in it is ever changed; contributions are added, and read."""
+    """The folder of a database. Contributions are added and read, never changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @staticmethod
     def open(folder: str | Path, *, create: bool = False) -> Store:
-        """Open the database in ``folder``. Raises WhatifError where there is none of this version.
+        """Open the database in ``folder``. Raises WhatifError if there is none of this version.
 
-        With ``create`` a folder that does not exist, or is empty, will do: it becomes a database with what is added
-        first, so that a command that fails leaves nothing behind.
+        With ``create`` the folder may be missing or empty: it becomes a database with the first addition, so that a
+        command that fails leaves nothing behind.
         """
         folder = Path(folder)
         marker = folder / MARKER
@@ -104,7 +104,7 @@ class Store:
         return Store(folder)
 
     def begin(self) -> None:
-        """Make the folder a database where it is none yet. Raises CannotWriteError where it cannot be written."""
+        """Initialize the folder as a database if it is not one. Raises CannotWriteError if it cannot be written."""
         marker = self.folder / MARKER
         if marker.is_file():
             return
@@ -114,7 +114,7 @@ class Store:
                 part.write_bytes(marker_content())
 
     def sidecars(self) -> Iterator[Path]:
-        """The sidecars' paths, in the order of their names. Links to folders are not followed."""
+        """The paths of the sidecars, sorted by name. Links to folders are not followed."""
         for folder, subfolders, files in os.walk(self.folder):
             depth = len(Path(folder).relative_to(self.folder).parts)
             subfolders[:] = sorted(subfolders) if depth < 3 else []
@@ -123,26 +123,26 @@ class Store:
                 yield from (path for path in sidecars if path.is_file())  # a pipe would never end
 
     def contributions(self) -> tuple[list[Contribution], list[str]]:
-        """Return the contributions, by id, and a sentence for each sidecar that is none."""
+        """Return the contributions, by id, and an error message for each invalid sidecar."""
         found: dict[str, Contribution] = {}
-        wrong = []
+        damaged = []
         for path in self.sidecars():
             try:
                 provenance = read_sidecar(path)
                 if provenance.contribution != path.stem:
                     raise WhatifError(f"{path}: expected the name that follows from its content; fetch it again.")
             except WhatifError as error:
-                wrong.append(str(error))
+                damaged.append(str(error))
                 continue
             found[provenance.contribution] = Contribution(provenance, path)
-        return [found[name] for name in sorted(found)], wrong
+        return [found[name] for name in sorted(found)], damaged
 
     def add(self, rows: Rows, origin: Origin, *, known: dict[str, str] | None = None) -> tuple[Outcome, str]:
-        """Write rows as a contribution of their own; gives what became of it, and its id.
+        """Write rows as a new contribution; returns the outcome, and its id.
 
-        ``known`` maps the times' hash of each contribution to its device; it is brought up to date. Raises WhatifError
-        where the same times are there under the name of another device, and where rows are not sound. What is there
-        and damaged is written anew.
+        ``known`` maps the times' hash of each contribution to its device; it is updated. Raises WhatifError
+        if the same times are stored under another device's name, or if rows are not sound. An existing damaged
+        contribution is written anew.
         """
         rows = rows.canonical()
         if not len(rows) or len(rows) > MOST_ROWS or not rows.sound().all():
@@ -170,7 +170,7 @@ class Store:
         return Outcome.ADDED, name
 
     def devices_by_times(self) -> dict[str, str]:
-        """Return the device of each contribution by the hash of its times."""
+        """Return the device of each contribution, by the hash of its times."""
         contributions, _ = self.contributions()
         return {c.provenance.times_sha256: c.provenance.origin.device.name for c in contributions}
 
@@ -179,14 +179,14 @@ class Store:
 
 
 def in_shards(rows: Rows) -> Iterator[Rows]:
-    """Cut rows into as many as one shard may hold."""
+    """Split rows into parts that fit one shard."""
     rows = rows.canonical()
     for start in range(0, len(rows), MOST_ROWS):
         yield rows.take(np.arange(start, min(start + MOST_ROWS, len(rows))))
 
 
 def is_sound(sidecar: Path) -> bool:
-    """Whether a contribution is there, whole and as its sidecar says."""
+    """Whether a contribution exists and matches its sidecar."""
     if not sidecar.is_file():
         return False
     try:
@@ -197,8 +197,8 @@ def is_sound(sidecar: Path) -> bool:
 
 
 def check_device_of_times(where: Path | str, device: str, times_sha256: str, rows: int, known: dict[str, str]) -> None:
-    """Raise WhatifError where the same times of so many rows are ``known`` as those of another device."""
-    if rows >= FEWEST_ROWS_THAT_TELL and known.get(times_sha256, device) != device:
+    """Raise WhatifError if ``known`` has the same times under another device, with too many rows for chance."""
+    if rows >= FEWEST_DISTINCT_ROWS and known.get(times_sha256, device) != device:
         raise WhatifError(
             f"{where}: expected measurements of {device}, got times already stored for "
             f"{known[times_sha256]}; find out which name is right."
@@ -206,21 +206,21 @@ def check_device_of_times(where: Path | str, device: str, times_sha256: str, row
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file in a folder without a mark is another than a mark that somebody has begun to write."""
+    """Whether a file in a folder without a marker is anything but a partly written marker."""
     return not path.name.startswith(f".{MARKER}.")
 
 
 def marker_content() -> bytes:
-    """Return what the mark of a database of this version says."""
+    """Return the content of the marker file of this version."""
     return json.dumps({"whatif_opdb": SCHEMA_VERSION}).encode() + b"\n"
 
 
 def check_marker(marker: Path) -> None:
-    """Raise WhatifError where a file is not the mark of a database of this version."""
+    """Raise WhatifError if a file is not the marker of a database of this version."""
     try:
         with marker.open("rb") as file:
-            said = json.loads(file.read(4096))
-        version = said["whatif_opdb"] if isinstance(said, dict) else None
+            content = json.loads(file.read(4096))
+        version = content["whatif_opdb"] if isinstance(content, dict) else None
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise WhatifError(f"{marker}: expected the mark of an op database, got something else.") from error
     if version != SCHEMA_VERSION:

@@ -1,8 +1,8 @@
-"""Convolutions on tensor cores: their layout, what changes it around them, and the time of each in either layout.
+"""Convolutions on tensor cores: the time of each in either layout, and the layout changes around it.
 
 Tensor cores convolve with channels innermost (NHWC; NVIDIA, "Convolutional Layers User's Guide"). Around a convolution
-of tensors in PyTorch's usual layout (NCHW) cuDNN transposes what is read and what is written; depthwise and grouped
-ones have kernels of their own in either layout, which are bound by what they load, and some of which are very slow.
+of tensors in PyTorch's default layout (NCHW) cuDNN transposes the input and the output; depthwise and grouped
+ones have dedicated kernels in either layout, which are bound by their loads, and some of which are very slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NHWC = "nhwc"
 _TILE, _TILE_SUM = 64, 32
 # Time in NCHW and in NHWC over that of a convolution's bytes (dense: of its bytes, or of its tiles at the sustained
 # rate). Chosen on timm's training steps under AMP (RTX 3090, PyTorch 1.12, both layouts) by `python -m
-# benchmarks.published timm --fit`, which reports the error on families of models that were left out.
+# benchmarks.published timm --fit`, which reports the error on held-out families of models.
 FACTORS = {
     "dense 1x1": (0.87, 0.87),
     "dense": (0.93, 0.93),
@@ -38,40 +38,40 @@ FACTORS = {
     "depthwise 7": (16.0, 3.5),
     "depthwise 7 strided": (31.0, 42.0),
     "depthwise large": (25.0, 84.0),
-    # By the channels of a group, and by groups. Beside these, the operations at the sustained rate. cuDNN's kernels for
+    # By the channels of a group, and by groups. Added to the operations at the sustained rate. cuDNN's kernels for
     # NHWC take 4, 8, 16 or 32 channels of many groups; other shapes run in ever slower ones.
     "grouped": (4.0, 1.6),
-    "grouped, uneven": (5.3, 7.4),  # groups that are no multiple of eight
-    "grouped, odd": (9.0, 15.0),  # other widths, and eight groups or fewer of them
-    "grouped, unequal": (5.5, 32.0),  # more outputs than inputs or fewer
+    "grouped, uneven": (5.3, 7.4),  # a number of groups that is no multiple of eight
+    "grouped, odd": (9.0, 15.0),  # other widths, with at most eight groups
+    "grouped, unequal": (5.5, 32.0),  # different numbers of outputs and inputs
     "grouped, few": (5.5, 47.0),
     "grouped, wide": (6.0, 72.0),
 }
 _KERNEL_WIDTHS = (4, 8, 16, 32)
 _NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS, _EIGHT = 8, 48, 4, 8
-# What has no kernel for NHWC, over its time in NCHW: group norm (it copies), and operators of other libraries (that of
+# Time in NHWC over NCHW of operators without an NHWC kernel: group norm (it copies), and other libraries' (that of
 # in-place activated batch norm strides through the image).
 GROUP_NORM_NHWC, CUSTOM_NHWC = 2.1, 25.0
-# Either way of the estimate, nominal 90 %: dense ones by what models differ by, the others by what their classes do.
+# Factors of the nominal 90 % range: for dense ones from the spread over models, for the others over their classes.
 DENSE_SPREAD, OTHER_SPREAD = 1.4, 2.0
 
 
 def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Float64]:
     """Return the time of n convolutions on tensor cores and its nominal 90 % range, seconds, shape (n,) each.
 
-    Without what changes the layout around them (``layout_changes``). NaN in formats that the device has no tensor
-    cores for. One call that gives both gradients takes as long as both.
+    Excludes layout changes around them (``layout_changes``). NaN in formats that the device has no tensor
+    cores for. A call that computes both gradients takes as long as both.
     """
-    dtypes, forward = ops.texts["dtype"], _of_text(ops, "phase", "fwd")
+    dtypes, forward = ops.texts["dtype"], _is_text(ops, "phase", "fwd")
     sustained = np.array([_rates(gpu, dtype) for dtype in dtypes.table] or [(np.nan, np.nan)])[dtypes.codes]
     rates = np.where(forward, sustained[:, 0], sustained[:, 1])
-    both = _of_text(ops, "phase", "bwd") + 1.0
+    gradients = _is_text(ops, "phase", "bwd") + 1.0
     memory_s = work(ops)[1] / 1e9 / memory_gbyte_s(gpu)
     groups = ops.integers["groups"] > 1
     table = np.array([FACTORS[name] for name in FACTORS])
-    factor = table[kinds(ops), _of_text(ops, "layout", NHWC).astype(np.int64)]
-    dense = np.maximum(_tiled_flops(ops) * both / rates, memory_s) * factor
-    # What a depthwise convolution computes is little beside its bytes.
+    factor = table[kinds(ops), _is_text(ops, "layout", NHWC).astype(np.int64)]
+    dense = np.maximum(_tiled_flops(ops) * gradients / rates, memory_s) * factor
+    # The arithmetic of a depthwise convolution is negligible beside its bytes.
     grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
     t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
     spread = np.where(groups, OTHER_SPREAD, DENSE_SPREAD)
@@ -79,25 +79,25 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
 
 
 def _rates(gpu: Gpu, dtype: str) -> tuple[float, float]:
-    """FLOPs a second that convolutions and their gradients sustain, NaN without tensor cores for the format."""
+    """Sustained FLOP/s of convolutions and their gradients; NaN without tensor cores for the format."""
     if not on_tensor_cores(gpu, dtype):
         return np.nan, np.nan
     return sustained_tflops(gpu, dtype, "conv") * 1e12, sustained_tflops(gpu, dtype, "conv_backward") * 1e12
 
 
 def kinds(ops: Operators) -> Int64:
-    """Return the kind of each convolution, shape (n,): a place in ``FACTORS``."""
+    """Return the kind of each convolution, shape (n,): an index into ``FACTORS``."""
     c = ops.integers
     side, strided = np.maximum(c["kernel_h"], c["kernel_w"]), np.where(c["stride_h"] > 1, " strided", "")
     groups = np.maximum(c["groups"], 1)
     width, outputs = c["in_channels"] // groups, c["out_channels"] // groups
-    wide, few = np.maximum(width, outputs) > _WIDE_GROUP, groups <= _FEW_GROUPS
+    wide, few_groups = np.maximum(width, outputs) > _WIDE_GROUP, groups <= _FEW_GROUPS
     odd = ~np.isin(width, _KERNEL_WIDTHS) | ((groups <= _EIGHT) & (width < max(_KERNEL_WIDTHS)))
     sides = np.select([side <= 3, side <= 5, side <= 7], ["3", "5", "7"], "large")
     depthwise = np.char.add(np.char.add("depthwise ", sides), np.where(side <= 7, strided, ""))
     named = np.select(
         [
-            groups == 1, is_depthwise(ops), wide, few & (width > _NARROW_GROUP), width != outputs, odd,
+            groups == 1, is_depthwise(ops), wide, few_groups & (width > _NARROW_GROUP), width != outputs, odd,
             groups % _EIGHT > 0,
         ],
         [
@@ -117,10 +117,10 @@ def is_depthwise(ops: Operators) -> Bool:
 
 @lru_cache(maxsize=4096)
 def layout_changes(gpu: Gpu, what: Described) -> tuple[tuple[str, float], ...]:
-    """Return what is transposed around one convolution of tensors in NCHW: the way, and the bytes of the tensor.
+    """Return the transposes around one convolution of tensors in NCHW: direction, and bytes of the tensor.
 
-    Its larger tensors; weights are small beside them. Nothing around depthwise and grouped convolutions, and without
-    tensor cores. On GPUs of other vendors none is known.
+    Only for input and output; weights are small beside them. None around depthwise and grouped convolutions, without
+    tensor cores, or on GPUs of other vendors, for which they are unknown.
     """
     c = {name: np.array(float(value)) for name, value in what.integers}
     tensor_cores = gpu.vendor == "nvidia" and on_tensor_cores(gpu, what.dtype)
@@ -140,20 +140,20 @@ def converted(what: Described, dtype: str, layout: str) -> Described:
     return replace(what, dtype=dtype, layout=layout if what.family == "conv" else what.layout)
 
 
-def _of_text(ops: Operators, column: str, text: str) -> Bool:
+def _is_text(ops: Operators, column: str, text: str) -> Bool:
     texts = ops.texts[column]
-    return np.array([told == text for told in texts.table] or [False])[texts.codes]
+    return np.array([entry == text for entry in texts.table] or [False])[texts.codes]
 
 
 def _tiled_flops(ops: Operators) -> Float64:
-    """The operations of whole tiles, of one gradient where a call gives both: an implicit product's."""
+    """The operations of the implicit product in whole tiles; of one gradient if a call computes both."""
     c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
     taps, outputs = c["kernel_h"] * c["kernel_w"], c["batch"] * output_size(c, "h") * output_size(c, "w")
-    dgrad, wgrad = _of_text(ops, "phase", "dgrad"), _of_text(ops, "phase", "wgrad")
+    dgrad, wgrad = _is_text(ops, "phase", "dgrad"), _is_text(ops, "phase", "wgrad")
     inputs = c["batch"] * c["in_h"] * c["in_w"]
     strides = np.maximum(c["stride_h"] * c["stride_w"], 1)
     m = np.where(wgrad, c["in_channels"] * taps, np.where(dgrad, inputs, outputs))
     n = np.where(dgrad, c["in_channels"], c["out_channels"])
     k = np.where(wgrad, outputs, np.where(dgrad, c["out_channels"] * taps / strides, c["in_channels"] * taps))
-    whole = [np.ceil(size / tile) * tile for size, tile in ((m, _TILE), (n, _TILE), (k, _TILE_SUM))]
-    return np.asarray(2 * whole[0] * whole[1] * whole[2])
+    padded = [np.ceil(size / tile) * tile for size, tile in ((m, _TILE), (n, _TILE), (k, _TILE_SUM))]
+    return np.asarray(2 * padded[0] * padded[1] * padded[2])

@@ -1,7 +1,7 @@
-"""Gradient-boosted trees as arrays, and their sum for many operators at once; training lives in ``instrumentation``.
+"""Gradient-boosted trees as arrays, evaluated for many operators at once; training is in ``instrumentation``.
 
-Every feature is first turned into the number of the bin that it falls in, as it was for training. A tree's nodes stand
-in preorder: the left child of a node is the next one, the right child so many places on.
+Every feature is first replaced by the number of its bin, as in training. The nodes of a tree are
+in preorder: the left child of a node is the next one, and the right child is at an offset.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from whatif.runtime.errors import WhatifError
 
 Uint8 = npt.NDArray[np.uint8]
 
-# The arrays of a file: what each is, and its type.
+# The arrays of a file, and their types.
 ARRAYS = {
     "edges": "f8", "edge_starts": "i8", "feature": "u1", "bin": "u1", "right": "u2", "value": "f4", "starts": "i8",
     "base": "f8",
 }  # fmt: skip
-# The feature of a node that is a leaf.
+# Marks a leaf in ``feature``.
 LEAF = 255
-# Pairs of an operator and a tree that are walked at once: as many as stay in the cache.
+# Pairs of an operator and a tree that are traversed at once: as many as fit the cache.
 _PAIRS_AT_ONCE = 1 << 15
-# Hardly a leaf lies higher up in a tree.
+# Hardly any leaf is above this depth.
 _FIRST_STEPS = 4
 
 
@@ -49,11 +49,11 @@ class Forest(Struct, frozen=True, dict=True):
 
     @cached_property
     def _walks(self) -> tuple[Int64, Int64, Bool, Float64]:
-        """Of every node its feature, both children (at twice its place), whether it is a leaf, and a leaf's value."""
+        """For every node its feature, both children (at twice its index), whether it is a leaf, and a leaf's value."""
         leaf = self.feature == LEAF
-        here = np.arange(len(leaf))
-        # A leaf is its own child: who has arrived stays.
-        children = np.stack([np.where(leaf, here, here + 1), np.where(leaf, here, here + self.right)], axis=1)
+        node = np.arange(len(leaf))
+        # A leaf is its own child: finished traversals stay there.
+        children = np.stack([np.where(leaf, node, node + 1), np.where(leaf, node, node + self.right)], axis=1)
         values = np.zeros(len(leaf))
         values[leaf] = self.value
         return np.where(leaf, 0, self.feature).astype(np.int64), children.ravel(), leaf, values
@@ -76,7 +76,7 @@ class Forest(Struct, frozen=True, dict=True):
         return codes
 
     def _walk(self, codes: Uint8) -> Float64:
-        """The sum over all trees for a few operators: all pairs of an operator and a tree go down at once."""
+        """The sum over all trees for a few operators: all pairs of an operator and a tree descend at once."""
         feature, children, leaf, values = self._walks
         trees = len(self.starts) - 1
         flat = codes.ravel()
@@ -84,7 +84,7 @@ class Forest(Struct, frozen=True, dict=True):
         row = np.repeat(np.arange(len(codes)) * codes.shape[1], trees)
         arrived, open_ = node, np.arange(len(node))
         step = 0
-        # All places are sound (``forest_of``); "clip" alone spares the check of each.
+        # All indices are valid (``forest_of``); "clip" only avoids the bounds check.
         while len(open_):
             place = feature.take(node, mode="clip")
             place += row
@@ -93,7 +93,7 @@ class Forest(Struct, frozen=True, dict=True):
             node += right
             node = children.take(node, mode="clip")
             step += 1
-            # Leaves lie at unequal depths; from time to time those that have arrived are put aside.
+            # Leaves are at different depths: now and then, finished pairs are removed.
             if step >= _FIRST_STEPS and step % 2 == 0:
                 going = np.flatnonzero(~leaf.take(node, mode="clip"))
                 arrived[open_] = node
@@ -102,10 +102,10 @@ class Forest(Struct, frozen=True, dict=True):
 
 
 def forest_of(arrays: Mapping[str, npt.NDArray[Any]], features: int, where: str) -> Forest:
-    """Return the forest that arrays hold. Raises WhatifError, one sentence, where they are none of ``features``."""
+    """Return the forest stored in arrays. Raises WhatifError if they are invalid for ``features`` features."""
 
-    def refuse(wrong: str) -> WhatifError:
-        return WhatifError(f"{where}: expected the arrays of a model of trees, got {wrong}; fetch or fit it again.")
+    def refuse(reason: str) -> WhatifError:
+        return WhatifError(f"{where}: expected the arrays of a model of trees, got {reason}; fetch or fit it again.")
 
     for name, kind in ARRAYS.items():
         if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype.str[1:] != kind:
@@ -122,7 +122,7 @@ def forest_of(arrays: Mapping[str, npt.NDArray[Any]], features: int, where: str)
         raise refuse("trees of no nodes")
     if len(arrays["bin"]) != nodes or len(right) != nodes or leaf.sum() != len(arrays["value"]):
         raise refuse("columns of different lengths")
-    # Children come behind their parent, within its tree: every walk ends.
+    # Children come after their parent, within its tree: every traversal ends.
     end = np.repeat(starts[1:], np.diff(starts))
     child = np.arange(nodes) + np.maximum(right, 1)
     if (feature[~leaf] >= features).any() or (~leaf & ((right < 2) | (child >= end))).any():
@@ -131,5 +131,5 @@ def forest_of(arrays: Mapping[str, npt.NDArray[Any]], features: int, where: str)
 
 
 def _splits(starts: npt.NDArray[Any], size: int, parts: int) -> bool:
-    """Whether ``starts`` cuts so many rows into so many parts."""
+    """Whether ``starts`` divides ``size`` rows into ``parts`` parts."""
     return bool(len(starts) == parts + 1 and starts[0] == 0 and starts[-1] == size and (np.diff(starts) >= 0).all())

@@ -1,4 +1,4 @@
-"""What operators have to compute and to move, for whole tables: FLOPs (a multiply-add is two) and compulsory bytes."""
+"""The work of operators, for whole tables: FLOPs (a multiply-add counts two) and compulsory bytes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _Columns = Mapping[str, Float64]
 
 
 def work(ops: Operators) -> tuple[Float64, Float64]:
-    """Return the FLOPs and bytes of each operator, shape (n,) both; 0 where an operator has none or it is unknown.
+    """Return the FLOPs and bytes of each operator, shape (n,) both; 0 if an operator has none or it is unknown.
 
-    Every input is read once and the output written once. A number format that is not known counts four bytes. The
-    arrays are kept with the operators, since every source asks for them, and are read-only.
+    Every input is read once and the output written once. An unknown number format counts four bytes. The
+    arrays are cached on the operators, since every source needs them, and are read-only.
     """
-    kept: tuple[Float64, Float64] | None = ops.__dict__.get("work")
-    if kept is None:
-        kept = ops.__dict__["work"] = _work(ops)
-        for column in kept:
+    cached: tuple[Float64, Float64] | None = ops.__dict__.get("work")
+    if cached is None:
+        cached = ops.__dict__["work"] = _work(ops)
+        for column in cached:
             column.flags.writeable = False
-    return kept
+    return cached
 
 
 def _work(ops: Operators) -> tuple[Float64, Float64]:
@@ -37,9 +37,9 @@ def _work(ops: Operators) -> tuple[Float64, Float64]:
         return np.zeros(len(ops)), columns["bytes"]
     flops, elements = _RULES[ops.family](columns)
     if ops.family == "conv":
-        # Both gradients at once are two products that share the output's gradient.
-        both = np.array([phase == "bwd" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
-        flops, elements = flops * (1 + both), elements * (1 + both)
+        # Computing both gradients is two products that share the output's gradient.
+        is_both = np.array([phase == "bwd" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
+        flops, elements = flops * (1 + is_both), elements * (1 + is_both)
     return flops, elements * element_bytes
 
 
@@ -72,7 +72,7 @@ def _normalization(c: _Columns) -> tuple[Float64, Float64]:
 
 def _attention(c: _Columns) -> tuple[Float64, Float64]:
     pairs = c["batch"] * c["heads"] * c["query_length"] * c["key_length"]
-    # A causal mask leaves half of the scores where queries and keys are as many.
+    # A causal mask leaves half of the scores if there are as many queries as keys.
     share = np.where((c["causal"] > 0) & (c["query_length"] == c["key_length"]), 0.5, 1.0)
     moved = c["batch"] * c["head_size"] * 2 * (c["heads"] * c["query_length"] + c["kv_heads"] * c["key_length"])
     return 4 * pairs * c["head_size"] * share, moved

@@ -1,1 +1,1 @@
-"""Readers of other people's measurements: each gives rows and their origin, and writes nothing."""
+"""Readers of foreign measurements: each returns rows and their origin, and writes nothing."""

@@ -3,8 +3,8 @@
 One Parquet file a system, framework and version, SYSTEM/gemm/FRAMEWORK/VERSION/gemm_perf.parquet. Times are
 milliseconds of a kernel in a replayed CUDA graph, inputs warm in the second-level cache. A collective's `message_size`
 counts elements: here they are bytes. Attention of a prompt (`context`) is causal, over `isl` new tokens and `step` that
-lie in the cache; of one more token (`generation`) over `step` + 1; that of an encoder is not causal. A cache in another
-format than the products, and a window, stand in the operator's layout.
+are cached; of one more token (`generation`) over `step` + 1; that of an encoder is not causal. A cache in another
+format than the products, and a window, are recorded in the operator's layout.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _COLLECTIVES = {
 _GEMM = ("framework", "device", "op_name", "gemm_dtype", "m", "n", "k", "latency")
 _NCCL = ("version", "device", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
 _ATTENTION = ("framework", "device", "op_name", "attn_dtype", "batch_size", "isl", "num_heads", "head_dim", "latency")
-# What an attention's table may tell beside these, and what it means where it does not.
-_MAY_TELL = ("num_key_value_heads", "step", "window_size", "beam_width", "kv_cache_dtype", "kernel_source")
-# No device, framework or kernel has a longer name.
+# Optional columns of the tables.
+_OPTIONAL = ("num_key_value_heads", "step", "window_size", "beam_width", "kv_cache_dtype", "kernel_source")
+# The longest name of a device, framework or kernel, characters.
 LONGEST_NAME = 500
 # Systems whose table of collectives is broken: 8 GPUs at 1 to 2 GB/s.
 _BROKEN_COLLECTIVES = ("l40s",)
@@ -71,14 +71,14 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     nameless = table[["device", library]].isna().any(axis=1)
     found.drop(nameless.sum(), "no device, or no framework or version, is named")
     version = file.parent.name
-    for told, part in table.groupby("device", sort=True):
-        for named, rows in part.groupby(library, sort=True):
-            # Both name NCCL's version; where they contradict one another, it is not known.
-            agreed = not is_nccl or str(named) == version
+    for reported, part in table.groupby("device", sort=True):
+        for library_name, rows in part.groupby(library, sort=True):
+            # Folder and table both give NCCL's version; if they differ, it is unknown.
+            agreed = not is_nccl or str(library_name) == version
             origin = Origin(
-                device=device_called(str(told)),
+                device=device_called(str(reported)),
                 environment=Environment(
-                    framework=None if is_nccl else str(named).lower(),
+                    framework=None if is_nccl else str(library_name).lower(),
                     framework_version=None if is_nccl else version,
                     nccl=version if is_nccl and agreed else None,
                 ),
@@ -86,7 +86,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
                 source=Source(
                     author=author or "NVIDIA", tool="aiconfigurator-core", licence="Apache-2.0",
                     sha256=file_sha256(file), uri="https://pypi.org/project/aiconfigurator-core",
-                    note=None if agreed else f"NCCL {version} by its folder, {named} by its table",
+                    note=None if agreed else f"NCCL {version} by its folder, {library_name} by its table",
                 ),
             )  # fmt: skip
             for measured in operators_in(rows, found):
@@ -108,8 +108,8 @@ def _table(file: Path, needed: tuple[str, ...]) -> pd.DataFrame | None:
             raise WhatifError(f"{file}: expected a table of measurements, got {rows:,} rows of {stored:,} bytes.")
         if set(needed) - set(names):
             return None
-        columns = [*needed, *(name for name in _MAY_TELL if name in names)]
-        # One long text a million times is small in the file: it is looked at before it is unfolded.
+        columns = [*needed, *(name for name in _OPTIONAL if name in names)]
+        # One long text a million times is small in the file: check lengths before decoding.
         with reader.ParquetFile(file, read_dictionary=texts) as opened:
             table = opened.read(columns=columns, use_threads=False)
         for name in set(texts) & set(columns):
@@ -143,12 +143,12 @@ def _collectives(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
 
 
 def _attention(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
-    one_beam = _told(table, "beam_width", 1) == 1
+    one_beam = _column_or(table, "beam_width", 1) == 1
     known = table["op_name"].isin(("context_attention", "generation_attention", "encoder_attention")) & one_beam
     chosen, dtypes = _known(table, "attn_dtype", known, found)
     if not len(chosen):
         return
-    new, cached, heads = integers(chosen, "isl"), _told(chosen, "step", 0), integers(chosen, "num_heads")
+    new, cached, heads = integers(chosen, "isl"), _column_or(chosen, "step", 0), integers(chosen, "num_heads")
     yield _timed(
         operators(
             "attention",
@@ -156,7 +156,7 @@ def _attention(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
                 "batch": integers(chosen, "batch_size"), "query_length": new,
                 "key_length": np.where((new > 0) & (cached >= 0), new + cached, -1), "heads": heads,
                 # An encoder lists only its heads.
-                "kv_heads": _told(chosen, "num_key_value_heads", 0) if "num_key_value_heads" in chosen else heads,
+                "kv_heads": _column_or(chosen, "num_key_value_heads", 0) if "num_key_value_heads" in chosen else heads,
                 "head_size": integers(chosen, "head_dim"),
                 "causal": (chosen["op_name"] == "context_attention").to_numpy(),
             },
@@ -166,8 +166,8 @@ def _attention(table: pd.DataFrame, found: Found) -> Iterator[Rows]:
 
 
 def _layouts(table: pd.DataFrame, dtypes: list[str]) -> list[str]:
-    """What is out of the ordinary: a window of so many tokens, keys and values in another format."""
-    windows = _told(table, "window_size", 0).tolist()
+    """Layouts: the attention window in tokens, and the format of keys and values if it differs."""
+    windows = _column_or(table, "window_size", 0).tolist()
     stored = table["kv_cache_dtype"].astype(str) if "kv_cache_dtype" in table else [""] * len(table)
     return [
         " ".join(filter(None, (f"window={window}" if window > 0 else "", _cache(_DTYPES.get(cache, cache), dtype))))
@@ -179,19 +179,19 @@ def _cache(cache: str, dtype: str) -> str:
     return f"cache={cache[:40]}" if cache and cache != dtype else ""
 
 
-def _told(table: pd.DataFrame, column: str, default: int) -> Int64:
+def _column_or(table: pd.DataFrame, column: str, default: int) -> Int64:
     return integers(table, column) if column in table else np.full(len(table), default, dtype=np.int64)
 
 
 def _known(
     table: pd.DataFrame, dtype_column: str, wanted: pd.Series[bool], found: Found
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The rows whose operator and number format the database has words for, and those formats; others are counted."""
-    told = table[dtype_column].astype(str)
-    known = told.isin(list(_DTYPES)) & wanted
+    """Return the rows with a known operator and number format, and those formats; count the others as dropped."""
+    formats = table[dtype_column].astype(str)
+    known = formats.isin(list(_DTYPES)) & wanted
     # Block-scaled fp8 and quantized weights are other operators than a product of that format.
     found.drop((~known).sum(), "quantized products and operators that the database has no word for")
-    return table[known], [_DTYPES[name] for name in told[known]]
+    return table[known], [_DTYPES[name] for name in formats[known]]
 
 
 def _timed(ops: Operators, table: pd.DataFrame) -> Rows:
@@ -199,7 +199,7 @@ def _timed(ops: Operators, table: pd.DataFrame) -> Rows:
     return measurements(ops, numbers(table, "latency") * 1e-3, **({} if kernels is None else {"kernels": kernels}))
 
 
-# The columns of each table that is read, and what makes operators of its rows.
+# Tables that are read: the required columns, and the function that makes operators of the rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[pd.DataFrame, Found], Iterator[Rows]]]] = {
     "gemm_perf.parquet": (_GEMM, _products),
     "nccl_perf.parquet": (_NCCL, _collectives),

@@ -1,8 +1,8 @@
-"""Reader of what DeepBench's programs print: ``gemm_bench`` and ``conv_bench`` (baidu-research/DeepBench, Apache-2.0).
+"""Reader of the output of DeepBench's ``gemm_bench`` and ``conv_bench`` (baidu-research/DeepBench, Apache-2.0).
 
-A table whose heading names its columns, in the order of ``code/nvidia/*.cu``; times are whole microseconds of one call
-among some hundred that follow one another. What padding made of an operator is what was measured: channels and rows
-that a number format needs are counted as padded. Its spreadsheets of results come in as `csv`.
+A table whose heading names its columns, in the order of ``code/nvidia/*.cu``; times are whole microseconds of one call,
+averaged over some hundred calls in a row. Sizes are those after padding, which is what was measured: some number
+formats need padded channels and rows. Import its spreadsheets of results as `csv`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from whatif.runtime.errors import WhatifError
 _DTYPES = {"float": "fp32", "half": "fp16", "int8": "int8"}
 _GEMM = ("m", "n", "k", "a_t", "b_t")
 _CONV = ("w", "h", "c", "n", "k", "f_w", "f_h", "pad_w", "pad_h", "stride_w", "stride_h")
-# Columns of times by the phase that they are of; a heading names those that there are.
+# Columns of times, and the phase of each; a heading names those that are present.
 _PHASES = {"fwd_time": "fwd", "bwd_inputs_time": "dgrad", "bwd_params_time": "wgrad"}
-# Where a program pads, by whether it trains: the sizes, and what they become a multiple of (conv_bench.cu: eight
+# Padding by whether the program trains: the padded sizes, and the multiple (conv_bench.cu: eight
 # channels for tensor cores; int8 inference four; gemm_bench.cu: int8, four rows).
 _PADDED_CONV = {True: (("c",), 8), False: (("c", "w", "h"), 4)}
 _PADDED_GEMM = (("m",), 4)
 
 
 def read_deepbench(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
-    """Read the output of a run. Raises WhatifError where it is none, or it does not name its device."""
+    """Read the output of a run. Raises WhatifError if it has no table, or no device is given."""
     if device is None:
         raise WhatifError(f"{path}: expected the device that was measured, got none; name it with --device.")
     if path.is_dir():
@@ -67,19 +67,19 @@ def _heading(line: str) -> tuple[str, ...] | None:
 def _row(words: list[str], columns: tuple[str, ...]) -> list[Timed] | None:
     is_conv = columns[0] == "w"
     names = _CONV if is_conv else _GEMM
-    said = dict(zip(columns, words, strict=False))
+    cells = dict(zip(columns, words, strict=False))
     times = [name for name in columns if name == "time" or name in _PHASES]
-    numbers = {name: said.get(name, "") for name in (*names, *times)}
-    if any(not re.fullmatch(r"\d{1,9}", number) for number in numbers.values()) or said["precision"] not in _DTYPES:
+    numbers = {name: cells.get(name, "") for name in (*names, *times)}
+    if any(not re.fullmatch(r"\d{1,9}", number) for number in numbers.values()) or cells["precision"] not in _DTYPES:
         return None
     sizes = {name: int(numbers[name]) for name in names}
-    # A column of its own says so, spelled one way or the other.
-    if any(name.startswith("pad_ker") and said.get(name) == "1" for name in columns):
+    # A column marks padding; its name has two spellings.
+    if any(name.startswith("pad_ker") and cells.get(name) == "1" for name in columns):
         padded, to = _PADDED_CONV["bwd_inputs_time" in columns] if is_conv else _PADDED_GEMM
         sizes |= {name: -(-sizes[name] // to) * to for name in padded}
-    dtype = _DTYPES[said["precision"]]
+    dtype = _DTYPES[cells["precision"]]
     return [
-        Timed(_operator(sizes, dtype, _PHASES.get(name, "fwd"), is_conv=is_conv), int(said[name]) * 1e-6)
+        Timed(_operator(sizes, dtype, _PHASES.get(name, "fwd"), is_conv=is_conv), int(cells[name]) * 1e-6)
         for name in times
     ]
 

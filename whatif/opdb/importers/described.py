@@ -1,4 +1,4 @@
-"""Operators that were described one by one as tables of their families, and their times as rows."""
+"""Tables of operators by family, from descriptions of single operators, and their times as rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.opdb.rows import Operators, Rows, measurements, operators
 
 
 class Timed(Struct, frozen=True):
-    """An operator and its time, seconds; the range is that of 10 to 90 % of the repeats, NaN where unknown."""
+    """An operator and its time, seconds; the range holds 10 to 90 % of the repeats, NaN if unknown."""
 
     what: Described
     t_s: float
@@ -24,16 +24,16 @@ class Timed(Struct, frozen=True):
 
 
 def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
-    """Return the operators of each family that occurs: their places in ``table``, and themselves, shape (n,) both."""
+    """Return the operators of each family that occurs: positions in ``table``, and operators, shape (n,) both."""
     by_family: dict[str, list[int]] = {}
-    for place, what in enumerate(table):
-        by_family.setdefault(what.family, []).append(place)
+    for place, operator in enumerate(table):
+        by_family.setdefault(operator.family, []).append(place)
     found = []
     for family in sorted(by_family, key=list(FAMILIES).index):
         rows = [table[place] for place in by_family[family]]
-        told = [dict(row.integers) for row in rows]
+        integers_by_row = [dict(row.integers) for row in rows]
         ops = operators(
-            family, {name: [integers[name] for integers in told] for name in FAMILIES[family].attributes},
+            family, {name: [integers[name] for integers in integers_by_row] for name in FAMILIES[family].attributes},
             name=[row.name for row in rows], dtype=[row.dtype for row in rows], phase=[row.phase for row in rows],
             layout=[row.layout for row in rows],
         )  # fmt: skip

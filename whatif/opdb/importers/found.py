@@ -1,4 +1,4 @@
-"""What a reader of foreign measurements found, and how all of them open files: with limits, and one sentence."""
+"""Results of the readers of foreign measurements, and their file access, with limits and clear errors."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from whatif.runtime.errors import WhatifError, expecting
 from whatif.runtime.files import read_at_most
 from whatif.units import counted
 
-# No table of measurements that people share as text is larger.
+# The largest table of measurements that is read as text, bytes.
 LARGEST_TEXT_BYTES = 2_000_000_000
-# No table of measurements has more. pandas takes the square of their number in time: a JSON trace is one long line.
+# The most columns of a table. pandas takes quadratic time in their number, and a JSON trace is one long line.
 _MOST_COLUMNS = 10_000
 
 
 class Found(Struct):
-    """Rows with their origin, one pair a contribution; how many rows were left out, by reason."""
+    """Rows with their origin, one pair for each contribution, and the number of dropped rows by reason."""
 
     contributions: list[tuple[Rows, Origin]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
     def keep(self, rows: Rows, origin: Origin) -> None:
-        """Keep the rows that can be true; count the others."""
-        rows, lost = sound_part(rows)
-        self.drop(lost, "times or sizes that no device can have")
+        """Keep the plausible rows; count the others."""
+        rows, dropped = sound_part(rows)
+        self.drop(dropped, "times or sizes that no device can have")
         if len(rows):
             self.contributions.append((rows, origin))
 
     def drop(self, rows: int, reason: str) -> None:
-        """Count rows that are left out, if any."""
+        """Count dropped rows, if any."""
         if rows:
             self.dropped[reason] += int(rows)
 
     def warnings(self) -> list[str]:
-        """One sentence for each reason to leave rows out."""
+        """One sentence for each reason for dropping rows."""
         return [f"{counted(count, 'row')} left out: {reason}" for reason, count in sorted(self.dropped.items())]
 
 
 def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV table. Raises WhatifError where it is none, or has not the columns that are ``needed``."""
+    """Read a CSV table. Raises WhatifError if it is not one, or lacks one of the columns ``needed``."""
     head = (next(iter(FileBytes(file)), b"") if isinstance(file, Path) else _begin(file)).partition(b"\n")[0]
     if head.count(b",") > _MOST_COLUMNS:
         raise WhatifError(f"{where}: expected a table of comma-separated values, got a line of over {_MOST_COLUMNS:,}.")
@@ -72,21 +72,21 @@ def _begin(file: IO[bytes]) -> bytes:
 
 
 def numbers(table: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
-    """Return a column as numbers, shape (n,); NaN where there is none: such rows are counted and left out."""
+    """Return a column as numbers, shape (n,); NaN for invalid ones: such rows are counted and dropped."""
     if column not in table:
         return np.full(len(table), np.nan)
     return np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
 
 
 def integers(table: pd.DataFrame, column: str) -> Int64:
-    """Return a column as integers, shape (n,); -1 where it says nothing sensible: no operator has such a size."""
+    """Return a column as integers, shape (n,); -1 for invalid ones: no operator has such a size."""
     values = numbers(table, column)
     sane = np.isfinite(values) & (np.abs(values) <= LARGEST_ATTRIBUTE) & (values == np.rint(values))
     return np.where(sane, values, -1).astype(np.int64)
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; bytes that are no text become question marks. Raises WhatifError where it cannot be read."""
+    """Read a text file, replacing undecodable bytes. Raises WhatifError if it cannot be read."""
     with expecting(f"{path}: expected a readable file", OSError):
         return read_at_most(path, LARGEST_TEXT_BYTES).decode("utf-8", "replace")
 

@@ -1,9 +1,9 @@
-"""Reader of any table of comma-separated values that names its columns as the database does.
+"""Reader of any CSV table with the database's column names.
 
-Needed: ``name``, ``dtype``, the integers of the operator's family, and a time whose unit stands in its name: ``t_s``,
-``t_ms``, ``t_us`` or ``t_ns``. Beside them: ``family``, ``phase``, ``layout``, ``device``, ``repeats``, ``kernels``,
-the range, ``t_low_ms`` and ``t_high_ms`` (10 and 90 % of the repeats, in the unit of the time), how it was taken,
-``method``, ``launch`` and ``cache``, with what ``framework``, and the ``contribution``: rows of several stay apart.
+Required: ``name``, ``dtype``, the integers of the operator's family, and a time with its unit in its name: ``t_s``,
+``t_ms``, ``t_us`` or ``t_ns``. Optional: ``family``, ``phase``, ``layout``, ``device``, ``repeats``, ``kernels``, the
+range, ``t_low_ms`` and ``t_high_ms`` (10 and 90 % of the repeats, in the unit of the time), the method of measurement,
+``method``, ``launch`` and ``cache``, the ``framework``, and the ``contribution``: rows of several stay apart.
 `whatif opdb export FILE.csv` writes the same.
 """
 
@@ -36,9 +36,9 @@ def read_csv(
     author: str | None = None,
     licence: str | None = None,
 ) -> Found:
-    """Read a table; a ``method`` is that of all rows, whatever they say.
+    """Read a table; a ``method`` that is given is that of all rows.
 
-    Raises WhatifError where a needed column is missing, or nothing names the device.
+    Raises WhatifError if a required column is missing, or nothing names the device.
     """
     table = read_table(path, str(path), ("name", "dtype"))
     units = [column for column in _UNITS if column in table]
@@ -63,9 +63,9 @@ def read_csv(
     ways = table["method"].isin(METHODS) & table["launch"].isin(_LAUNCHES) & table["cache"].isin(CACHE_STATES)
     found.drop((known & ~ways).sum(), "a method, launch or state of the cache that is not known")
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
-    for (named, family, how, launch, cache, framework, _), part in table[known & ways].groupby(_APART, sort=True):
+    for (reported, family, how, launch, cache, framework, _), part in table[known & ways].groupby(_APART, sort=True):
         origin = Origin(
-            device=device_called(str(named)),
+            device=device_called(str(reported)),
             environment=Environment(framework=str(framework) or None),
             method=Method(name=str(how), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
             source=source,
@@ -100,7 +100,7 @@ def _families(table: pd.DataFrame) -> list[str]:
     by_name = [FAMILY_OF_NAME.get(str(name), "") for name in table["name"]]
     if "family" not in table:
         return by_name
-    return [str(told) if isinstance(told, str) else named for told, named in zip(table["family"], by_name, strict=True)]
+    return [str(text) if isinstance(text, str) else named for text, named in zip(table["family"], by_name, strict=True)]
 
 
 def _texts(table: pd.DataFrame, column: str, default: str) -> list[str]:

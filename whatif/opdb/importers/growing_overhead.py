@@ -1,9 +1,9 @@
-"""Takes an overhead out of measured times that grew while a table was measured.
+"""Remove an overhead that grew while a table was measured.
 
-NeuSight's convolutions need it. Their rows come in random order of shapes, yet on all five GPUs each takes longer than
-the ones above it by a constant, whatever its shape: 0.28 ms over the 4,958 rows of the V100, 0.7 ms on the P100, where
-the smallest take 0.07 ms in the first rows. So it is time between the two events and not the kernel's. What grows there
-is not known. It can be distinguished only where the order of the rows has nothing to do with their sizes.
+NeuSight's convolutions need it. Their shapes come in random order, yet on all five GPUs times grow from row to row by
+a constant, whatever the shape: 0.28 ms over the 4,958 rows of the V100, 0.7 ms on the P100, where the
+smallest take 0.07 ms in the first rows. So it is time between the two events and not the kernel's. Its cause
+is unknown. It can be distinguished only if the order of the rows is independent of their sizes.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from whatif.graph.types import Float64
 from whatif.opdb.law import fit_shares
 
-# The overhead is a line in each of so many parts of the table.
+# The overhead is linear in each of this many parts of the table.
 PARTS = 8
-# Fewer rows tell no line in each part (50 a part: our estimate).
+# Fewer rows do not determine a line in each part (50 a part: our estimate).
 FEWEST_ROWS = 400
-# Less than this share of the shortest time is no growth but noise.
+# Growth below this share of the shortest time is noise.
 _LEAST_GROWTH = 0.2
-# What is no growth explains no miss of the law: it has to miss less by this share with a growth than without one.
+# Growth has to reduce the error of the law by this share to be accepted.
 _LEAST_GAIN = 0.05
-# Rows whose order goes with their FLOPs more than this (rank correlation) are not distinguishable from larger ones.
+# Above this rank correlation of row order and FLOPs, growth cannot be distinguished from larger operators.
 _MOST_ORDER = 0.1
 
 
 def growing_overhead(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Float64:
-    """Return what each of n rows, in the order of measuring, took longer than it had at the top, seconds, shape (n,).
+    """Return the overhead of each of n rows, in measuring order, over the top of the table, seconds, shape (n,).
 
     Fitted with the law time = floor + FLOPs / rate + bytes / rate + overhead(row), least absolute log error, where the
-    overhead never falls. It leaves no row less than what the shortest of the first part took. All zeros where nothing
-    grew, and where the table cannot tell.
+    overhead never falls. No corrected time is below the shortest of the first part. All zeros if nothing
+    grew, or the table does not determine it.
     """
     rows = len(t_s)
     none = np.zeros(rows)
@@ -38,12 +38,12 @@ def growing_overhead(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Floa
         return none
     ramps = np.clip(np.arange(rows)[:, None] / rows * PARTS - np.arange(PARTS), 0, 1)
     work = [amount / np.max(amount / t_s) for amount in (flops, moved_bytes)]
-    plain = np.column_stack([np.full(rows, t_s.min()), *work])
-    terms = np.column_stack([plain, ramps * t_s.min()])
+    constant = np.column_stack([np.full(rows, t_s.min()), *work])
+    terms = np.column_stack([constant, ramps * t_s.min()])
     start = np.array([1.0, 1.3, 1.3])
     shares = fit_shares(terms, t_s, np.append(start, np.full(PARTS, 1.0 / PARTS)))
     overhead = np.asarray(ramps @ shares[3:] * t_s.min())
-    miss, plain_miss = _miss(terms, shares, t_s), _miss(plain, fit_shares(plain, t_s, start), t_s)
+    miss, plain_miss = _miss(terms, shares, t_s), _miss(constant, fit_shares(constant, t_s, start), t_s)
     if overhead[-1] < _LEAST_GROWTH * t_s.min() or miss > (1 - _LEAST_GAIN) * plain_miss:
         return none
     first = slice(0, rows // PARTS)
@@ -56,6 +56,6 @@ def _miss(terms: Float64, shares: Float64, t_s: Float64) -> float:
 
 
 def _rank_correlation(values: Float64) -> float:
-    """Spearman's correlation of values with their place."""
+    """Spearman's correlation of values with their position."""
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1]) if len(values) > 1 else 0.0

@@ -1,6 +1,6 @@
-"""Reader of what nccl-tests (and rccl-tests) print: one table of message sizes a run.
+"""Reader of the output of nccl-tests and rccl-tests: one table of message sizes for each run.
 
-Sizes are bytes of the whole buffer, of all-gather and reduce-scatter as well: that is what its `size` column counts.
+Sizes are bytes of the whole buffer, also for all-gather and reduce-scatter, as in its `size` column.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _OPERATORS = {
 }  # fmt: skip
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
-# A size of more is no number of bytes.
+# A larger size is no number of bytes.
 _MOST_DIGITS = 15
 _LIBRARY = re.compile(r"nccl-library=(\d+)")
-# The printed rate is rounded to hundredths of GB/s; a wider gap means that size or time is of another unit.
+# The printed rate is rounded to hundredths of GB/s; a larger difference means another unit of size or time.
 _RATE_TOLERANCE, _RATE_ROUNDING = 0.02, 0.006
 
 
 class Run(NamedTuple):
-    """What one run of nccl-tests says: its collective, the kinds and number of GPUs, and each size's times."""
+    """The result of one run of nccl-tests: its collective, the kinds and number of GPUs, and each size's times."""
 
     name: str
     gpus: list[str]
@@ -46,9 +46,9 @@ class Run(NamedTuple):
 def read_nccl_tests(
     path: Path, *, operator: str | None = None, device: str | None = None, author: str | None = None
 ) -> Found:
-    """Read the output of one run. Raises WhatifError where it is none, or does not tell its collective or its GPUs.
+    """Read the output of one run. Raises WhatifError if it is not one, or lacks its collective or its GPUs.
 
-    ``operator`` and ``device`` say what an old or cut output does not.
+    ``operator`` and ``device`` supply what an old or truncated output lacks.
     """
     text = read_text(path)
     found = Found()
@@ -71,7 +71,7 @@ def read_nccl_tests(
 
 
 def parse_run(text: str, path: Path, found: Found, operator: str | None = None) -> Run:
-    """Read the table that nccl-tests printed and the ranks above it. Raises WhatifError where there is none."""
+    """Read the table that nccl-tests printed and the ranks above it. Raises WhatifError if there is none."""
     ranks = [match for line in text.splitlines() if (match := _RANK.search(line))]
     started = _STARTING.search(text)
     name = operator or _OPERATORS.get((started[1] if started else path.name.split("_perf")[0].split(".")[0]).lower())

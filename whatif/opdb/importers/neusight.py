@@ -1,7 +1,7 @@
-"""Reader of NeuSight's measurements (Lee et al., ASPLOS 2025; MIT licence): its `collect` folder, or the archive of it.
+"""Reader of NeuSight's measurements (Lee et al., ASPLOS 2025; MIT licence): its `collect` folder, or its archive.
 
-One CSV a device and operator: fp32 operators of PyTorch 2.1, forward passes, times in milliseconds between CUDA events
-around the call, so that launches are inside them. A `linear` or `bmm` of (B, M, N, K) multiplies (M, N) by (N, K).
+One CSV for each device and operator: fp32 forward passes of PyTorch 2.1, times in milliseconds between CUDA events
+around the call, so they include launches. A `linear` or `bmm` of (B, M, N, K) multiplies (M, N) by (N, K).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTE = (
     "out (docs/opdb.md)"
 )
 _NEEDED = ("OPName", "Latency", "Device")
-# Their names of operators: those that end in u take a number as the second operand.
+# NeuSight's operator names; those that end in u take a number as the second operand.
 _ELEMENTWISE = {
     "add": ("add", 2), "mul": ("mul", 2), "div": ("div", 2), "pow": ("pow", 2),
     "addu": ("add_scalar", 1), "mulu": ("mul_scalar", 1), "divu": ("div_scalar", 1), "powu": ("pow_scalar", 1),
@@ -40,12 +40,12 @@ _NORMALIZATION = {"ln": "layer_norm", "softmax": "softmax"}
 _MATMUL = ("bmm", "linear")
 _LARGEST_MEMBER_BYTES = 200_000_000
 _MOST_MEMBERS = 5000
-# FOLDER/OPERATOR/VERSION/DEVICE.csv; the same rows lie once more in FOLDER/OPERATOR.csv.
+# FOLDER/OPERATOR/VERSION/DEVICE.csv; FOLDER/OPERATOR.csv repeats the same rows.
 _FEWEST_FOLDERS = 2
 
 
 def read_neusight(path: Path, *, author: str | None = None) -> Found:
-    """Read all tables below ``path``: a folder, one CSV, or a .tar.gz. Raises WhatifError where there are none."""
+    """Read all tables below ``path``: a folder, one CSV, or a .tar.gz. Raises WhatifError if there are none."""
     found = Found()
     tables = [table for where, file in _files(path) if (table := _table(file, where, found)) is not None]
     if not tables:
@@ -58,9 +58,9 @@ def read_neusight(path: Path, *, author: str | None = None) -> Found:
         everything[column] = everything[column].astype(str) if column in everything else ""
     sha256 = file_sha256(path) if path.is_file() else None
     keys = ["Device", "Torch Version", "CUDNN Version", "CUDA Version"]
-    for (told, torch, cudnn, cuda), table in everything.groupby(keys, sort=True, dropna=False):
+    for (reported, torch, cudnn, cuda), table in everything.groupby(keys, sort=True, dropna=False):
         origin = Origin(
-            device=device_called(str(told)),
+            device=device_called(str(reported)),
             environment=Environment(
                 framework="pytorch", framework_version=str(torch).removeprefix("p"), cudnn=str(cudnn), cuda=str(cuda)
             ),
@@ -113,7 +113,7 @@ def _table(file: io.BytesIO | Path, where: str, found: Found) -> pd.DataFrame | 
 
 
 def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float | None]]:
-    """Return each family's rows, and by how many ms the times at the end of the table were corrected, if any."""
+    """Return each family's rows, and the correction of the times at the end of the table, ms, if any."""
     named = table["OPName"].astype(str)
     known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
     found.drop((~known).sum(), "operators that are not known")
@@ -132,7 +132,7 @@ def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float |
 
 
 def _without_growth(ops: Operators, t_s: Float64) -> tuple[Float64, float | None]:
-    """Times without the overhead that grew from row to row, and how large it was in the end, ms."""
+    """Times without the overhead that grew from row to row, and its final size, ms."""
     sound = np.isfinite(t_s) & (t_s > 0) & ops.possible()
     overhead = np.zeros(len(t_s))
     flops, moved = work(ops.take(sound))
@@ -165,7 +165,7 @@ def _conv(table: pd.DataFrame) -> Operators:
 def _elementwise(table: pd.DataFrame) -> Operators:
     ours = [_ELEMENTWISE[name] for name in table["OPName"]]
     sides = [integers(table, name) for name in ("B", "H")]
-    sane = np.all([(side > 0) & (side < 2**31) for side in sides], axis=0)  # so that their product is a number
+    sane = np.all([(side > 0) & (side < 2**31) for side in sides], axis=0)  # so that their product does not overflow
     return operators(
         "elementwise",
         {"elements": np.where(sane, sides[0] * sides[1], -1), "tensors": np.array([n for _, n in ours])},
@@ -181,6 +181,6 @@ def _normalization(table: pd.DataFrame) -> Operators:
 
 
 def _kernels(table: pd.DataFrame) -> list[str]:
-    """The kernels of each call; longer lists than a cell may hold are cut."""
+    """The kernels of each call; lists too long for a cell are truncated."""
     named = table["Kernels"] if "Kernels" in table else table.get("Kernel Name", pd.Series("", index=table.index))
     return [str(text).strip(";")[:LONGEST_TEXT] if isinstance(text, str) else "" for text in named]

@@ -1,4 +1,4 @@
-"""Reader of a recording: what its operators took, by shape, and what `--measure-operators` measured alone.
+"""Reader of a recording: operator times by shape, and those that `--measure-operators` measured alone.
 
 On a GPU the time of an operator is that of its own kernels, launches left out; on a CPU the operator's own duration.
 Each distinct operator becomes one row: the median of its calls, with their spread.
@@ -30,7 +30,7 @@ from whatif.runtime.errors import WhatifError
 
 
 def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
-    """Read a Kineto trace or a recording with shapes. Raises WhatifError where it gives no operator's shape.
+    """Read a Kineto trace or a recording with shapes. Raises WhatifError if it has no operator shapes.
 
     ``device`` names the device where the recording does not.
     """
@@ -38,10 +38,10 @@ def read_recording(path: Path, *, device: str | None = None, author: str | None 
     metadata = events.header.get("whatif")
     metadata = metadata if isinstance(metadata, dict) else {}
     recorded, _ = recorded_of(metadata)
-    told, memory_bytes = recorded_device(events.header, metadata)
+    name, memory_bytes = recorded_device(events.header, metadata)
     on_gpu = bool((events.category == EventCategory.KERNEL).any())
-    where = (
-        device_called(device, memory_bytes=memory_bytes) if device else _device(told, memory_bytes, recorded, on_gpu)
+    measured_device = (
+        device_called(device, memory_bytes=memory_bytes) if device else _device(name, memory_bytes, recorded, on_gpu)
     )
     source = Source(author=author, tool="whatif", sha256=file_sha256(path), date=_text(recorded.date))
     environment = _environment(recorded)
@@ -49,18 +49,18 @@ def read_recording(path: Path, *, device: str | None = None, author: str | None 
     calls = list(_gpu_operators(events) if on_gpu else _cpu_operators(events))
     in_step = Method(name="trace", includes_launch=False if on_gpu else None)
     for rows in rows_of(calls):
-        found.keep(rows, Origin(device=where, environment=environment, method=in_step, source=source))
+        found.keep(rows, Origin(device=measured_device, environment=environment, method=in_step, source=source))
     alone = Method(name="chain_difference", includes_launch=False if on_gpu else None)
     for rows in rows_of(list(_measured_alone(recorded))):
-        found.keep(rows, Origin(device=where, environment=environment, method=alone, source=source))
+        found.keep(rows, Origin(device=measured_device, environment=environment, method=alone, source=source))
     if not found.contributions:
         raise WhatifError(f"{path}: expected operators with their shapes, got none; record with record_shapes=True.")
     return found
 
 
-def _device(told: str | None, memory_bytes: int | None, recorded: Recorded, on_gpu: bool) -> Device:
+def _device(name: str | None, memory_bytes: int | None, recorded: Recorded, on_gpu: bool) -> Device:
     if on_gpu:
-        return device_called(told or "", memory_bytes=memory_bytes)
+        return device_called(name or "", memory_bytes=memory_bytes)
     cpu = _text(recorded.cpu)
     if cpu is None:
         raise WhatifError(
@@ -84,7 +84,7 @@ def _text(value: str | int | None) -> str | None:
 
 
 def _gpu_operators(events: Events) -> Iterator[Timed]:
-    """The kernels of each operator call, added up."""
+    """The total kernel time of each operator call."""
     calls = find_calls(events)
     gpu = find_gpu_side(events, calls, is_amd=False)
     kernel = (gpu.call >= 0) & (events.category[gpu.event] == EventCategory.KERNEL) & (events.group_size[gpu.event] < 0)
@@ -92,11 +92,11 @@ def _gpu_operators(events: Events) -> Iterator[Timed]:
     operator = np.full(len(launch), -1, dtype=np.int64)
     for track in np.unique(calls.track[launch]):
         rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.track == track) & (events.shape >= 0))
-        mine = np.flatnonzero(calls.track[launch] == track)
+        places = np.flatnonzero(calls.track[launch] == track)
         if len(rows):
             nest = Nest(events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows])
-            inner = nest.innermost(calls.start_ns[launch[mine]])
-            operator[mine] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
+            inner = nest.innermost(calls.start_ns[launch[places]])
+            operator[places] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
     task, operator = task[operator >= 0], operator[operator >= 0]
     order = np.argsort(operator, kind="stable")
     task, operator = task[order], operator[order]
@@ -112,7 +112,7 @@ def _gpu_operators(events: Events) -> Iterator[Timed]:
 
 
 def _cpu_operators(events: Events) -> Iterator[Timed]:
-    """The innermost operators of a known family; what they call to allocate memory belongs to them."""
+    """The innermost operators of a known family, including their calls to allocate memory."""
     rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.shape >= 0))
     known = np.zeros(len(rows), dtype=np.bool_)
     for what, members in _distinct(events, rows):
@@ -120,25 +120,25 @@ def _cpu_operators(events: Events) -> Iterator[Timed]:
     rows = rows[known]
     inner = np.ones(len(rows), dtype=np.bool_)
     for track in np.unique(events.track[rows]):
-        mine = np.flatnonzero(events.track[rows] == track)
-        start, end = events.start_ns[rows[mine]], events.start_ns[rows[mine]] + events.duration_ns[rows[mine]]
+        places = np.flatnonzero(events.track[rows] == track)
+        start, end = events.start_ns[rows[places]], events.start_ns[rows[places]] + events.duration_ns[rows[places]]
         # Rows are sorted by (start, -duration): an operator that begins before the one above it ends lies inside it.
-        inner[mine[:-1]] = start[1:] >= end[:-1]
+        inner[places[:-1]] = start[1:] >= end[:-1]
     rows = rows[inner]
     for what, members in _distinct(events, rows):
         yield _timed(what, events.duration_ns[rows[members]].astype(np.float64), "")
 
 
 def _distinct(events: Events, rows: Int64) -> Iterator[tuple[Described, Int64]]:
-    """Each distinct operator among ``rows``, described once, and the places in ``rows`` that are calls of it."""
+    """Each distinct operator among ``rows``, described once, and the positions of its calls in ``rows``."""
     key = events.name[rows].astype(np.int64) * len(events.shapes) + events.shape[rows]
     order = np.argsort(key, kind="stable")
     codes, first = np.unique(key[order], return_index=True)
     by_operator: dict[Described, list[Int64]] = {}
     for code, start, end in zip(codes.tolist(), first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
         name, shape = divmod(code, len(events.shapes))
-        said = (events.names[name], *events.shapes[shape])
-        what = describe(*said) or describe_other(*said)
+        call = (events.names[name], *events.shapes[shape])
+        what = describe(*call) or describe_other(*call)
         if what is not None:
             by_operator.setdefault(what, []).append(order[start:end])
     for what, members in by_operator.items():
@@ -156,8 +156,8 @@ def _timed(what: Described, durations_ns: Float64, kernels: str) -> Timed:
 def _measured_alone(recorded: Recorded) -> Iterator[Timed]:
     """The table "operator_times": times as recorded, and in bf16 where the operator's family is known."""
     for row in recorded.operator_times:
-        said = (row.op, row.dims, row.types, row.concrete)
-        what = describe(*said) or describe_other(*said)
+        call = (row.op, row.dims, row.types, row.concrete)
+        what = describe(*call) or describe_other(*call)
         for form in ("recorded", "bf16"):
             ns = row.ns.get(form)
             if what is None or ns is None or (form == "bf16" and what.family == "other"):
