@@ -1,4 +1,4 @@
-"""Read an execution trace of PyTorch in MLCommons' Chakra schema: what ran on another machine, without its times.
+"""Read a PyTorch execution trace in MLCommons' Chakra schema: the operators of a run, without times.
 
 ``torch.profiler.ExecutionTraceObserver`` writes it as JSON. Sridharan et al., "Chakra: Advancing performance
 benchmarking and co-design using standardized execution traces", 2023.
@@ -34,8 +34,8 @@ _STEP = re.compile(r"Optimizer\.step#")
 def read_chakra(path: Path) -> OperatorGraph:
     """Return the operators of an execution trace (JSON, plain or gzip). Raises WhatifError for any other file.
 
-    Of nested operators those count that the kernel rules know, else the innermost ones. Layers, parameters and the
-    batch are unknown, so neither are memory and samples a second.
+    Of nested operators, those with a kernel rule count, else the innermost ones. Layers, parameters and the
+    batch are unknown, and so are memory and samples per second.
     """
     nodes = _nodes(path)
     by_id = {node["id"]: node for node in nodes}
@@ -47,7 +47,7 @@ def read_chakra(path: Path) -> OperatorGraph:
         for place in sorted(children.get(-1, []), key=itemgetter("id"))
         for operation in _walk(place, children, Phase.FORWARD, "", -1)
     ]
-    # A thread's operators stand together; those of autograd's thread have the later numbers in the order of a step.
+    # Ids order the operators of a step: those of autograd's thread have the larger ones.
     operations.sort(key=lambda found: found[0])
     if not operations:
         raise WhatifError(f"{path}: expected operators (aten::...) in the execution trace, got none; record a step.")
@@ -56,7 +56,7 @@ def read_chakra(path: Path) -> OperatorGraph:
 
 
 def _content(path: Path) -> bytes:
-    """The text of the file, unpacked; no more of it than can hold the nodes that are read."""
+    """The decompressed content of the file, limited to the size of the largest supported trace."""
     data = read_at_most(path, _MOST_BYTES)
     if not data.startswith(GZIP_MAGIC):
         return data
@@ -69,21 +69,21 @@ def _content(path: Path) -> bytes:
 
 def _nodes(path: Path) -> list[dict[str, Any]]:
     try:
-        told = msgspec.json.decode(_content(path))
+        document = msgspec.json.decode(_content(path))
     except OSError as error:
-        said = error.strerror or str(error)
-        raise WhatifError(f"{path}: expected an execution trace to read, got '{said}'.") from error
+        reason = error.strerror or str(error)
+        raise WhatifError(f"{path}: expected an execution trace to read, got '{reason}'.") from error
     except (msgspec.DecodeError, EOFError, ValueError, RecursionError) as error:
         raise WhatifError(f"{path}: expected an execution trace as JSON, got a file that is none or ends early.") from (
             error
         )
-    schema = told.get("schema") if isinstance(told, dict) else None
-    if not isinstance(schema, str) or not _SCHEMA.match(schema) or not isinstance(told.get("nodes"), list):
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not _SCHEMA.match(schema) or not isinstance(document.get("nodes"), list):
         raise WhatifError(
             f"{path}: expected an execution trace in the schema of Chakra, got another file; write one with "
             "torch.profiler.ExecutionTraceObserver (a recording needs no prediction: try `whatif explain`)."
         )
-    nodes = [node for node in told["nodes"] if _is_sound(node)]
+    nodes = [node for node in document["nodes"] if _is_sound(node)]
     if len(nodes) > _MOST_NODES:
         raise WhatifError(f"{path}: expected at most {_MOST_NODES:,} nodes, got {len(nodes):,}; record a single step.")
     return nodes
@@ -103,12 +103,12 @@ def _is_sound(node: Any) -> bool:
 def _walk(
     root: dict[str, Any], children: dict[int, list[dict[str, Any]]], phase: Phase, caller: str, number: int
 ) -> Iterator[tuple[int, Operation]]:
-    """Yield the operators under a node that count, each with its place in time."""
+    """Yield the operators under a node that count, each with its position in time."""
     pending = [(root, phase, caller, number)]
     while pending:
         node, phase, caller, number = pending.pop()
         name = node["name"]
-        inner = children.pop(node["id"], [])  # a node is visited once, whatever a damaged file says
+        inner = children.pop(node["id"], [])  # visits each node once, even if a damaged file has cycles
         sequence = _attribute(node, "seq_id")
         if name.startswith(EVALUATE):
             phase, caller, number = Phase.BACKWARD, name.removeprefix(EVALUATE).rpartition("::")[2], -1
@@ -117,10 +117,10 @@ def _walk(
         elif phase == Phase.BACKWARD and sequence >= 0:
             number = sequence
         works = [child for child in inner if child["name"].startswith("aten::")]
-        whole = not works or (moves_once(name) and not _calls_one_with_a_rule(works, children))
-        if name.startswith("aten::") and (has_rule(name) or whole):
-            own = number if caller else sequence
-            operation = _operation(node, phase, caller, own)
+        is_leaf = not works or (moves_once(name) and not _calls_one_with_a_rule(works, children))
+        if name.startswith("aten::") and (has_rule(name) or is_leaf):
+            operation_number = number if caller else sequence
+            operation = _operation(node, phase, caller, operation_number)
             if operation is not None:
                 yield node["id"], operation
             continue
@@ -128,13 +128,13 @@ def _walk(
 
 
 def _calls_one_with_a_rule(called: list[dict[str, Any]], children: dict[int, list[dict[str, Any]]]) -> bool:
-    pending, seen = list(called), set[int]()
+    pending, visited = list(called), set[int]()
     while pending:
         node = pending.pop()
         if has_rule(node["name"]):
             return True
-        if node["id"] not in seen:
-            seen.add(node["id"])
+        if node["id"] not in visited:
+            visited.add(node["id"])
             pending += children.get(node["id"], [])
     return False
 
@@ -160,7 +160,7 @@ def _operation(node: dict[str, Any], phase: Phase, caller: str, sequence: int) -
     if all(isinstance(column, list) for column in told):
         for value, shape, kind in zip(*told, strict=False):
             tensor = _TENSOR.fullmatch(kind) if isinstance(kind, str) else None
-            # What shares its memory with an input is a view, unless the operator works in place.
+            # An output that shares its memory with an input is a view, unless the operator works in place.
             view = _storage(value) in storages and not node["name"].endswith("_")
             if tensor is not None and not view and _is_shape(shape):
                 outputs.append((tuple(shape), tensor[1]))
@@ -169,7 +169,7 @@ def _operation(node: dict[str, Any], phase: Phase, caller: str, sequence: int) -
 
 
 def _argument(value: Any, shape: Any, kind: Any) -> tuple[list[Any], str, str]:
-    """One argument in the profiler's spelling."""
+    """One argument in the profiler's format."""
     spelled = kind if isinstance(kind, str) else ""
     tensor = _TENSOR.fullmatch(spelled)
     if tensor is not None:
@@ -191,5 +191,5 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _storage(value: Any) -> int:
-    """The memory that a tensor lies in: (tensor, storage, offset, elements, bytes of one, device); -1 for others."""
+    """The storage id of a tensor (tensor, storage, offset, elements, bytes of one, device); -1 for other values."""
     return value[1] if isinstance(value, list) and len(value) == 6 and type(value[1]) is int else -1

@@ -1,4 +1,4 @@
-"""What the host spends on operations: a table with its sources in ``cpu_costs.toml``."""
+"""The CPU time of operations: a table with its sources in ``cpu_costs.toml``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.from_module.operations import Operation
 
 
 class CpuCosts(Struct, frozen=True):
-    """Time of the host, ns; the fields are explained in the table."""
+    """CPU times, ns; the table explains the fields."""
 
     launch_ns: int
     operator_ns: int
@@ -23,7 +23,7 @@ class CpuCosts(Struct, frozen=True):
     operators: dict[str, int]
 
     def operation_ns(self, operation: Operation, kernels: int) -> int:
-        """Return what an operation takes beside its launches, ns."""
+        """Return the CPU time of an operation without its launches, ns."""
         measured = self.operators.get(operation.name)
         if measured is not None:
             return measured
@@ -32,7 +32,7 @@ class CpuCosts(Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def cpu_costs() -> CpuCosts:
-    """Return the table that ships."""
+    """Return the shipped table."""
     import tomllib
 
     text = (resources.files("whatif.from_module") / "cpu_costs.toml").read_text(encoding="utf-8")

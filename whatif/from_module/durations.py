@@ -19,12 +19,12 @@ from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators
 from whatif.runtime.errors import WhatifError
 
-# What a kernel that no rule knows takes, estimated from its bytes, may be wrong by. Our estimate.
+# Error of the time of a kernel without a rule, which is estimated from its bytes. Our estimate.
 UNKNOWN_FACTOR = 3.0
 
 
 class Asked(Protocol):
-    """What answers: the chain of the op database for one device."""
+    """An estimator of operator times: the op database's chain for one device."""
 
     device: str
 
@@ -33,9 +33,9 @@ class Asked(Protocol):
 
 
 class Durations(Struct, frozen=True):
-    """Durations of n kernels with a nominal 90 % range, ns, shape (n,); how many each source answered for, by its name.
+    """Durations of n kernels with a nominal 90 % range, ns, shape (n,), and the number of kernels by source.
 
-    ``unknown`` counts the kernels, by their operators' names, that were estimated from the bytes that they move alone.
+    ``unknown`` counts, by operator name, the kernels that were estimated only from the bytes that they move.
     """
 
     duration_ns: Float64
@@ -46,15 +46,15 @@ class Durations(Struct, frozen=True):
 
 
 def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
-    """Ask for every kernel. Raises WhatifError naming the operators that no source can answer for."""
+    """Estimate every kernel. Raises WhatifError naming the operators that no source can answer for."""
     t, low, high = (np.full(len(kernels), np.nan) for _ in range(3))
     sources: Counter[str] = Counter()
     distinct: dict[Described, list[int]] = {}
-    others: dict[Described, list[int]] = {}
+    alternatives: dict[Described, list[int]] = {}
     for place, kernel in enumerate(kernels):
         distinct.setdefault(kernel.what, []).append(place)
         if kernel.also is not None:
-            others.setdefault(kernel.also, []).append(place)
+            alternatives.setdefault(kernel.also, []).append(place)
     asked = list(distinct)
     by = np.full(len(kernels), AnswerSource.NONE, dtype=np.int8)
     for at, ops in operators_of(asked):
@@ -63,12 +63,12 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
             places = distinct[asked[place]]
             t[places], low[places], high[places] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
             by[places] = answers.answered_by[row]
-    for at, ops in operators_of(list(others)):
+    for at, ops in operators_of(list(alternatives)):
         answers = estimator.estimate(ops)
         for row, place in enumerate(at.tolist()):
-            # What was measured itself needs no other; models of one device alone are compared.
+            # A measured operator needs no alternative; only models of one device are compared.
             faster = [
-                p for p in others[list(others)[place]]
+                p for p in alternatives[list(alternatives)[place]]
                 if by[p] == answers.answered_by[row] == AnswerSource.LEARNED and answers.t_s[row] < t[p]
             ]  # fmt: skip
             t[faster], low[faster], high[faster] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
@@ -78,7 +78,7 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
     known = np.array([kernel.known for kernel in kernels], dtype=np.bool_)
     low = np.where(known, low, np.minimum(low, t / UNKNOWN_FACTOR))
     high = np.where(known, high, np.maximum(high, t * UNKNOWN_FACTOR))
-    # A part that is two thirds of an operator has no shorter launch: the shortest kernels are left as they are.
+    # Approximation: a share below 1 also shortens kernels that are at the launch floor.
     factor = 1e9 * share
     return Durations(
         t * factor, low * factor, high * factor, dict(sources.most_common()),
@@ -98,43 +98,43 @@ def _refuse_unanswered(device: str, kernels: Sequence[Kernel], t: Float64) -> No
 
 
 def families_of(graph: OperatorGraph, *, on_host: bool) -> list[Operators]:
-    """Return the distinct operators that a graph's work is asked for as, one table a family."""
+    """Return the distinct database operators that represent a graph's work, one table per family."""
     found: dict[Described, None] = {}
     for operation in graph.operations:
         kernels = kernels_of(operation)
-        own = itself(operation) if on_host and kernels else None
-        found |= dict.fromkeys([own] if own is not None else [kernel.what for kernel in kernels])
+        whole_operator = itself(operation) if on_host and kernels else None
+        found |= dict.fromkeys([whole_operator] if whole_operator is not None else [kernel.what for kernel in kernels])
     return [ops for _, ops in operators_of(list(found))]
 
 
 def unanswered(estimator: Asked, graph: OperatorGraph) -> list[Operators]:
-    """Return what a CPU's work needs and no source answers, one table a family: stand-ins for whole operators."""
+    """Return the operators of a CPU's work that no source answers for, one table per family."""
     wanted = dict.fromkeys(kernel.what for kernels in work_on_host(estimator, graph) for kernel in kernels)
-    asked, found = list(wanted), []
-    for places, ops in operators_of(asked):
-        found += [asked[place] for place in places[~np.isfinite(estimator.estimate(ops).t_s)].tolist()]
+    distinct, found = list(wanted), []
+    for places, ops in operators_of(distinct):
+        found += [distinct[place] for place in places[~np.isfinite(estimator.estimate(ops).t_s)].tolist()]
     return [ops for _, ops in operators_of(found)]
 
 
 def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
-    """Return what a CPU computes in each operation: the operator itself where it was measured, else what a GPU would.
+    """Return the work of a CPU in each operation: the operator itself if it was measured, else a GPU's kernels.
 
-    What moves few bytes and compares many is no elementwise operator on a CPU: pooling takes twenty times as long.
+    Operators with few bytes and many comparisons are not elementwise on a CPU: pooling takes twenty times as long.
     """
     kernels = [kernels_of(operation) for operation in graph.operations]
-    own = [itself(operation) if mine else None for operation, mine in zip(graph.operations, kernels, strict=True)]
-    distinct = list(dict.fromkeys(what for what in own if what is not None))
+    described = [itself(operation) if work else None for operation, work in zip(graph.operations, kernels, strict=True)]
+    distinct = list(dict.fromkeys(operator for operator in described if operator is not None))
     answered: set[Described] = set()
     for places, ops in operators_of(distinct):
         answered |= {distinct[place] for place in places[np.isfinite(estimator.estimate(ops).t_s)].tolist()}
     return [
-        [Kernel(operation.name, what)] if what in answered and what is not None else mine
-        for operation, what, mine in zip(graph.operations, own, kernels, strict=True)
+        [Kernel(operation.name, operator)] if operator in answered and operator is not None else work
+        for operation, operator, work in zip(graph.operations, described, kernels, strict=True)
     ]
 
 
 def itself(operation: Operation) -> Described | None:
-    """Return an operation in the database's words: of its family, else as all that is said of its inputs."""
+    """Return an operation as a database operator: of its family, else described by all of its inputs."""
     types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
-    said = operation.name, operation.dims, types, operation.concrete
-    return describe(*said) or describe_other(*said)
+    call = operation.name, operation.dims, types, operation.concrete
+    return describe(*call) or describe_other(*call)

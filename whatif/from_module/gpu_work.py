@@ -1,7 +1,7 @@
-"""Which kernels a GPU runs for an operation, and as which operator of the database each of them is asked for.
+"""The kernels that a GPU runs for an operation, and the database operator that represents each of them.
 
-What moves memory and computes little is asked for as an elementwise operator that moves as many bytes
-(``moved_bytes``). Operators that no rule knows are too, and say so: ``known``.
+Memory-bound operators are represented by an elementwise operator that moves as many bytes
+(``moved_bytes``). So are operators without a rule, which are marked by ``known``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from whatif.ingest.operator_calls import attention_of, describe
 
 
 class Kernel(Struct, frozen=True):
-    """One kernel: its name, and the operator of the database whose time, ``share`` times, is its own.
+    """One kernel: its name, and the database operator whose time, times ``share``, is its own.
 
-    ``also`` is another operator that does the same work: a library has the kernels of both, and takes the faster.
+    ``also`` is an alternative operator for the same work: a library has kernels of both, and runs the faster one.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Kernel(Struct, frozen=True):
 
 
 def kernels_of(operation: Operation) -> list[Kernel]:
-    """Return the kernels that an operation runs on a GPU, in order; none for views and for what the host computes."""
+    """Return the kernels that an operation runs on a GPU, in order; none for views and for work on the host."""
     name = operation.name.removeprefix("aten::").rstrip("_")
     if not operation.on_device or name in _NO_WORK or (operation.name.endswith("_") and name in _VIEWS):
         return []
@@ -58,7 +58,7 @@ def kernels_of(operation: Operation) -> list[Kernel]:
         return []
     if rule is None:
         return _elementwise(name, operation) if moves_once(name) else _unknown(name, operation)
-    with contextlib.suppress(IndexError, TypeError, ValueError):  # inputs that no such call has, in a foreign file
+    with contextlib.suppress(IndexError, TypeError, ValueError):  # a foreign file may have impossible inputs
         return rule(name, operation)
     return _unknown(name, operation)
 
@@ -75,23 +75,23 @@ _VIEWS = frozenset(("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapd
 
 
 def named(kind: str, name: str, what: Described, share: float = 1.0) -> Kernel:
-    """Return the kernel of an operator ``name``; ``kind`` is what gives a kernel's family by its name."""
+    """Return the kernel of an operator ``name``; ``kind`` in its name determines the kernel family."""
     return Kernel(f"predicted_{kind}_{name.strip('_')}_{what.dtype}", what, share)
 
 
-def _own(operation: Operation) -> Described | None:
+def _as_operator(operation: Operation) -> Described | None:
     return describe(operation.name, operation.dims, operation.types, operation.concrete)
 
 
 def _elementwise(name: str, operation: Operation) -> list[Kernel]:
-    what = _own(operation)
+    what = _as_operator(operation)
     if what is None or what.family != "elementwise":
         what = traffic(*moved_bytes(operation, name), format_of(operation))
     return [named(kind_of(name), name, what)]
 
 
 def _product(name: str, operation: Operation) -> list[Kernel]:
-    what = _own(operation)
+    what = _as_operator(operation)
     return [named("gemm", name, what)] if what is not None else _unknown(name, operation)
 
 
@@ -100,11 +100,11 @@ def _unknown(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _convolution(name: str, operation: Operation) -> list[Kernel]:
-    what = _own(operation)
+    what = _as_operator(operation)
     if what is None:
         return _unknown(name, operation)
     found = [named("conv_fprop", name, what)]
-    if len(operation.types) > 2 and operation.types[2] in ELEMENT_BYTES:  # the bias is added by a kernel of its own
+    if len(operation.types) > 2 and operation.types[2] in ELEMENT_BYTES:  # a separate kernel adds the bias
         out = bytes_of(operation.outputs)
         found.append(named("elementwise_bias", name, traffic(out, out, what.dtype)))
     return found
@@ -116,7 +116,7 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     for kind, place, asked in (("dgrad", 0, "[True, False, False]"), ("wgrad", 1, "[False, True, False]")):
         if mask[place] == "True":
             half = replace(operation, concrete=[*operation.concrete[:10], asked])
-            what = _own(half)
+            what = _as_operator(half)
             found += [named(f"conv_{kind}", name, what)] if what is not None else _unknown(name, operation)[:1]
     if mask[2:3] == ["True"]:
         gradient = bytes_of(tensors_of(operation)[:1])
@@ -124,13 +124,13 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     return found
 
 
-# What moves as many bytes takes so much less: 1.17 forward and 1.27 backward for ResNet-50 on a V100 (a recording of
+# Time over that of moving as many bytes: 1.17 forward and 1.27 backward for ResNet-50 on a V100 (a recording of
 # docs/accuracy.md).
 BATCH_NORM, BATCH_NORM_BACKWARD = 1.17, 1.27
 
 
 def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
-    """One kernel: statistics read all, normalizing reads it again; backward reads input and gradient twice each."""
+    """One kernel: statistics and normalization each read the input; backward reads input and gradient twice each."""
     x = bytes_of(tensors_of(operation)[:1])
     trains = "True" in operation.concrete
     backward = name.endswith("backward")
@@ -140,7 +140,7 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
 
 
-# Windows overlap, and gradients look for the windows that an element was the largest of: as often what is moved takes.
+# Time over that of moving as many bytes: windows overlap, and the backward pass searches for each window's largest one.
 # VGG-13's on an H100: 1.4 and 3.1; ResNet-50's on a V100 backward: 1.9 (recordings of docs/accuracy.md).
 MAX_POOL, MAX_POOL_BACKWARD = 1.4, 2.4
 
@@ -150,19 +150,19 @@ def _max_pool(name: str, operation: Operation) -> list[Kernel]:
     return [replace(kernel, share=share) for kernel in _elementwise(name, operation)]
 
 
-# What gradients take of the forward kernel's time: a V100's in NeuSight's training cells, less 10 us of launch (layer
+# Gradients over the forward kernel's time: a V100's in NeuSight's training cells, less 10 us of launch (layer
 # norm: 1.4, 1.6 and 2.1 for 4, 5 and 17 MB, in two kernels; softmax: 2.6 to 2.8 of rows of 512 and 1,024).
 LAYER_NORM_INPUT, LAYER_NORM_WEIGHTS = 1.2, 0.6
 SOFTMAX_BACKWARD = 2.7
-# Shorter rows are held in one warp's registers, which leaves few warps to wait for memory; longer ones are read by a
-# block, and cost what they move (PyTorch, PersistentSoftmax.cuh).
+# Shorter rows stay in one warp's registers, so few warps hide the memory latency; longer ones are read by a
+# block, and are memory-bound (PyTorch, PersistentSoftmax.cuh).
 _LONGEST_IN_A_WARP = 1024
 
 
 def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
     x, dtype = bytes_of(tensors_of(operation)[:1]), format_of(operation)
     if not name.endswith("backward"):
-        what = _own(operation)
+        what = _as_operator(operation)
         return [named("layer_norm", name, what or traffic(x, x, dtype))]
     if name == "native_layer_norm_backward":
         columns = prod(map(int, re.findall(r"\d+", operation.concrete[2])))
@@ -179,7 +179,7 @@ def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _softmax(name: str, operation: Operation) -> list[Kernel]:
-    what = _own(operation)
+    what = _as_operator(operation)
     return [named("softmax", name, what)] if what is not None else _elementwise(name, operation)
 
 
@@ -195,7 +195,7 @@ def _softmax_backward(name: str, operation: Operation) -> list[Kernel]:
 def as_they_lie(kernel: Kernel) -> Kernel:
     """Return the kernel of a linear layer whose weights are not transposed (GPT-2's): a batch of one such product.
 
-    On a P4 a transposed operand costs two to three times (NeuSight's `linear` and `bmm`).
+    On a P4 a transposed operand takes two to three times as long (NeuSight's `linear` and `bmm`).
     """
     if kernel.what.family != "matmul" or kernel.what.name != "linear":
         return kernel
@@ -203,7 +203,7 @@ def as_they_lie(kernel: Kernel) -> Kernel:
 
 
 def _embedding_backward(name: str, operation: Operation) -> list[Kernel]:
-    """The whole table's gradient is set to zero, then rows are added up."""
+    """Set the gradient of the whole table to zero, then accumulate rows."""
     gradient, table, dtype = bytes_of(tensors_of(operation)[:1]), bytes_of(operation.outputs), format_of(operation)
     return [
         named("elementwise_fill", name, traffic(0, table, dtype)),
@@ -217,7 +217,7 @@ def _rows_taken(name: str, operation: Operation) -> list[Kernel]:
     return [named(kind, name, traffic(out, out, format_of(operation)))]
 
 
-# A backward pass of FlashAttention computes the scores again and then two products for each of the forward ones
+# The backward pass of FlashAttention recomputes the scores, then runs two products for each of the forward ones
 # (Dao et al., "FlashAttention", NeurIPS 2022, algorithm 4): five products instead of two.
 ATTENTION_BACKWARD = 2.5
 
@@ -231,7 +231,7 @@ def _attention(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _loss_backward(name: str, operation: Operation) -> list[Kernel]:
-    """The gradient of all scores is set to zero, then one of each row is written."""
+    """Set the gradient of all scores to zero, then write one element of each row."""
     scores, dtype = bytes_of(operation.outputs), format_of(operation)
     return [
         named("elementwise_fill", name, traffic(0, scores, dtype)),
@@ -240,25 +240,25 @@ def _loss_backward(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _loss(name: str, operation: Operation) -> list[Kernel]:
-    """One score of each row is read."""
+    """Read one score of each row."""
     scores, dtype = operation.dims[0], format_of(operation)
     rows = prod(scores[:-1]) * 4
     return [named("reduce", name, traffic(rows, 0, dtype))]
 
 
 def _lists(name: str, operation: Operation) -> list[Kernel]:
-    """A multi-tensor operator: launches of as many tensors and chunks as one takes (``multi_tensor``)."""
+    """A multi-tensor operator: launches with as many tensors and chunks as fit (``multi_tensor``)."""
     lists = [(d, t) for d, t in zip(operation.dims, operation.types, strict=True) if t.startswith("TensorList") and d]
     if not lists:
         return []
     shapes = lists[0][0]
     kinds = [t.partition(":")[2] for d, t in lists if len(d) == len(shapes) and any(d)]
-    # Norms give a number of each tensor.
+    # Norms return one number for each tensor.
     fresh = bool(operation.outputs) and not operation.name.endswith("_") and "norm" not in name
-    size, *others = [ELEMENT_BYTES.get(kind, 4) for kind in kinds] or [4]
-    # Fused updates write parameters and both moments; the others their first list or a new one.
+    size, *other_sizes = [ELEMENT_BYTES.get(kind, 4) for kind in kinds] or [4]
+    # Fused updates write parameters and both moments; others write their first list, or a new one.
     written = 0 if "norm" in name else 3 * size if name.startswith("_fused") else size
-    read = sum(others) + (0 if name == "_foreach_copy" else size)
+    read = sum(other_sizes) + (0 if name == "_foreach_copy" else size)
     elements = [prod(shape) for shape in shapes]
     dtype = FORMATS.get(kinds[0] if kinds else "", "fp32")
     return [
@@ -300,6 +300,6 @@ _RULES: dict[str, _Rule] = {
 
 
 def has_rule(name: str) -> bool:
-    """Whether a kernel rule of its own knows the operator ("aten::conv2d"), beside that of moved bytes."""
+    """Whether the operator ("aten::conv2d") has a kernel rule besides that of moved bytes."""
     short = name.removeprefix("aten::").rstrip("_")
     return short in _RULES or short.startswith(("_foreach", "_fused"))

@@ -1,4 +1,4 @@
-"""What an operation moves, and the elementwise operator of the database that moves as many bytes.
+"""The bytes that an operation moves, and the elementwise operator of the database that moves as many.
 
 The rule of NeuSight, section 4, for operators without a predictor.
 """
@@ -17,12 +17,12 @@ from whatif.from_module.operations import (
 )
 from whatif.graph.described import DTYPE_BYTES, Described
 
-# Their first input is written and not read.
+# Operators whose first input is written and not read.
 _OVERWRITES = frozenset(
     ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "random", "exponential", "arange", "zeros_like",
      "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full")
 )  # fmt: skip
-# Every input once, every output once: what elementwise operators, reductions, copies and look-ups cost.
+# Operators that read every input once and write every output once: elementwise, reductions, copies and look-ups.
 _MOVES_ONCE = re.compile(
     r"add|sub|rsub|mul|div|pow|sqrt|rsqrt|reciprocal|exp|expm1|log|log1p|log2|neg|abs|sign|sin|cos|erf|floor|ceil|round|"
     r"maximum|minimum|eq|ne|lt|gt|le|ge|logical_\w+|bitwise_\w+|where|masked_fill|clamp\w*|relu6?|gelu\w*|silu\w*|elu\w*|"
@@ -37,17 +37,17 @@ _MOVES_ONCE = re.compile(
 
 
 def moves_once(name: str) -> bool:
-    """Whether the operator ("aten::sum") is known to cost what moving its inputs and outputs once does."""
+    """Whether the cost of the operator ("aten::sum") is known to be moving its inputs and outputs once."""
     return _MOVES_ONCE.fullmatch(name.removeprefix("aten::").rstrip("_")) is not None
 
 
 def bytes_of(tensors: Sequence[tuple[tuple[int, ...], str]]) -> int:
-    """Return the bytes of tensors of such shapes and types."""
+    """Return the total bytes of tensors, given as (shape, type)."""
     return sum(prod(shape) * ELEMENT_BYTES.get(kind, 4) for shape, kind in tensors)
 
 
 def format_of(operation: Operation) -> str:
-    """The number format of the work: that of the first floating-point tensor that is written, else read."""
+    """The number format of an operation: that of the first floating-point output, else input."""
     for _, kind in (*operation.outputs, *tensors_of(operation)):
         if kind in FORMATS:
             return FORMATS[kind]
@@ -55,7 +55,7 @@ def format_of(operation: Operation) -> str:
 
 
 def traffic(read_bytes: float, written_bytes: float, dtype: str) -> Described:
-    """Return the elementwise operator that moves so many bytes: of one input where about as much is read as written."""
+    """Return the elementwise operator that moves the given bytes: of one input if about as much is read as written."""
     size = DTYPE_BYTES.get(dtype, 4.0)
     two = read_bytes > 1.5 * written_bytes
     name, tensors = ("add", 2) if two else ("relu", 1)
@@ -64,13 +64,13 @@ def traffic(read_bytes: float, written_bytes: float, dtype: str) -> Described:
 
 
 def moved_bytes(operation: Operation, name: str) -> tuple[int, int]:
-    """Return the bytes that an operation of this name reads, and those that it writes, each tensor once."""
+    """Return the bytes that an operation reads and writes, each tensor once."""
     inputs = tensors_of(operation)
     return bytes_of(inputs[1:] if name in _OVERWRITES else inputs), bytes_of(operation.outputs)
 
 
 def kind_of(name: str) -> str:
-    """Return what a kernel's name says of an operator that moves memory, so that it is counted among its family."""
+    """Return the part of a kernel's name that assigns a memory-bound operator to its kernel family."""
     if re.match(
         r"(sum|mean|amax|amin|max|min|prod|norm|linalg|var|std|any|all|argm|nll_loss|cumsum)(_|$|x$|in$)", name
     ):

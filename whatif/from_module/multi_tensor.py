@@ -1,11 +1,11 @@
-"""How PyTorch cuts lists of tensors into kernels: ``multi_tensor_apply`` of MultiTensorApply.cuh."""
+"""How PyTorch divides lists of tensors among kernels: ``multi_tensor_apply`` of MultiTensorApply.cuh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-# Tensors that one launch takes, by how many lists it reads and writes; blocks of a launch; elements of a block
+# Tensors of a launch, by the number of lists that it reads and writes; blocks of a launch; elements of a block
 # (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh: depth_to_max_tensors, depth_to_max_blocks, kChunkSize).
 _MOST_TENSORS = (110, 64, 48, 36, 30)
 _MOST_BLOCKS = 320
@@ -13,9 +13,9 @@ CHUNK_ELEMENTS = 65_536
 
 
 def launches_of(elements: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Return how many elements each launch handles, for tensors of so many ``elements`` in each of ``depth`` lists.
+    """Return the elements of each launch, for tensors of ``elements`` elements in each of ``depth`` lists.
 
-    A launch is full when it has all its tensors, or all its blocks of 65,536 elements.
+    A launch is full when it reaches its limit of tensors, or of blocks of 65,536 elements.
     """
     return _launches(tuple(elements), min(max(depth, 1), len(_MOST_TENSORS)))
 
@@ -36,6 +36,6 @@ def _launches(elements: tuple[int, ...], depth: int) -> tuple[int, ...]:
             blocks += 1
             if (tensors == most_tensors and last) or blocks == _MOST_BLOCKS:
                 found.append(handled)
-                # A tensor that is not done goes on in the next launch.
+                # An unfinished tensor continues in the next launch.
                 tensors, blocks, handled = 0 if last else 1, 0, 0
     return (*found, handled) if handled else tuple(found)

@@ -1,4 +1,4 @@
-"""Read an ONNX model: the operators of its forward pass, in PyTorch's words. Such a file does not describe training."""
+"""Read an ONNX model: the operators of its forward pass, as PyTorch operators. ONNX does not describe training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
 
-# ONNX's numbers of element types (onnx.proto, TensorProto.DataType), as PyTorch's profiler spells them.
+# ONNX's numbers of element types (onnx.proto, TensorProto.DataType), by the names of PyTorch's profiler.
 _TYPES = {
     1: "float", 2: "unsigned char", 3: "signed char", 5: "short int", 6: "int", 7: "long int", 9: "bool",
     10: "c10::Half", 11: "double", 16: "c10::BFloat16",
@@ -26,20 +26,20 @@ _Rule = Callable[[Sequence[_Tensor | None], dict[str, Any]], _Made]
 def read_onnx(path: Path) -> OperatorGraph:
     """Return the forward pass of an ONNX model as operators: an inference step.
 
-    Shapes are inferred from its inputs, which have to be fixed. Raises WhatifError, one sentence, without the package
-    onnx, on a damaged file, and where shapes are not known.
+    Shapes are inferred from its inputs, which must be fixed. Raises WhatifError without the package
+    onnx, for a damaged file, and if shapes are unknown.
     """
     if importlib.util.find_spec("onnx") is None:
         raise WhatifError(f"{path}: expected the package onnx to read it, got none; pip install onnx.")
     onnx: Any = importlib.import_module("onnx")
     try:
-        # Weights in files of their own are not needed, and not looked for.
+        # Weights in separate files are not needed.
         model = onnx.shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False), data_prop=True)
     except FileNotFoundError:
         raise WhatifError(f"{path}: expected an ONNX model, got no such file.") from None
-    except Exception as error:  # protobuf's, onnx's own: no common base
-        said = " ".join(str(error).split())[:200]
-        raise WhatifError(f"{path}: expected an ONNX model, got a file that onnx cannot read: {said}") from error
+    except Exception as error:  # protobuf's and onnx's errors have no common base
+        reason = " ".join(str(error).split())[:200]
+        raise WhatifError(f"{path}: expected an ONNX model, got a file that onnx cannot read: {reason}") from error
     graph = model.graph
     if not graph.node:
         raise WhatifError(f"{path}: expected an ONNX model with operators, got none.")
@@ -57,7 +57,7 @@ def read_onnx(path: Path) -> OperatorGraph:
 
 
 def _shapes(graph: Any) -> dict[str, _Tensor]:
-    """Shape and type of every tensor whose sizes are all known."""
+    """Shape and type of every tensor with known sizes."""
     known = {t.name: (tuple(int(d) for d in t.dims), _TYPES.get(t.data_type, "float")) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
@@ -82,7 +82,7 @@ def _operation(path: Path, onnx: Any, node: Any, known: dict[str, _Tensor]) -> O
     try:
         made = _RULES[node.op_type](inputs, attributes)
     except (IndexError, KeyError, TypeError, ValueError):
-        # By its own name, lower case: the kernel rules know it, or estimate it from its bytes.
+        # By its name in lower case: it has a kernel rule, or is estimated from its bytes.
         tensors = [tensor for tensor in inputs if tensor is not None]
         name = f"aten::{_NAMES.get(node.op_type, node.op_type.lower())}"
         made = name, [list(s) for s, _ in tensors], [t for _, t in tensors], [""] * len(tensors)
@@ -97,7 +97,7 @@ def _need(inputs: Sequence[_Tensor | None], place: int) -> _Tensor:
 
 
 def _matmul(inputs: Sequence[_Tensor | None], attributes: dict[str, Any]) -> _Made:
-    """(..., m, k) times (..., k, n), or times one (k, n): a product, or a batch of products."""
+    """(..., m, k) times (..., k, n), or times a single (k, n): a product, or a batch of products."""
     (left, kind), (right, _) = _need(inputs, 0), _need(inputs, 1)
     if len(right) == 2:
         return "aten::mm", [[prod(left[:-1]), left[-1]], list(right)], [kind] * 2, [""] * 2
@@ -163,7 +163,7 @@ def _look_up(inputs: Sequence[_Tensor | None], attributes: dict[str, Any]) -> _M
     return "aten::embedding", [list(table), list(indices)], [kind, index_kind], ["", ""]
 
 
-# Shapes, constants, and what a runtime folds into its neighbours.
+# Shapes, constants, and operators that a runtime fuses into their neighbours.
 _NO_WORK = frozenset(
     ("Constant", "ConstantOfShape", "Shape", "Size", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity",
      "Dropout", "Range")

@@ -1,4 +1,4 @@
-"""The neutral operator graph: what a step calls, in order, whatever the source (a module, Chakra, ONNX)."""
+"""The neutral operator graph: the operators that a step calls, in order, from any source (a module, Chakra, ONNX)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whatif.graph.types import Phase
 
 
 class Operation(Struct, frozen=True):
-    """One call of an operator: ``dims``, ``types`` and ``concrete`` are spelled as PyTorch's profiler spells inputs.
+    """One call of an operator: ``dims``, ``types`` and ``concrete`` are inputs in the format of PyTorch's profiler.
 
-    ``outputs`` are (shape, type) of the tensors that it makes or changes; an output that is a view has none.
-    ``autocast_share`` is the share of its bytes that is left under autocast (0: not known), and ``autocast_casts`` the
+    ``outputs`` are (shape, type) of the tensors that it creates or changes, without views.
+    ``autocast_share`` is the share of its bytes that is left under autocast (0: unknown), and ``autocast_casts`` the
     elements that are cast for it.
     """
 
@@ -25,7 +25,7 @@ class Operation(Struct, frozen=True):
     concrete: list[str]
     phase: Phase
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
-    sequence: int = -1  # ties a node of the backward pass to the operator that made it
+    sequence: int = -1  # links a node of the backward pass to the operator that created it
     node: str = ""  # the autograd node that calls it ("AddmmBackward0"); "" in the forward pass
     on_device: bool = True  # False: all its tensors lie in the host's memory
     autocast_share: float = 0.0
@@ -41,7 +41,7 @@ class LayerCall(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """A tensor's memory, bytes: taken in operation ``birth``, given back after operation ``death`` - 1."""
+    """A tensor's memory, bytes: allocated in operation ``birth``, freed after operation ``death`` - 1."""
 
     birth: int
     death: int
@@ -49,10 +49,10 @@ class Allocation(Struct, frozen=True):
 
 
 class OperatorGraph(Struct, frozen=True):
-    """The operations of one step in the order in which they are called, and what else is known of it.
+    """The operations of one step in calling order, and other facts about the step.
 
-    ``metadata`` is what the recorder would write beside a recording: layers, optimizer, batch size, input shape.
-    ``resident_bytes`` is what the device holds before the step begins.
+    ``metadata`` is what the recorder would add to a recording: layers, optimizer, batch size, input shape.
+    ``resident_bytes`` is the device memory in use before the step begins.
     """
 
     source: str
@@ -70,10 +70,10 @@ class OperatorGraph(Struct, frozen=True):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that the device holds in the step, bytes; None where no allocations are known."""
+        """The peak of the device's memory in the step, bytes; None if no allocations are known."""
         if not self.allocations:
             return None
-        # What is given back makes room for what is taken in the same place.
+        # At the same operation, frees come before allocations.
         changes = [(a.birth, 1, a.size_bytes) for a in self.allocations]
         changes += [(a.death, 0, -a.size_bytes) for a in self.allocations]
         return self.resident_bytes + max(accumulate(size for *_, size in sorted(changes)))
@@ -91,13 +91,13 @@ FORMATS = {
 
 
 def tensors_of(operation: Operation) -> list[tuple[tuple[int, ...], str]]:
-    """Return shape and type of every tensor among the inputs, those of lists one by one."""
+    """Return shape and type of every input tensor, including those of lists."""
     found: list[tuple[tuple[int, ...], str]] = []
     for shape, spelled in zip(operation.dims, operation.types, strict=True):
         if spelled in ELEMENT_BYTES:
             found.append((tuple(shape), spelled))
         elif spelled.startswith("TensorList"):
-            # "TensorList:float" shows what a bare list does not.
+            # "TensorList:float" names the type, which a plain list does not.
             kind = spelled.partition(":")[2] or "float"
-            found += [(tuple(one), kind) for one in shape]
+            found += [(tuple(member), kind) for member in shape]
     return found

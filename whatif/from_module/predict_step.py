@@ -1,4 +1,4 @@
-"""A step predicted from its operators alone: kernels, their durations, the host's time, a graph that was simulated."""
+"""Predict a step from its operators alone: kernels, their durations, CPU time, and a simulated graph."""
 
 from __future__ import annotations
 
@@ -35,53 +35,53 @@ from whatif.prediction.predict import AnyTransform, Prediction, apply
 from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
 _STEADY = 4
-# Families of operators whose fp32 numbers are multiplied in TF32, by what torch.backends allows.
+# Operator families whose fp32 products run in TF32, by what torch.backends allows.
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
 
 
 class PredictedStep(Struct, frozen=True, dict=True):
-    """What ``whatif predict`` reports: a prediction whose baseline was not recorded."""
+    """The result of ``whatif predict``: a prediction without a recorded baseline."""
 
     source: str
     device: str
     prediction: Prediction
     durations: Durations
     notes: tuple[str, ...]
-    taken_bytes: int | None  # the most memory that the operators' tensors take, without what-ifs
+    taken_bytes: int | None  # peak memory of the operators' tensors, without what-ifs
 
     @property
     def graph(self) -> TaskGraph:
-        """The graph of the step, what-ifs applied."""
+        """The graph of the step with the what-ifs applied."""
         return self.prediction.graph
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU that the step runs on, what-ifs applied; None on a CPU."""
+        """The GPU of the step with the what-ifs applied; None on a CPU."""
         return device(self.graph)
 
     @cached_property
     def range_ms(self) -> tuple[float, float]:
-        """A nominal 90 % range of the step, ms: what families of kernels may miss, each on its own."""
+        """A nominal 90 % range of the step, ms, from independent errors of the kernel families."""
         predicted = self.prediction
         low_ns, high_ns = bounds_ns(predicted.baseline, self.graph, predicted.predicted_ms * 1e6)
         return low_ns / 1e6, high_ns / 1e6
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that a step takes, bytes; None where it is unknown."""
+        """The peak memory of a step, bytes; None if unknown."""
         if self.graph.info.memory is not None:
             return self.graph.info.peak_bytes
-        # A forward pass alone: what-ifs change it by an unknown amount.
+        # Only a forward pass: what-ifs change its memory by an unknown amount.
         return None if self.prediction.transforms else self.taken_bytes
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples that a second of such steps trains, or infers; None where the batch is not known."""
+        """Samples per second of training or inference; None if the batch is unknown."""
         return self.prediction.totals.samples_per_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second, counted in the first input; None where that is not one of whole numbers, (batch, seq)."""
+        """Tokens per second, counted in the first input; None if that is not an integer tensor (batch, seq)."""
         recorded = self.graph.info.recorded
         shape = recorded.input_shape or ()
         if self.samples_per_s is None or len(shape) != 2 or recorded.input_dtype not in ("int64", "int32"):
@@ -90,18 +90,18 @@ class PredictedStep(Struct, frozen=True, dict=True):
 
     @cached_property
     def used(self) -> Utilization:
-        """FLOPs of the step's products, what-ifs applied, and what they use of its GPU."""
+        """FLOPs of the step's products with the what-ifs applied, and the utilization of its GPU."""
         predicted = self.prediction
         return utilization(self.graph, self.gpu, predicted.baseline.clock, predicted.predicted_ms * 1e6)
 
     @property
     def flops(self) -> int:
-        """FLOPs of the products of one step, as ``CONVENTION`` says, without recomputed ones."""
+        """FLOPs of the products of one step as defined by ``CONVENTION``, without recomputed ones."""
         return round(self.used.tflop * 1e12)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before trusting the numbers."""
+        """Limitations of the prediction."""
         found = []
         unknown = self.durations.unknown
         if unknown:
@@ -118,18 +118,18 @@ class PredictedStep(Struct, frozen=True, dict=True):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits the device's memory; None where either is not known."""
+        """Whether the step fits the device's memory; None if either is unknown."""
         if self.gpu is None or self.peak_bytes is None:
             return None
         return self.peak_bytes <= self.gpu.memory_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
-        told = self.prediction.to_dict()
+        report = self.prediction.to_dict()
         low_ms, high_ms = self.range_ms
         kernels = len(self.durations.duration_ns)
         return {
-            **told,
+            **report,
             "trace": self.source,
             "device": self.device,
             "low_ms": low_ms,
@@ -156,19 +156,19 @@ def predict_step(
 ) -> PredictedStep:  # fmt: skip
     """Predict the step of an operator graph on a device, under what-ifs; ``gpu`` is None for a CPU.
 
-    ``tf32`` says which products of fp32 numbers may run in TF32 where the device can: a key of ``TF32``; PyTorch's own
+    ``tf32`` selects the fp32 products that may run in TF32 if the device supports it: a key of ``TF32``; PyTorch's
     default is "conv". With ``save`` the step is written as a recording that every command reads. Raises WhatifError
-    where it is unknown how long an operator takes.
+    if the time of an operator is unknown.
     """
     kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph)
     if gpu is not None and gpu.fp16_tensor_tflops:
-        asked = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
-        families = TF32[tf32] if asked or gpu.tf32_by_default else ()
+        matmuls_in_tf32 = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
+        families = TF32[tf32] if matmuls_in_tf32 or gpu.tf32_by_default else ()
         kernels = [
-            on_tensor_cores(mine, gpu, families, backward=operation.phase == Phase.BACKWARD)
-            for mine, operation in zip(kernels, graph.operations, strict=True)
+            on_tensor_cores(operation_kernels, gpu, families, backward=operation.phase == Phase.BACKWARD)
+            for operation_kernels, operation in zip(kernels, graph.operations, strict=True)
         ]
-    durations = ask(estimator, [kernel for mine in kernels for kernel in mine])
+    durations = ask(estimator, [kernel for operation_kernels in kernels for kernel in operation_kernels])
     trace = _trace(graph, kernels, durations, gpu)
     if save is not None:
         write_trace(trace, save, user_named=True)
@@ -184,13 +184,13 @@ def predict_step(
 
 
 def _kernels(graph: OperatorGraph) -> list[list[Kernel]]:
-    """The kernels of each operation of a graph; a linear layer transposes its weights just before its product."""
+    """The kernels of each operation of a graph; an addmm right after a transpose has transposed weights."""
     found, before = [], ""
     for operation in graph.operations:
-        mine = kernels_of(operation)
+        kernels = kernels_of(operation)
         if operation.name == "aten::addmm" and before != "aten::t":
-            mine = [as_they_lie(kernel) for kernel in mine]
-        found.append(mine)
+            kernels = [as_they_lie(kernel) for kernel in kernels]
+        found.append(kernels)
         before = operation.name
     return found
 
@@ -200,39 +200,39 @@ def _trace(
 ) -> dict[str, Any]:
     costs = cpu_costs()
     whole_ns = np.rint(durations.duration_ns).astype(np.int64).tolist()
-    told: dict[str, Any] = {"cpu_range_factor": costs.range_factor, "low_ns": [], "high_ns": []}
+    predicted: dict[str, Any] = {"cpu_range_factor": costs.range_factor, "low_ns": [], "high_ns": []}
     at = 0
     timed: list[list[tuple[str, int]]] = []
     work_ns: list[int] = []
-    for mine in kernels:
-        here = [(kernel.name, int(ns)) for kernel, ns in zip(mine, whole_ns[at : at + len(mine)], strict=True)]
-        at += len(mine)
-        timed.append(here if gpu is not None else [])
-        work_ns.append(0 if gpu is not None else sum(ns for _, ns in here))
+    for group in kernels:
+        named_ns = [(kernel.name, int(ns)) for kernel, ns in zip(group, whole_ns[at : at + len(group)], strict=True)]
+        at += len(group)
+        timed.append(named_ns if gpu is not None else [])
+        work_ns.append(0 if gpu is not None else sum(ns for _, ns in named_ns))
     if gpu is not None:
-        told["low_ns"] = np.rint(durations.low_ns).astype(np.int64).tolist()
-        told["high_ns"] = np.rint(durations.high_ns).astype(np.int64).tolist()
-        told |= _under_autocast(graph, kernels)
+        predicted["low_ns"] = np.rint(durations.low_ns).astype(np.int64).tolist()
+        predicted["high_ns"] = np.rint(durations.high_ns).astype(np.int64).tolist()
+        predicted |= _under_autocast(graph, kernels)
     schedule = schedule_steps(graph, timed, work_ns, costs, steps=_steps(graph, timed, work_ns))
-    return trace_of(graph, schedule, gpu, {PREDICTED: told})
+    return trace_of(graph, schedule, gpu, {PREDICTED: predicted})
 
 
 def _under_autocast(graph: OperatorGraph, kernels: Sequence[Sequence[Kernel]]) -> dict[str, list[float] | list[int]]:
-    """What autocast would make of each kernel: casts come before the first one of their operation."""
+    """The effect of autocast on each kernel; casts come before the first kernel of their operation."""
     if not any(operation.autocast_share for operation in graph.operations):
         return {}
     share, casts = [], []
-    for operation, mine in zip(graph.operations, kernels, strict=True):
-        share += [round(operation.autocast_share, 3)] * len(mine)
-        casts += ([operation.autocast_casts] + [0] * (len(mine) - 1)) if mine else []
+    for operation, operation_kernels in zip(graph.operations, kernels, strict=True):
+        share += [round(operation.autocast_share, 3)] * len(operation_kernels)
+        casts += ([operation.autocast_casts] + [0] * (len(operation_kernels) - 1)) if operation_kernels else []
     return {"autocast_share": share, "autocast_casts": casts}
 
 
 def _steps(graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int]) -> int:
-    """How many steps show what a steady one takes.
+    """The number of steps to schedule so that the readers see steady ones.
 
-    Readers take four, without the first and the last. Where the GPU takes longer than the host, the host's steps are
-    short until the launch queue is full: those that do so come before.
+    Readers need four, without the first and the last. If the GPU is slower than the host, the host's steps are
+    short until the launch queue is full: additional steps fill it first.
     """
     once = schedule_steps(graph, kernels, work_ns, cpu_costs(), steps=1)
     count = sum(map(len, kernels))

@@ -1,4 +1,4 @@
-"""Steps that were not run, written as a recording: readers take them as any other, and every command works."""
+"""Write predicted steps as a recording, which readers treat like any other, so every command works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROCESS, _STREAM = 1, 7
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event of the file. A step of a large model has 100,000: dicts would take several times as long."""
+    """An event of the file. A step of a large model has 100,000: dicts would be several times slower."""
 
     ph: str
     cat: str
@@ -38,7 +38,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _MemoryEvent(msgspec.Struct, gc=False):
-    """What was allocated or given back, as PyTorch's profiler writes it."""
+    """An allocation or a free, in the format of PyTorch's profiler."""
 
     ts: float
     args: dict[str, Any]
@@ -50,14 +50,14 @@ class _MemoryEvent(msgspec.Struct, gc=False):
     tid: int = _PROCESS
 
 
-def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: dict[str, Any]) -> dict[str, Any]:
-    """Return a recording as PyTorch's profiler and our recorder write it, as a JSON object.
+def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, extra_fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a recording in the format of PyTorch's profiler and our recorder, as a JSON object.
 
-    ``told`` is what the recorder's part says beside ``graph.metadata``.
+    ``extra_fields`` are the recorder's fields in addition to ``graph.metadata``.
     """
     events: list[_Event | _MemoryEvent] = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
     events += [_annotation(span, LAYER_ANNOTATION) for span in schedule.layers]
-    # Autograd counts on from step to step.
+    # Autograd keeps counting from step to step.
     steps, a_step = len(schedule.steps), 1 + max((o.sequence for o in graph.operations), default=0)
     events += [
         make(graph, span, place * steps // len(spans) * a_step)
@@ -80,18 +80,18 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, told: di
     return {
         "schemaVersion": 1,
         "deviceProperties": devices,
-        "whatif": {**graph.metadata, **told},
+        "whatif": {**graph.metadata, **extra_fields},
         "traceEvents": events,
     }
 
 
 def is_predicted(start: bytes) -> bool:
-    """Whether a file begins as these recordings do: those of a profiler have spaces, or other keys first."""
+    """Whether a file begins like these recordings: a profiler's have spaces, or other keys first."""
     return start.startswith(b'{"schemaVersion":1,"deviceProperties":') and b',"whatif":{' in start
 
 
 def write_trace(trace: dict[str, Any], path: Path, *, user_named: bool) -> None:
-    """Write a recording; one that ends in .gz is compressed. Raises WhatifError where that cannot be done."""
+    """Write a recording, compressed if the path ends in .gz. Raises WhatifError if it cannot be written."""
     data = msgspec.json.encode(trace)
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -103,7 +103,7 @@ def write_trace(trace: dict[str, Any], path: Path, *, user_named: bool) -> None:
 
 
 def _event(span: Span, category: str, name: str, args: dict[str, Any], *, thread: int = _PROCESS) -> _Event:
-    # Whole nanoseconds: the reader takes decimals exactly, and a double holds three of them for years of microseconds.
+    # Whole nanoseconds: the reader parses decimals exactly, and a double holds three of them for years of microseconds.
     process = _PROCESS if thread == _PROCESS else 0
     start_us, took_us = span.start_ns / 1e3, (span.end_ns - span.start_ns) / 1e3
     return _Event("X", category, name, process, thread, start_us, took_us, args)

@@ -1,4 +1,4 @@
-"""When the operations of some steps run: the host calls them in order, one stream runs their kernels behind it."""
+"""Schedule the operations of some steps: the host calls them in order, and one stream runs their kernels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from whatif.graph.types import Phase
 from whatif.ingest.gpu_side import DEFAULT_LAUNCH_LAG_NS, DEFAULT_QUEUE_DEPTH, DEFAULT_STREAM_LAG_NS
 from whatif.ingest.recorded import recorded_of
 
-# What reads a value of a tensor back: the host waits until the GPU has made it.
+# Operators that read a value back: the host waits until the GPU has computed it.
 READ_BACK = "aten::_local_scalar_dense"
-# To pinned memory, as PyTorch copies a single number (aten/src/ATen/native/cuda/CUDAScalar.cu).
+# PyTorch copies a single number to pinned memory (aten/src/ATen/native/cuda/CUDAScalar.cu).
 COPY_NAME = "Memcpy DtoH (Device -> Pinned)"
-# A copy of one number over PCIe: the shortest in the public recordings take 1 to 2 us.
+# A copy of one number over PCIe: the shortest ones in the public recordings take 1 to 2 us.
 _COPY_NS = 1500
 
 
-class Span(msgspec.Struct, frozen=True, gc=False):  # 100,000 of them: a dataclass takes several times as long
-    """Something with a beginning and an end, ns."""
+class Span(msgspec.Struct, frozen=True, gc=False):  # a schedule has 100,000: dataclasses are several times slower
+    """A named interval, ns."""
 
     name: str
     start_ns: int
@@ -46,7 +46,7 @@ class Schedule(Struct):
 
 
 class _Stream:
-    """A stream that runs what is launched in order; a launch blocks while its queue is full."""
+    """A stream that runs kernels in launch order; a launch blocks while its queue is full."""
 
     def __init__(self, schedule: Schedule, costs: CpuCosts) -> None:
         self._schedule, self._costs = schedule, costs
@@ -55,11 +55,11 @@ class _Stream:
         self._correlation = 0
 
     def launch(self, now_ns: int, name: str, duration_ns: int, operation: int, call: str = "cudaLaunchKernel") -> int:
-        """Launch a kernel at ``now_ns``; gives when the call returns."""
+        """Launch a kernel at ``now_ns``; returns the end of the call, ns."""
         self._correlation += 1
         end_ns = now_ns + self._costs.launch_ns
         if len(self._starts) == self._starts.maxlen:
-            end_ns = max(end_ns, self._starts[0] + self._costs.launch_ns)  # it goes on once there is room
+            end_ns = max(end_ns, self._starts[0] + self._costs.launch_ns)  # waits until there is room
         start_ns = max(end_ns + DEFAULT_LAUNCH_LAG_NS, self._free_ns + DEFAULT_STREAM_LAG_NS)
         self._starts.append(start_ns)
         self._free_ns = start_ns + duration_ns
@@ -80,16 +80,16 @@ def schedule_steps(
     graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], work_ns: Sequence[int], costs: CpuCosts, *,
     steps: int,
 ) -> Schedule:  # fmt: skip
-    """Run ``steps`` equal steps one after the other.
+    """Schedule ``steps`` equal steps one after the other.
 
-    ``kernels`` are (name, duration in ns) of each operation's; ``work_ns`` is what the host itself computes in each
-    operation (on a CPU all of it), beside what calling it costs.
+    ``kernels`` are (name, duration in ns) of each operation; ``work_ns`` is the host's own computation in each
+    operation (on a CPU all of it), in addition to the cost of calling it.
     """
     found = Schedule()
     stream = _Stream(found, costs)
     opens, closes = _by_operation(graph)
     optimizer = recorded_of(graph.metadata)[0].optimizer or Optimizer(type="Optimizer")
-    # None stands behind the last one, and so ahead of the first.
+    # The final None also precedes the first one, at index -1.
     nodes = [*((o.node, o.sequence) if o.node else None for o in graph.operations), None]
     now_ns = 0
     for number in range(steps):
@@ -107,10 +107,10 @@ def schedule_steps(
                 node_ns = now_ns
                 now_ns += costs.node_ns
             start_ns = now_ns
-            mine = kernels[place]
-            own_ns = costs.operation_ns(operation, len(mine))
+            operation_kernels = kernels[place]
+            own_ns = costs.operation_ns(operation, len(operation_kernels))
             now_ns += own_ns // 2
-            for name, duration_ns in mine:
+            for name, duration_ns in operation_kernels:
                 now_ns = stream.launch(now_ns, name, duration_ns, place)
             if operation.name == READ_BACK and operation.on_device and found.kernels:
                 now_ns = stream.read_back(now_ns, place)
@@ -128,10 +128,10 @@ def schedule_steps(
 
 
 def _by_operation(graph: OperatorGraph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """The layer calls that begin with each operation, outermost first, and that end with each, innermost first."""
+    """The layer calls that begin at each operation, outermost first, and that end at each, innermost first."""
     opens: dict[int, list[int]] = {}
     closes: dict[int, list[int]] = {}
-    # A call that ends later, or was taken down later where both end together, encloses the other.
+    # A call that ends later, or was recorded later if both end together, encloses the other.
     order = sorted(range(len(graph.layer_calls)), key=lambda c: (-graph.layer_calls[c].last, -c))
     for call in order:
         opens.setdefault(graph.layer_calls[call].first, []).append(call)
@@ -141,7 +141,7 @@ def _by_operation(graph: OperatorGraph) -> tuple[dict[int, list[int]], dict[int,
 
 
 def memory_events(graph: OperatorGraph, schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (time in ns, address, bytes taken or -bytes given back, bytes held then) of all steps, in order."""
+    """Yield (time in ns, address, bytes allocated or -bytes freed, bytes then in use) of all steps, in order."""
     n = len(graph.operations)
     for first in range(0, len(schedule.operations), n):
         changes = []

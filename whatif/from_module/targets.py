@@ -1,4 +1,4 @@
-"""What a user gives ``whatif predict`` as a model: code, a Hugging Face or timm name, or a file."""
+"""The model argument of ``whatif predict``: code, a Hugging Face or timm name, or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whatif.runtime.errors import WhatifError
 
 CONFIG = "config.json"
 TIMM_PREFIX = "timm:"
-# Longer ones are no configuration, but recordings and execution traces.
+# Larger files are recordings or execution traces, not configurations.
 _MOST_CONFIG_BYTES = 2**22
 _CONFIG_KEYS = ("model_type", "architectures")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
@@ -21,7 +21,7 @@ _EXPECTED = "module:Model, file.py:Model, a Hugging Face folder, config.json or 
 
 
 class Kind(Enum):
-    """What a target is."""
+    """The kind of a target."""
 
     MODULE = "code"
     HUGGING_FACE = "a Hugging Face model"
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 def kind_of(target: str) -> Kind:
-    """Return what ``target`` names. Raises WhatifError, one sentence, where it can be no model."""
+    """Return the kind of ``target``. Raises WhatifError if it cannot be a model."""
     if target.startswith(TIMM_PREFIX):
         return Kind.TIMM
     path = Path(target).expanduser()
@@ -58,7 +58,7 @@ def _is_config(path: Path) -> bool:
         if path.stat().st_size > _MOST_CONFIG_BYTES:
             return False
         found = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the reader of execution traces says what is wrong with it
+    except (OSError, ValueError, RecursionError):  # the reader of execution traces reports the error
         return False
     return isinstance(found, dict) and any(key in found for key in _CONFIG_KEYS)
 
@@ -78,7 +78,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _refuse_file(target: str, path: Path, suffix: str) -> None:
-    """Raise WhatifError for what is neither a name nor a folder."""
+    """Raise WhatifError for a target that is neither a name nor a folder."""
     if suffix == ".py":
         raise WhatifError(f"{target}: expected file.py:Model, got a file alone; name a class or function in it.")
     if suffix == ".ipynb":

@@ -1,4 +1,4 @@
-"""What tensor cores change: TF32 for products of fp32 numbers, and the layout of what is convolved."""
+"""Changes for tensor cores: TF32 for fp32 products, and layout changes around convolutions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from whatif.opdb.tensor_convolutions import layout_changes
 def on_tensor_cores(
     kernels: Sequence[Kernel], gpu: Gpu, tf32_families: Sequence[str], *, backward: bool
 ) -> list[Kernel]:
-    """Return an operation's kernels as a GPU with tensor cores runs them.
+    """Return an operation's kernels on a GPU with tensor cores.
 
-    Products of fp32 numbers of the families named may be computed in TF32. Around a convolution of images in NCHW
-    cuDNN transposes what is read and what is written (seen in recordings of an H100).
+    fp32 products of ``tf32_families`` may be computed in TF32. Around a convolution of images in NCHW
+    cuDNN transposes the input and the output (as in recordings of an H100).
     """
     found = []
     for kernel in kernels:
         if kernel.what.dtype == "fp32" and kernel.what.family in tf32_families:
-            what = replace(kernel.what, dtype="tf32")
-            if backward and what.family == "matmul":
-                what = replace(what, phase="bwd")
-            kernel = replace(kernel, name=kernel.name.replace("_fp32", "_tf32"), what=what)
+            operator = replace(kernel.what, dtype="tf32")
+            if backward and operator.family == "matmul":
+                operator = replace(operator, phase="bwd")
+            kernel = replace(kernel, name=kernel.name.replace("_fp32", "_tf32"), what=operator)
         found.append(kernel)
-        # Named by what they do, and of the format that lies in memory.
+        # Named by direction and phase; their format is the one in memory.
         element = "fp32" if kernel.what.dtype == "tf32" else kernel.what.dtype
         found += [
             named(f"{way}_{kernel.what.phase}", "transpose", traffic(size, size, element))
