@@ -1,1 +1,1 @@
-"""Scripts that measure this project and its rivals, and the campaign and the lab that measure real training."""
+"""Benchmarks of this project and its rivals, and the campaign and the lab, which measure real training."""

@@ -3,8 +3,8 @@
 python benchmarks/accuracy.py [--check]
 
 The comparison is that of `whatif validate` on the recordings of traces/ and on the pairs among the public recordings
-(benchmarks/pairs.toml), which lie in the folder that WHATIF_EXTRA_DATA names. ``--check`` writes nothing and exits 1
-where the pages are not what it would write.
+(benchmarks/pairs.toml) in the folder WHATIF_EXTRA_DATA. ``--check`` writes nothing and exits 1
+if the pages are out of date.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from whatif.report.markdown_validate import not_compared_table, pairs_table, sco
 from whatif.report.text_validate import headline
 
 ROOT = Path(__file__).resolve().parent.parent
-# Relative to the root: the pages name files as their readers see them.
+# Relative to the root, so that the pages name files as readers see them.
 OWN = Path("traces")
-# Its pairs are cited; each has an older twin, of processes minutes apart, by its question unless it says so here.
+# Its pairs are cited. Each has an older twin (processes minutes apart) with the same what-if, or the one listed here.
 CITED = OWN / "campaign_cpu_5"
 TWINS = {"transformer: fused_adam": "fused Adam (from a loop), transformer"}
 
@@ -183,11 +183,11 @@ def cited_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def with_twins(validation: Validation) -> Validation:
-    """Return the validation with a remark beside every pair that has a better measured twin."""
+    """Return the validation with a remark on every pair that has a better measured twin."""
     better = {older_question(o.pair.question) for o in validation.outcomes if is_cited(o)}
-    told = f"measured again in {CITED.name}, which is cited"
+    remark = f"measured again in {CITED.name}, which is cited"
     outcomes = [
-        structs.replace(o, pair=replace(o.pair, remark="; ".join(filter(None, [o.pair.remark, told]))))
+        structs.replace(o, pair=replace(o.pair, remark="; ".join(filter(None, [o.pair.remark, remark]))))
         if o.pair.question in better and not is_cited(o)
         else o
         for o in validation.outcomes

@@ -1,6 +1,6 @@
-"""One candidate in a process of its own: reports its CPU time and peak memory as a line of JSON.
+"""Run one candidate in a separate process and report its CPU time and peak memory as a line of JSON.
 
-It runs under the interpreter of whichever package it measures, so it imports nothing but the standard library here.
+It runs under the interpreter of the package it measures, so it imports only the standard library at the top.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def json_load(path: Path) -> dict[str, Any]:
 
 
 def hta_load(path: Path) -> dict[str, Any]:
-    """Read a trace with Holistic Trace Analysis, which keeps a table of its events."""
+    """Read a trace with Holistic Trace Analysis into its table of events."""
     from hta.common.trace import Trace
 
     def load() -> Trace:
@@ -64,7 +64,7 @@ def hta_load(path: Path) -> dict[str, Any]:
 
 
 def hta_recompute(path: Path) -> dict[str, Any]:
-    """Find the critical path of all steps with Holistic Trace Analysis, then find it again: its form of a what-if."""
+    """Find the critical path of all steps with Holistic Trace Analysis, and recompute it: its form of a what-if."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
@@ -91,7 +91,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _peak_bytes() -> int:
-    """The process's own peak; getrusage would count what its parent held before it was replaced."""
+    """The process's own peak memory; getrusage would include its parent's memory before exec."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -106,4 +106,4 @@ if __name__ == "__main__":
     report = CANDIDATES[sys.argv[1]](Path(sys.argv[2]))
     print(json.dumps(report | {"peak_bytes": _peak_bytes()}))
     sys.stdout.flush()
-    os._exit(0)  # nothing needs the objects taken apart
+    os._exit(0)  # skip the destruction of objects

@@ -1,4 +1,4 @@
-"""Communication predicted beside measured: writes the tables of docs/cluster.md.
+"""Compare predicted and measured communication: writes the tables of docs/cluster.md.
 
 python benchmarks/cluster_accuracy.py [--check]
 
@@ -42,7 +42,7 @@ Model = Callable[[Curve, Curve, Network], Float64]
 
 
 def halves(curve: Curve) -> tuple[Curve, Curve]:
-    """Every second size to calibrate with, and the sizes between them to score; ends are never extrapolated."""
+    """Return every second size for calibration, and the sizes between them to score; the ends are not extrapolated."""
     kept, held = (
         Curve(curve.operation, curve.workers, curve.size_bytes[first::2], curve.time_ns[first::2]) for first in (0, 1)
     )
@@ -50,34 +50,34 @@ def halves(curve: Curve) -> tuple[Curve, Curve]:
 
 
 def from_formulas(_: Curve, held: Curve, network: Network) -> Float64:
-    """No measurement at all."""
+    """Use no measurements."""
     return network.cost(held.operation, held.size_bytes).total_ns
 
 
 def from_tuner(_: Curve, held: Curve, network: Network) -> Float64:
-    """No measurement, and NCCL's own constants."""
+    """Use no measurements but NCCL's own constants."""
     return network.cost(held.operation, held.size_bytes, "nccl").total_ns
 
 
 def from_table(kept: Curve, held: Curve, network: Network) -> Float64:
-    """Between the logarithms of the sizes that were kept."""
+    """Interpolate between the logarithms of the calibration sizes."""
     return Table((kept,)).cost(held.operation, np.asarray(held.size_bytes), network).total_ns
 
 
 def from_sigmoid(kept: Curve, held: Curve, _: Network) -> Float64:
-    """Pei et al.'s curve through the sizes that were kept."""
+    """Fit Pei et al.'s curve to the calibration sizes."""
     return sigmoid.fit_sigmoid(kept.size_bytes, kept.time_ns).time_ns(held.size_bytes)
 
 
 def from_all_reduce(kept: Curve, held: Curve, network: Network) -> Float64:
-    """The all-reduce's times at the sizes that were kept, by nccl-tests' bus factors."""
+    """Scale the all-reduce's times at the calibration sizes by nccl-tests' bus factors."""
     return Table((kept,)).cost(held.operation, np.asarray(held.size_bytes), network).total_ns
 
 
 def score_nccl(
     system: str, model: Model, operations: tuple[str, ...], source: str | None = None
 ) -> tuple[Float64, Float64]:
-    """Return the absolute errors, percent, and the sizes, of every held size of the operations."""
+    """Return the absolute errors, percent, and the sizes, for every held-out size of the operations."""
     path, preset = MEASURED[system]
     table = read_table(path)
     curves = {(curve.operation, curve.workers): curve for curve in table.curves}
@@ -122,9 +122,9 @@ def nccl_table() -> str:
 
 # Their measured columns, seconds.
 TABLE_8 = {"PS": {1: 0.71388, 2: 0.36984, 4: 0.20364}, "NCCL": {1: 0.71838, 2: 0.37852, 4: 0.21069}}
-# Their own predictions, seconds: from their model of one GPU.
+# Their predictions, seconds, from their model of one GPU.
 THEIRS = {"PS": {1: 0.72844, 2: 0.3691, 4: 0.18937}, "NCCL": {1: 0.72891, 2: 0.37351, 4: 0.19409}}
-# What the paper does not print, and why it is assumed so (docs/cluster.md).
+# Values that the paper does not give, as assumed in docs/cluster.md.
 IMAGES, IMAGE_BYTES = 128, 224 * 224 * 3 * 4
 PAGEABLE_BYTE_S = 8.33e9
 BACKWARD_SHARE = 2 / 3
@@ -160,13 +160,13 @@ def resnet_50() -> tuple[Float64, Float64]:
 
 
 def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -> float:
-    """Return an iteration on so many GPUs from that on one GPU in the same mode, ns."""
+    """Return an iteration on ``gpus`` GPUs, from that on one GPU in the same mode, ns."""
     gradients, operations = resnet_50()
     one = TABLE_8[mode][1] * 1e9
     if gpus == 1:
         return one
     read = IMAGES * IMAGE_BYTES / pageable_byte_s * 1e9
-    # On one GPU there is nothing to exchange: what NCCL's mode takes more is its calls, whatever the batch is.
+    # One GPU exchanges nothing: the extra time of NCCL's mode is its calls, for any batch.
     calls = (TABLE_8["NCCL"][1] - TABLE_8["PS"][1]) * 1e9 if mode == "NCCL" else 0.0
     update = 3 * gradients.sum() / P40_BYTE_S * 1e9
     computing = (one - read - calls - update) / gpus
@@ -184,7 +184,7 @@ def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -
 
 
 def pei_table() -> str:
-    """Return table 8's cells with several GPUs, in Markdown."""
+    """Return the cells of table 8 with several GPUs, in Markdown."""
     rows = []
     for mode, measured in TABLE_8.items():
         for gpus in (2, 4):
@@ -201,7 +201,7 @@ def pei_table() -> str:
 
 
 def sensitivity_table() -> str:
-    """Return the errors of table 8's cells under other rates of reading, in Markdown."""
+    """Return the errors of table 8's cells for other read rates, in Markdown."""
     cells = [(mode, gpus) for mode in TABLE_8 for gpus in (2, 4)]
     rows = []
     for rate in (6e9, PAGEABLE_BYTE_S, 12e9):
@@ -211,7 +211,7 @@ def sensitivity_table() -> str:
 
 
 def main() -> int:
-    """Write the page's tables, or say whether they are what would be written."""
+    """Write the page's tables, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""What a user waits for at a shell."""
+"""Times of commands at a shell."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _IMPORTS_NUMPY = "import sys; from whatif.cli.main import main; main(['--help'])
 
 
 def command_line(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
-    """CPU time of whole processes, the least of the rounds: byte code and graphs are kept from the second one on."""
+    """CPU time of whole processes, the minimum of the rounds; later rounds have cached byte code and graphs."""
     v100, v100_twice, own = (str(trace(name)) for name in ("v100-50", "v100-100", "own-small"))
     with tempfile.TemporaryDirectory() as folder:
         kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder, "WHATIF_CACHE": folder}
         out = str(Path(folder, "out"))
-        # What, command, budget and stretch goal in seconds.
+        # Title, command, budget and stretch goal in seconds.
         asked: list[tuple[str, tuple[str, ...], float, float | None]] = [
             ("info, trace of 0.3 MB", ("info", own), 0.3, None),
             ("apply scale, trace of 0.3 MB", ("apply", "scale:kind=cpu,factor=0.5", own), 1, None),

@@ -1,9 +1,9 @@
-"""Which what-if `whatif compare` names for pairs of recordings that differ in one: the counts of docs/compare.md.
+"""The what-ifs that `whatif compare` names for pairs of recordings that differ in one: the counts of docs/compare.md.
 
 python benchmarks/compare_accuracy.py
 
-The pairs are those of the campaigns of docs/compare.md (traces/campaign_cpu, _2 and _3). A name is right where it is
-that of the pair's what-if, with whatever options. Prints each pair, and the counts by what-if; takes minutes.
+The pairs are from the campaigns of docs/compare.md (traces/campaign_cpu, _2 and _3). A name is right if it is
+that of the pair's what-if, with any options. Prints each pair, and the counts by what-if; takes minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CAMPAIGNS = ("campaign_cpu", "campaign_cpu_2", "campaign_cpu_3")
 
 
 def pairs() -> Iterator[tuple[Pair, str]]:
-    """Yield each pair that differs in one what-if, and the name of that."""
+    """Yield each pair that differs in one what-if, and the name of the what-if."""
     for campaign in CAMPAIGNS:
         for pair in find_pairs([TRACES / campaign])[0]:
             if len(pair.what_ifs) == 1:
@@ -41,13 +41,13 @@ def named(pair: Pair) -> str:
 
 
 def main() -> None:
-    """Print the pairs, and how many are named right and wrong."""
+    """Print the pairs, and the numbers of right and wrong names."""
     verdicts: Counter[tuple[str, str]] = Counter()
     for pair, right in pairs():
-        said = named(pair)
-        verdict = "right" if said == right else "wrong" if said else "none"
+        names = named(pair)
+        verdict = "right" if names == right else "wrong" if names else "none"
         verdicts[right, verdict] += 1
-        print(f"{verdict:<6} {pair.question}: {right}, named: {said or '-'}", flush=True)
+        print(f"{verdict:<6} {pair.question}: {right}, named: {names or '-'}", flush=True)
     for name in [*dict.fromkeys(name for name, _ in verdicts), ""]:
         mine = Counter[str]()
         for (kind, verdict), count in verdicts.items():

@@ -1,10 +1,10 @@
-"""The what-if `device` beside recordings of the same work on both devices: writes the tables of docs/device.md.
+"""Compare the what-if `device` with recordings of the same work on both devices: writes the tables of docs/device.md.
 
 python -m benchmarks.devices [--check]
 
-GPU busy time, by family of kernels. The recordings are public ones, in the folder that WHATIF_EXTRA_DATA names.
-``--check`` writes nothing and exits 1 where the page is not what it would write. A
-database of one's own is not asked: the models that ship are.
+GPU busy time, by family of kernels. The recordings are public ones, in the folder WHATIF_EXTRA_DATA.
+``--check`` writes nothing and exits 1 if the page is out of date. The
+shipped models answer, not the user's own database.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MODELS = (
     ("BERT-small, inference, bf16", "gaunernst_bert-small-uncased__1016001.json.gz"),
     ("ViT-base, inference, bf16", "Falconsai_nsfw_image_detection__1016002.json.gz"),
 )
-# Images a second in fp32 and TF32: NVIDIA, DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md
+# Images/s in fp32 and TF32: NVIDIA, DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md
 # (container 21.03, one GPU, batch 256: eight times the recording's).
 V100_FP32, A100_TF32, LARGER_BATCH = 367, 938, 8
 RESNET = "kineto-resnet50-v100/num_workers_0.2021-06.pt.trace.json.gz"
 
 
 def by_family(graph: TaskGraph) -> dict[str, float]:
-    """GPU time of a steady step by family of kernels, ms, collectives left out."""
+    """GPU time of a steady step by family of kernels, ms, without collectives."""
     first, last = graph.info.steady
     steady = (graph.step >= first) & (graph.step < last) if last > first else np.ones(len(graph), dtype=np.bool_)
     tasks = graph.on_gpu & steady & (graph.kind != whatif.TaskKind.COMMUNICATION)
@@ -43,7 +43,7 @@ def by_family(graph: TaskGraph) -> dict[str, float]:
 
 
 def pairs() -> Iterator[tuple[str, str, str, TaskGraph, TaskGraph, TaskGraph]]:
-    """Model, from, to; recorded, predicted and measured graph."""
+    """Yield model, source and target device; recorded, predicted and measured graph."""
     for model, file in MODELS:
         sides = {"H100-SXM-80": f"h100.{file}", "MI300X": f"mi300.{file}"}
         graphs = {name: whatif.read(extra_data("traces", H100_MI300X, side)) for name, side in sides.items()}
@@ -53,7 +53,7 @@ def pairs() -> Iterator[tuple[str, str, str, TaskGraph, TaskGraph, TaskGraph]]:
 
 
 def tables() -> str:
-    """The tables as Markdown."""
+    """Return the tables as Markdown."""
     rows = []
     families: dict[tuple[str, str], list[str]] = {}
     for model, old, new, recorded, predicted, measured in pairs():
@@ -78,7 +78,7 @@ def tables() -> str:
         "Errors by family of kernels, for families with over 3 % of the measured time, longest first:",
         "",
     ]
-    lines += [f"- {model}, {way}: {', '.join(told)}" for (model, way), told in families.items()]
+    lines += [f"- {model}, {way}: {', '.join(entries)}" for (model, way), entries in families.items()]
     graph = whatif.read(extra_data("traces", RESNET))
     recorded_ms = sum(by_family(graph).values())
     lines += ["", "A training step of ResNet-50 (batch 32, fp32) that was recorded on a V100 only:", ""]
@@ -88,7 +88,7 @@ def tables() -> str:
         rows.append((spec, f"{predicted_ms:.1f}", f"{recorded_ms / predicted_ms:.2f}", ""))
     grown = load_transform(f"batch_size:factor={LARGER_BATCH}")(graph)
     grown_ms, there_ms = (
-        sum(by_family(one).values()) for one in (grown, load_transform("device:to=A100-SXM-80")(grown))
+        sum(by_family(each).values()) for each in (grown, load_transform("device:to=A100-SXM-80")(grown))
     )
     published = f"{A100_TF32 / V100_FP32:.2f}"
     rows.append(("A100-SXM-80, batch 256 on both", f"{there_ms:.1f}", f"{grown_ms / there_ms:.2f}", published))

@@ -1,4 +1,4 @@
-"""DTS's two networks in its five architectures: prints its table IV with ours beside it, from traces/lab_dts.
+"""DTS's two networks in its five architectures: prints the paper's table IV and ours, from traces/lab_dts.
 
 python -m benchmarks.dts_accuracy [--check]
 """
@@ -28,14 +28,14 @@ PAPER = {
     ("dnn2", "parallel_split"): (0.8024, 0.7969),
     ("dnn2", "federated_split"): (0.8246, 0.7831),
 }
-# What is held, percent.
+# The bounds that --check enforces, percent.
 MEAN_BOUND_PCT, WORST_BOUND_PCT = 8.0, 15.0
 
 Scores = dict[tuple[str, str], dict[str, Outcome]]
 
 
 def scores() -> Scores:
-    """Return the outcome of each network's, architecture's batch and epoch."""
+    """Return the outcomes of a batch and an epoch for each network and architecture."""
     found: Scores = {}
     for outcome in validate([RESULTS]).outcomes:
         record, run = outcome.pair.question.split(":")[0].split("/")
@@ -45,12 +45,12 @@ def scores() -> Scores:
 
 
 def errors_pct(found: Scores) -> list[float]:
-    """Return all errors without their signs."""
+    """Return all absolute errors."""
     return [abs(outcome.error_pct) for runs in found.values() for outcome in runs.values()]
 
 
 def accuracy_table(found: Scores) -> str:
-    """Return the paper's table with the errors here and there, percent, as text."""
+    """Return the paper's table with our errors and theirs, percent, as text."""
     lines = [
         "                             batch, ms: measured,      epoch, ms: measured,  errors of DTS:",
         "                             predicted, error          predicted, error      batch   epoch",
@@ -72,7 +72,7 @@ def accuracy_table(found: Scores) -> str:
 
 
 def main() -> int:
-    """Print the table; with --check, exit 1 where an error is larger than what is held."""
+    """Print the table; with --check, exit 1 if an error exceeds its bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 where an error is larger than what is held")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Find recordings made by others, in the folder that WHATIF_EXTRA_DATA names (traces/fetch_public.py fills it)."""
+"""Find public recordings in the folder WHATIF_EXTRA_DATA (traces/fetch_public.py fills it)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAIRS = Path(__file__).resolve().parent / "pairs.toml"
 
 
 def extra_data(*parts: str) -> Path:
-    """Return a file or folder of that data. Exits where it is missing."""
+    """Return a file or folder of that data. Exits if it is missing."""
     folder = os.environ.get("WHATIF_EXTRA_DATA")
     if not folder:
         raise SystemExit("expected WHATIF_EXTRA_DATA to name a folder with public recordings: traces/fetch_public.py")

@@ -1,4 +1,4 @@
-"""The traces that are read: real ones, repeated in time up to a size, in a cache folder and never in the repository."""
+"""Input traces: real ones, repeated in time up to a size, in a cache folder and never in the repository."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from measure import HERE
 
 CACHE = Path(tempfile.gettempdir()) / "whatif-benchmarks"
-# The public recordings; without them a small one of the project stands in.
+# The public recordings; without them a small one of the project is used.
 PUBLIC = Path(os.environ.get("WHATIF_EXTRA_DATA") or os.devnull, "traces")
 OWN = HERE.parent / "traces" / "resnet18_cifar_cpu.json.gz"
 
-# Name: source, size in MB; a source that is as large as that stays as it is.
+# Name: source, size in MB; a source of that size is not repeated.
 TRACES = {
     "v100-50": ("hta/v100_allreduce_rank1of2.json.gz", 50),  # 2022, DDP, 123,000 duration events in 5 steps
     "v100-100": ("hta/v100_allreduce_rank1of2.json.gz", 100),
@@ -31,7 +31,7 @@ _SHIFTED = re.compile(
     rb"|ProfilerStep#(?P<step>\d+)"
 )
 _TIMES = re.compile(rb'"ts":\s*(\d+)(?:\.\d+)?,\s*"dur":\s*(\d+)')
-# Beyond any correlation or external id in these recordings.
+# Larger than any correlation or external id in these recordings.
 _ID_SHIFT = 100_000_000
 
 
@@ -53,7 +53,7 @@ def trace(name: str) -> Path:
 
 
 def _write_repeated(text: bytes, copies: int, path: Path) -> None:
-    """Write the events ``copies`` times, each one later; formatting, order and oddities of the recording stay."""
+    """Write the events ``copies`` times, shifted in time; formatting, order and oddities of the recording stay."""
     begin = re.search(rb'"traceEvents"\s*:\s*\[', text)
     assert begin is not None
     end = text.rindex(b"]")

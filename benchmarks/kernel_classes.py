@@ -1,10 +1,10 @@
-"""Does it help to predict which kernel runs before its time? Trees without the kernel, with it, and with a guess of it.
+"""Does predicting the kernel help to predict its time? Trees without the kernel, with it, and with a guess of it.
 
     python benchmarks/kernel_classes.py FOLDER [--device V100-PCIE-32]
 
-FOLDER is an op database that holds NeuSight's rows, which tell the kernels of each call. Ten percent of the operators
+FOLDER is an op database with NeuSight's rows, which contain the kernels of each call. Ten percent of the operators
 are held out by their keys. The guess comes from a classifier that is trained on the rest, and for the rest itself on
-two thirds at a time, so that the trees learn from guesses as they will meet them. Prints one line an operator.
+two thirds at a time, so that the trees learn from realistic guesses. Prints one line per operator.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ FEWEST_OF_A_CLASS = 8
 
 
 def main() -> None:
-    """Print the misses of each operator."""
+    """Print the errors of each operator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="V100-PCIE-32")
     asked = parser.parse_args()
-    for told, rows in read_contributions(Store.open(asked.folder))[0]:
+    for provenance, rows in read_contributions(Store.open(asked.folder))[0]:
         names = np.array(rows.ops.texts["name"].decoded())
         for name in OPERATORS:
-            own = names == name
-            if told.origin.device.name == asked.device and own.any() and rows.kernels.table != ("",):
-                print(name, *score(told, rows.take(own), name), flush=True)
+            of_name = names == name
+            if provenance.origin.device.name == asked.device and of_name.any() and rows.kernels.table != ("",):
+                print(name, *score(provenance, rows.take(of_name), name), flush=True)
 
 
-def score(told: Any, rows: Rows, name: str) -> list[str]:
-    """Return mean errors in % without the class, with the true and a guessed one, and how often that is right."""
-    (sample,) = samples.samples_of([(told, rows)])
-    # A sample stands in the order of its keys and times.
+def score(provenance: Any, rows: Rows, name: str) -> list[str]:
+    """Return mean errors in % without the class, with the true and the guessed one, and the accuracy of the guess."""
+    (sample,) = samples.samples_of([(provenance, rows)])
+    # Samples are sorted by key and time.
     kernels = np.array(rows.kernels.decoded())[np.lexsort((rows.t_s, rows.ops.keys))]
     _, kind, count = np.unique(kernels, return_inverse=True, return_counts=True)
     kind = np.unique(np.where(count[kind] < FEWEST_OF_A_CLASS, -1, kind), return_inverse=True)[1]
@@ -65,7 +65,7 @@ def score(told: Any, rows: Rows, name: str) -> list[str]:
 def guesses(
     x: Float64, kind: npt.NDArray[np.int64], known: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
 ) -> Float64:
-    """Return the probability of each class, shape (n, classes), never from a classifier that has seen the row."""
+    """Return the probability of each class, shape (n, classes), from classifiers not trained on the row."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.model_selection import KFold
 
@@ -83,7 +83,7 @@ def guesses(
 
 
 def miss_pct(x: Float64, y: Float64, known: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]) -> float:
-    """Return the mean miss of trees on the rows held out, percent."""
+    """Return the mean error of trees on the held-out rows, percent."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     model = HistGradientBoostingRegressor(

@@ -1,10 +1,10 @@
-"""Steps over a real network predicted beside measured: writes the tables of docs/data_parallel.md.
+"""Compare predicted and measured steps over a real network: writes the tables of docs/data_parallel.md.
 
 python benchmarks/lab_accuracy.py [--check]
 
 Every run of the lab whose record names its what-ifs (docs/lab.md), from the recording of one worker and the plain steps
-of the same session. Beside DistributedDataParallel stands the sum without overlap: the same buckets, all of them sent
-behind the backward pass. Doubling the bandwidth: how much less a run takes at 200 Mbit/s than the same at 100 Mbit/s.
+of the same session. For DistributedDataParallel also the sum without overlap: the same buckets, all of them sent
+after the backward pass. Doubling the bandwidth: the reduction of the step at 200 Mbit/s compared with 100 Mbit/s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True)
 class Scored:
-    """One run: its step predicted and measured, ms, and of DDP the step if nothing were hidden."""
+    """One run: its predicted and measured step, ms, and for DDP the step without overlap."""
 
     experiment: str
     model: str
@@ -55,22 +55,22 @@ class Scored:
 
     @property
     def error_pct(self) -> float:
-        """Predicted against measured, signed."""
+        """Predicted over measured, signed error in percent."""
         return 100.0 * (self.predicted_ms / self.measured_ms - 1)
 
     @property
     def unhidden_pct(self) -> float:
-        """The sum without overlap against measured, signed; not a number where there is none."""
+        """The signed error of the sum without overlap, percent; NaN if there is none."""
         return float("nan") if self.unhidden_ms is None else 100.0 * (self.unhidden_ms / self.measured_ms - 1)
 
     @property
     def rate(self) -> str:
-        """The rate of the link that decides, for people."""
+        """The rate of the limiting link, as text."""
         return "unlimited" if self.rate_mbit_s is None else f"{self.rate_mbit_s:,.0f} Mbit/s"
 
 
 def score(folders: Iterable[Path]) -> list[Scored]:
-    """Predict every run of the folders' records that a what-if describes."""
+    """Predict every run in the folders' records that a what-if describes."""
     found = (row for folder in folders for row in _scored(folder))
     rows = sorted(found, key=lambda row: (row.model, row.run, row.rate_mbit_s or INFINITE))
     return sorted(rows, key=lambda row: [*KINDS, row.experiment].index(row.experiment))
@@ -122,16 +122,16 @@ def summary_table(scored: Sequence[Scored]) -> str:
 
 
 def doubled(scored: Sequence[Scored]) -> list[tuple[Scored, Scored]]:
-    """Return the runs of DDP at 100 Mbit/s with those at twice the rate."""
+    """Pair the runs of DDP at 100 Mbit/s with those at twice the rate."""
     fast = {(row.model, row.run): row for row in scored if row.experiment == "ddp" and row.rate_mbit_s == FAST_MBIT_S}
     slow = [row for row in scored if row.experiment == "ddp" and row.rate_mbit_s == SLOW_MBIT_S]
     return [(row, fast[row.model, row.run]) for row in slow if (row.model, row.run) in fast]
 
 
 def doubled_table(scored: Sequence[Scored]) -> str:
-    """Return what twice the bandwidth changes, predicted beside measured, in Markdown.
+    """Return the predicted and measured effect of twice the bandwidth, in Markdown.
 
-    Each side is counted from its own session's plain steps, whose pace differs.
+    Each side is relative to its own session's plain steps, whose speed differs.
     """
     rows = []
     for slow, fast in doubled(scored):
@@ -142,7 +142,7 @@ def doubled_table(scored: Sequence[Scored]) -> str:
 
 
 def change_pct(slow: Scored, fast: Scored) -> tuple[float, float]:
-    """Return how much a step changes with twice the bandwidth, percent: measured and predicted."""
+    """Return the change of a step with twice the bandwidth, percent: measured and predicted."""
     return 100.0 * (fast.measured_ms / slow.measured_ms - 1), 100.0 * (fast.predicted_ms / slow.predicted_ms - 1)
 
 
@@ -163,7 +163,7 @@ def full_table(scored: Sequence[Scored]) -> str:
 
 
 def written(page: str, tables: dict[str, str]) -> str:
-    """Return the page with each table between the marks of its name."""
+    """Return the page with each table inserted between its marks."""
     for name, table in tables.items():
         found = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         assert found.search(page), name
@@ -172,7 +172,7 @@ def written(page: str, tables: dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where the page differs, write nothing")
     args = parser.parse_args()

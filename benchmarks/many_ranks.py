@@ -1,8 +1,8 @@
-"""Recordings of many ranks, made from that of one: read, merged and explained within a time and a memory.
+"""Synthesize recordings of many ranks from that of one, and measure the time and memory to explain them.
 
 ``python benchmarks/many_ranks.py`` writes 256 ranks into the cache folder and measures ``whatif explain`` on them. Each
-rank is the same recording on a clock of its own. Between two collectives its work lasts a random share longer, most of
-all on one rank; its collectives begin by as much later, and end on all ranks together.
+rank is the same recording on its own clock. Between two collectives its work takes a random share longer, most
+on one rank; its collectives begin later by as much, and end on all ranks together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inputs import CACHE, OWN, PUBLIC
 from numpy.typing import NDArray
 
 SOURCE = PUBLIC / "modded-nanogpt-8xh100" / "current.rank0.json.gz"
-# Shares by which work lasts longer than recorded, and by how much clocks differ: our choice.
+# Shares by which work takes longer than recorded, and offsets of clocks: our choice.
 JITTER, SLOWER, CLOCK_US = 0.01, 0.05, 20_000.0
 SLOW_RANK = 0.64  # of all ranks
 _COLLECTIVE = re.compile(r"nccl\w*Kernel|^gloo:")
@@ -34,9 +34,9 @@ Times = NDArray[np.float64]
 
 
 def write_ranks(source: Path, count: int, folder: Path) -> int:
-    """Write ``count`` ranks into ``folder``, which is emptied before, and return the rank that is slower."""
+    """Write ``count`` ranks into ``folder``, after emptying it, and return the slow rank."""
     trace = msgspec.json.decode(gzip.decompress(source.read_bytes()))
-    # Flows repeat what correlation ids say.
+    # Flows repeat the information of correlation ids.
     events = [event for event in trace["traceEvents"] if event.get("ph") not in ("s", "f")]
     timed = [event for event in events if "ts" in event]
     starts = np.array([float(event["ts"]) for event in timed])
@@ -61,7 +61,7 @@ def write_ranks(source: Path, count: int, folder: Path) -> int:
 
 
 def _together(starts: Times, ends: Times) -> tuple[Times, Times]:
-    """The times, (n,) each, in which collectives run, those that overlap as one."""
+    """Starts and ends of collectives, (n,) each, with overlapping ones merged."""
     order = np.argsort(starts)
     starts, latest = starts[order], np.maximum.accumulate(ends[order])
     new = np.append(True, starts[1:] > latest[:-1])
@@ -69,7 +69,7 @@ def _together(starts: Times, ends: Times) -> tuple[Times, Times]:
 
 
 def _paced(begin: Times, end: Times, longer: Times) -> tuple[Times, Times]:
-    """The recorded times that matter and where they come on a rank, by how much longer its work lasts ahead of each."""
+    """Map recorded times to times on a rank whose work before each collective takes ``longer`` times as long."""
     work = begin - np.append(begin[0], end[:-1])
     ends = begin[0] + np.cumsum(work * (1 + SLOWER) + (end - begin))
     begins = np.append(begin[0], ends[:-1]) + work * (1 + longer)
@@ -80,7 +80,7 @@ def _paced(begin: Times, end: Times, longer: Times) -> tuple[Times, Times]:
 
 
 def main() -> None:
-    """Write the ranks, explain them, and print time, memory and whether the slow rank was named."""
+    """Write the ranks, explain them, and print time, memory and whether the slow rank was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--source", type=Path, default=SOURCE if SOURCE.is_file() else OWN)
@@ -91,10 +91,10 @@ def main() -> None:
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     command = [sys.executable, "-m", "whatif", "explain", str(folder), *args.words]
     began = time.perf_counter()
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "WHATIF_CACHE": ""})
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "WHATIF_CACHE": ""})
     seconds = time.perf_counter() - began
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(said.stdout)
+    print(done.stdout)
     print(f"{args.ranks} ranks, {megabytes:,.0f} MB: {seconds:.1f} s, {spent.ru_utime + spent.ru_stime:.1f} s CPU, "
           f"{spent.ru_maxrss / 1e6:.2f} GB in the largest process; the slow one is rank {slow}")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How everything here is measured: process CPU time, the minimum of interleaved rounds, one row a figure."""
+"""Measuring functions: process CPU time, the minimum of interleaved rounds, one row per figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Row:
-    """One figure with its budget and stretch goal, both upper limits where ``at_most``; None is not measured."""
+    """One figure with its budget and stretch goal, both upper limits if ``at_most``; None: not measured."""
 
     area: str
     what: str
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Say whether the figure meets its budget or its stretch goal; "" where it has none."""
+        """Return whether the figure meets its budget or its stretch goal; "" if it has none."""
         if self.value is None:
             return "not measured"
         if self.stretch is not None and self._meets(self.stretch):
@@ -45,7 +45,7 @@ class Row:
 
 
 def least_cpu_s(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the least CPU time of each candidate, s; every round calls each of them once, in turn."""
+    """Return the minimum CPU time of each candidate, s; every round calls each of them once, in turn."""
     least = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, call in candidates.items():
@@ -56,7 +56,7 @@ def least_cpu_s(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dic
 
 
 def command_cpu_s(command: Sequence[str], environment: dict[str, str] | None = None) -> float:
-    """Return the CPU time of one process with what it starts, s. Raises RuntimeError where it fails."""
+    """Return the CPU time of one process and its children, s. Raises RuntimeError if it fails."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
     )
@@ -68,7 +68,7 @@ def command_cpu_s(command: Sequence[str], environment: dict[str, str] | None = N
 
 
 def candidate(name: str, path: Path, python: str = sys.executable) -> dict[str, Any]:
-    """Run one candidate of ``candidate.py`` in a fresh process and give what it reports, or {"error": sentence}."""
+    """Run one candidate of ``candidate.py`` in a fresh process; return its report, or {"error": message}."""
     command = [python, "-P", str(HERE / "candidate.py"), name, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -78,5 +78,5 @@ def candidate(name: str, path: Path, python: str = sys.executable) -> dict[str, 
 
 
 def best_of(results: list[dict[str, Any]], field: str) -> float | None:
-    """Return the least value of a field over the rounds; None where a round failed."""
+    """Return the minimum of a field over the rounds; None if a round failed."""
     return None if any("error" in result for result in results) else min(float(result[field]) for result in results)

@@ -1,12 +1,12 @@
-"""Peak memory predicted beside measured: writes the tables of docs/memory.md.
+"""Compare predicted and measured peak memory: writes the tables of docs/memory.md.
 
 python benchmarks/memory_accuracy.py [--check]
 
-Four questions. From a recording with allocations (traces/memory_cpu) and from one with shapes alone (the campaign's
-baselines): the baseline's peak, and the peak under the what-if that leads to each of the campaign's other runs, beside
-the peak that the campaign measured in that run. The peak of each of the campaign's recordings from its own shapes. And
-on public recordings of GPUs that hold allocations: the peak from shapes alone beside the most that the allocator held;
-these recordings lie in the folder that WHATIF_EXTRA_DATA names.
+Four questions. From a recording with allocations (traces/memory_cpu) and from one with only shapes (the campaign's
+baselines): the baseline's peak, and the peak under the what-if for each of the campaign's other runs, compared with
+the peak measured in that run. The peak of each of the campaign's recordings from its own shapes. And
+for public GPU recordings with allocations: the peak from shapes alone, compared with the allocator's maximum;
+these recordings are in the folder WHATIF_EXTRA_DATA.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from whatif.report.layout import markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/memory.md")
 CAMPAIGN, RECORDED = Path("traces/campaign_cpu"), Path("traces/memory_cpu")
-# Public recordings: one with the allocator's totals, one whose profiler wrote sizes without addresses or totals.
+# Public recordings: one with the allocator's totals, one with sizes but without addresses or totals.
 WITH_TOTALS = "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"
 WITH_SIZES = "kineto-resnet50-v100/num_workers_4.2021-06.pt.trace.json.gz"
-# What-ifs whose effect on memory is modelled; others are about time alone.
+# What-ifs whose effect on memory is modelled; others only affect time.
 MODELLED = re.compile(
     r"(batch_size|activation_checkpoint|gradient_accumulation|amp|fused_adam|optimizer_in_backward)\b"
 )
@@ -52,7 +52,7 @@ MODELLED = re.compile(
 
 @dataclass(frozen=True)
 class Scored:
-    """One peak predicted and measured, bytes."""
+    """A predicted and a measured peak, bytes."""
 
     model: str
     what_if: str
@@ -62,17 +62,17 @@ class Scored:
 
     @property
     def error_pct(self) -> float:
-        """Predicted against measured, signed."""
+        """The signed error of the prediction, percent."""
         return 100.0 * (self.predicted_bytes / self.measured_bytes - 1)
 
     @property
     def below_high(self) -> bool:
-        """Whether the measured peak is below the end of the range that is reported for a peak from shapes."""
+        """Whether the measured peak is below the upper end of the range reported for a peak from shapes."""
         return self.measured_bytes <= SHAPES_MISS * self.predicted_bytes
 
 
 def score_campaign() -> list[Scored]:
-    """Return every run of the campaign whose peak was measured and whose what-ifs say something of memory."""
+    """Score every run of the campaign with a measured peak and a what-if that models memory."""
     found: list[Scored] = []
     for trace in sorted(RECORDED.glob("*.trace.json.gz")):
         model = trace.name.split(".")[0]
@@ -103,7 +103,7 @@ def _score_model(model: str, trace: Path, source: str) -> Iterator[Scored]:
 
 
 def score_own() -> list[Scored]:
-    """Return the peak of each of the campaign's recordings from its own shapes; a compiled step's is unknown."""
+    """Score the peak of each of the campaign's recordings from its own shapes; unknown for compiled steps."""
     found = []
     for trace in sorted(CAMPAIGN.glob("*.trace.json.gz")):
         record = read_record(trace.with_name(trace.name.replace(".trace.json.gz", ".json"))) or {}
@@ -119,8 +119,8 @@ def own_table(scored: list[Scored]) -> str:
     """Return the errors by variant, in Markdown."""
     rows = []
     for variant in [*sorted({row.what_if for row in scored}), "all"]:
-        mine = [row for row in scored if variant in (row.what_if, "all")]
-        errors, below = [abs(row.error_pct) for row in mine], [row.below_high for row in mine]
+        selected = [row for row in scored if variant in (row.what_if, "all")]
+        errors, below = [abs(row.error_pct) for row in selected], [row.below_high for row in selected]
         counts = f"{sum(below)} of {len(below)}"
         rows.append((variant, f"{statistics.mean(errors):.2f} %", f"{max(errors):.2f} %", counts))
     headers = ("run", "from its own shapes: mean", "largest", "measured peak below the range's upper end")
@@ -128,9 +128,9 @@ def own_table(scored: list[Scored]) -> str:
 
 
 def score_gpu(public: Path) -> list[Scored]:
-    """Return the peak from shapes alone of recordings whose allocator's totals are known to be right.
+    """Score the peak from shapes alone for recordings with reliable allocator totals.
 
-    Where it gives no totals: what a step adds to what is there before it.
+    Without totals: the increase of memory within a step.
     """
     with_totals, with_sizes = public / WITH_TOTALS, public / WITH_SIZES
     events = read_kineto(with_totals)
@@ -142,13 +142,13 @@ def score_gpu(public: Path) -> list[Scored]:
     memory = graph.info.memory
     assert memory is not None
     assert memory.gradients_stay
-    there = memory.parameters + memory.optimizer_state + memory.inputs + memory.gradients
-    added = _peak(graph) - there
+    resident = memory.parameters + memory.optimizer_state + memory.inputs + memory.gradients
+    added = _peak(graph) - resident
     return [*found, Scored("ResNet-50, V100", "what a step adds", "shapes", added, _added_by_a_step(with_sizes))]
 
 
 def _added_by_a_step(trace: Path) -> int:
-    """The most that is allocated at a time within one step, by the sizes alone."""
+    """The peak of the allocations within one step, from their sizes alone."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     marks = [event for event in events if str(event.get("name")).startswith("ProfilerStep#") and event["ph"] == "X"]
@@ -219,7 +219,7 @@ def _mb(size_bytes: int) -> str:
 
 
 def main() -> int:
-    """Write the page's tables, or say whether they are what would be written."""
+    """Write the page's tables, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,8 +1,8 @@
-"""Makes the recordings of traces/memory_cpu: a campaign's twin models with every allocation, one process each.
+"""Make the recordings of traces/memory_cpu: a campaign's twin models with every allocation, one process each.
 
 python -m benchmarks.memory_recordings [MODEL ...]
 
-Times are not what these recordings are for: the profiler takes down every allocation and every release, too. Needs
+Their times are not meaningful: the profiler also records every allocation and every free. Needs
 torch.
 """
 
@@ -47,7 +47,7 @@ def record_here(name: str) -> None:
 
 
 def shorten(path: Path) -> None:
-    """Take out of a recording what no reader needs, to keep it small."""
+    """Remove the parts of a recording that no reader needs, to keep it small."""
     recording, compressed = read_recording(path)
     for event in recording["traceEvents"]:
         for unread in UNREAD:
@@ -57,13 +57,13 @@ def shorten(path: Path) -> None:
 
 def main() -> None:
     """Record the models that are named, or all."""
-    words = sys.argv[1:]
-    if words[:1] == ["--here"]:
-        record_here(words[1])
+    names = sys.argv[1:]
+    if names[:1] == ["--here"]:
+        record_here(names[1])
         return
-    for name in words or TWINS:
-        here = [sys.executable, "-m", "benchmarks.memory_recordings", "--here", name]
-        subprocess.run(here, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, check=True)
+    for name in names or TWINS:
+        command = [sys.executable, "-m", "benchmarks.memory_recordings", "--here", name]
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

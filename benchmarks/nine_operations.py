@@ -1,16 +1,16 @@
-"""The nine operations of Tianshu: its network with and without the principal component, and what rivals it.
+"""The nine operations of Tianshu: its network with and without the principal component, and its rivals.
 
-Ten percent of the operators are held out by their keys, as `whatif opdb evaluate` does; nothing is chosen on them.
-Every operation is a model of its own, as in the paper. Its principal component and architecture are searched on the
+Ten percent of the operators are held out by their keys, as in `whatif opdb evaluate`; nothing is chosen on them.
+Every operation has its own model, as in the paper. Its principal component and architecture are searched on the
 V100's rows and shared by the other GPUs, as the paper's are by the values of a mode; a CPU has its own.
 
     python benchmarks/nine_operations.py --db FOLDER --device NAME [--dimensions ARCHIVE] [--operation Add]
     python benchmarks/nine_operations.py --table          writes the table of docs/estimators.md
     python benchmarks/nine_operations.py --check          fails where the table is not that of the results
 
-The database keeps of an element-wise operator how many elements it has; NeuSight's archive (``--dimensions``) gives the
-two sides, which the paper's networks see. Results lie in benchmarks/nine_operations.json, by device and operation, so
-that a part can be redone; training needs torch and scikit-learn, and half a minute of a core an operation.
+The database stores only the number of elements of an element-wise operator; NeuSight's archive (``--dimensions``) has
+the two sides, the inputs of the paper's networks. Results are in benchmarks/nine_operations.json, by device and
+operation, so that parts can be redone; training needs torch, scikit-learn, and half a minute on one core per operation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PUBLISHED = {
     "ReLU": (0.29, 4.52), "Conv2D": (8.94, 30.58), "Conv2DBackpropInput": (8.33, 32.31),
     "Conv2DBackpropFilter": (12.35, 43.07),
 }  # fmt: skip
-# What the database calls them: name and phase.
+# Their name and phase in the database.
 OPERATIONS = {
     "Add": (("add", "fwd"),), "Sub": (("sub", "fwd"),), "Mul": (("mul", "fwd"),), "RealDiv": (("div", "fwd"),),
     "MatMul": (("linear", "fwd"), ("bmm", "fwd"), ("mm", "fwd")), "ReLU": (("relu", "fwd"),),
@@ -66,7 +66,7 @@ OPERATIONS = {
     "Conv2DBackpropFilter": (("conv2d", "wgrad"),),
 }  # fmt: skip
 FEWEST_ROWS = 180
-# Less than what a user's own fit takes (Effort's defaults): 60 models are made here.
+# Less than the effort of a user's own fit (the defaults): 60 models are fitted here.
 EFFORT = searching.Effort(
     candidate_steps=400,
     architecture_steps=150,
@@ -81,17 +81,17 @@ _START, _END = "<!-- nine operations: start -->\n", "<!-- nine operations: end -
 
 @dataclass(frozen=True)
 class Case:
-    """One operation's measurements on one device, and the parameters that its network sees."""
+    """One operation's measurements on one device, and the inputs of its network."""
 
     operation: str
     name: str
-    told: Provenance
+    provenance: Provenance
     rows: Rows
     parameters: tuple[Any, ...]
 
 
 def main() -> int:
-    """Measure what is asked for, write the table, or check it."""
+    """Measure the requested operations, write the table, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--db", type=Path)
     parser.add_argument("--device")
@@ -102,11 +102,11 @@ def main() -> int:
     asked = parser.parse_args()
     for case in cases(asked.db, asked.device, asked.dimensions) if asked.db else ():
         if asked.operation in (None, case.operation):
-            results = _results()  # another process may have written since
+            results = _results()  # another process may have written in the meantime
             found = score(case, results)
-            results = _results() | {f"{case.told.origin.device.name}/{case.operation}/{case.name}": found}
+            results = _results() | {f"{case.provenance.origin.device.name}/{case.operation}/{case.name}": found}
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-            print(case.told.origin.device.name, case.operation, case.name, found, flush=True)
+            print(case.provenance.origin.device.name, case.operation, case.name, found, flush=True)
     if not asked.table and not asked.check:
         return 0
     before, _, rest = PAGE.read_text().partition(_START)
@@ -123,25 +123,25 @@ def main() -> int:
 
 
 def cases(folder: Path, device: str | None, archive: Path | None) -> Iterator[Case]:
-    """Return the operations that were measured often enough, by device."""
+    """Return the operations with enough measurements, by device."""
     parts: dict[tuple[str, str, str], list[tuple[Provenance, Rows]]] = {}
-    for told, rows in read_contributions(Store.open(folder))[0]:
-        if device not in (None, told.origin.device.name):
+    for source, rows in read_contributions(Store.open(folder))[0]:
+        if device not in (None, source.origin.device.name):
             continue
         texts = np.stack([np.array(rows.ops.texts[t].decoded()) for t in ("name", "phase", "dtype")], axis=1)
         for operation, called in OPERATIONS.items():
             for name, phase in called:
-                own = (texts == (name, phase, "fp32")).all(axis=1)
-                if own.any():
-                    parts.setdefault((told.origin.device.name, operation, name), []).append((told, rows.take(own)))
+                mask = (texts == (name, phase, "fp32")).all(axis=1)
+                if mask.any():
+                    parts.setdefault((source.origin.device.name, operation, name), []).append((source, rows.take(mask)))
     for (of, operation, name), several in sorted(parts.items()):
-        told, rows = several[0][0], _joined([r for t, r in several if t.origin.basis == several[0][0].origin.basis])
+        source, rows = several[0][0], _joined([r for t, r in several if t.origin.basis == several[0][0].origin.basis])
         if len(rows) < FEWEST_ROWS:
             continue
         if archive is not None and rows.family == "elementwise":
-            yield _with_sides(archive, of, operation, name, told)
+            yield _with_sides(archive, of, operation, name, source)
         else:
-            yield Case(operation, name, told, rows, principal.parameters_of(rows.ops))
+            yield Case(operation, name, source, rows, principal.parameters_of(rows.ops))
 
 
 def _joined(parts: list[Rows]) -> Rows:
@@ -150,7 +150,7 @@ def _joined(parts: list[Rows]) -> Rows:
     return measurements(ops, t_s, t_low_s=low_s, t_high_s=high_s)
 
 
-def _with_sides(archive: Path, device: str, operation: str, name: str, told: Provenance) -> Case:
+def _with_sides(archive: Path, device: str, operation: str, name: str, provenance: Provenance) -> Case:
     """An element-wise operation with the two sides of its tensors."""
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -164,12 +164,12 @@ def _with_sides(archive: Path, device: str, operation: str, name: str, told: Pro
     tensors = np.full(len(found), 1 if name == "relu" else 2)
     ops = operators("elementwise", {"elements": sides["B"] * sides["H"], "tensors": tensors}, name=name, dtype="fp32")
     rows = measurements(ops, found["Latency"].to_numpy() * 1e-3)
-    seen = tuple(parameters.Parameter(side, values, dimension=True) for side, values in sides.items())
-    return Case(operation, name, told, rows, seen)
+    inputs = tuple(parameters.Parameter(side, values, dimension=True) for side, values in sides.items())
+    return Case(operation, name, provenance, rows, inputs)
 
 
 def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
-    """Return the mean misses of every rival on the operators held out, percent, and what the search found."""
+    """Return the mean errors of every rival on the held-out operators, percent, and the search results."""
     out = held_out(case.rows.ops.keys, SEED, SHARE)
     t_s, t_known = case.rows.t_s, np.where(out, np.nan, case.rows.t_s)
     began = time.process_time()
@@ -182,7 +182,7 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
         if key == "raw_pc":
             best = max(networks.items(), key=lambda item: (found.mode == item[0]).sum())[1]
             result["architecture"] = [best.hidden, best.neurons]
-            # As in the paper: without the principal component the network is of the same structure.
+            # As in the paper: the network without the principal component has the same structure.
             kept = {mode: [(n.hidden, n.neurons)] for mode, n in networks.items()}
             found = replace(found, architectures=kept)
         predicted = principal.predict_s(found, networks, t_known, logs=logs, component=component)
@@ -190,7 +190,7 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
         result["answered"] = int(np.isfinite(predicted[out]).sum())
     result["network_cpu_s"] = round(time.process_time() - began, 1)
     kept, trial = case.rows.take(~out), case.rows.take(out)
-    sample = next(samples.samples_of([(case.told, kept)]))
+    sample = next(samples.samples_of([(case.provenance, kept)]))
     names = (case.name,)
     arrays = boosting.fit_trees(
         sample.features(names, across=False)[0], sample.target(), fitting.SAME_DEVICE[kept.family]
@@ -199,7 +199,7 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
     over = samples.reference_s(trial.ops, sample.sheet, launch=sample.launch)
     result["trees"] = _mape_pct(over * np.exp(forest_of(arrays, x.shape[1], "benchmark").predict(x)), trial.t_s)
     answers = Estimator(
-        index_of([(case.told, kept)]), case.told.origin.device.name, (AnswerSource.INTERPOLATED,)
+        index_of([(case.provenance, kept)]), case.provenance.origin.device.name, (AnswerSource.INTERPOLATED,)
     ).estimate(trial.ops)
     result["interpolated"] = _mape_pct(answers.t_s, trial.t_s)
     result["noise"] = _noise_pct(trial)
@@ -207,9 +207,9 @@ def score(case: Case, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _searched(case: Case, out: npt.NDArray[np.bool_], results: dict[str, Any]) -> Any:
-    """The search on the rows that are not held out, or what it found on another device."""
+    """Search on the rows that are not held out, or reuse the result of another device."""
     shared = results.get(f"V100-PCIE-32/{case.operation}/{case.name}")
-    device = case.told.origin.device.name
+    device = case.provenance.origin.device.name
     if shared is None or device == "V100-PCIE-32" or device.startswith("cpu:"):
         known = tuple(replace(p, values=p.values[~out]) for p in case.parameters)
         found = principal.search(known, case.rows.t_s[~out], EFFORT, logs=False)
@@ -231,7 +231,7 @@ def _mape_pct(predicted: Float64, measured: Float64) -> float:
 
 
 def _noise_pct(rows: Rows) -> float | None:
-    """The median spread of the repeats, 10 to 90 %, half of it, where it was recorded."""
+    """The median of half the spread of the repeats (10 to 90 %), if it was recorded, percent."""
     spread = (rows.t_high_s - rows.t_low_s) / rows.t_s / 2
     return None if np.isnan(spread).all() else round(float(100 * np.nanmedian(spread)), 2)
 
@@ -241,7 +241,7 @@ def _results() -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the table, one line an operation and device."""
+    """Return the table, one line per operation and device."""
     headers = (
         "operation", "device", "rows", "held out", "principal component", "layers x neurons", "network", "without it",
         "log network", "without it", "trees", "interpolated", "noise", "Tianshu", "without it",

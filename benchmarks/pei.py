@@ -20,9 +20,9 @@ from whatif.graph.types import Float64
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the model asks of a machine: the throughput of its links, of its memories, and its GPU's multiprocessors.
+    """The model's parameters of a machine: throughput of its links and memories, and its GPU's multiprocessors.
 
-    ``link_num`` GPUs share a link to the host; ``copy_latency_ns`` is that of a copy to one more GPU (t_b_lat).
+    ``link_num`` GPUs share a link to the host; ``copy_latency_ns`` is the latency of a copy to one more GPU (t_b_lat).
     """
 
     to_host: Sigmoid
@@ -49,7 +49,7 @@ class Iteration:
 def parameter_server_ns(work: Iteration, gpus: int, machine: Machine) -> float:
     """Return an iteration whose gradients are averaged, and whose parameters are updated, on the host's CPU.
 
-    The CPU reads one gradient a GPU and writes their average, as fast as its memory is.
+    The CPU reads one gradient per GPU and writes their average, at the speed of its memory.
     """
     on_cpu = (gpus + 1) * work.gradient_bytes / machine.host_byte_s * 1e9
     upload = machine.to_host.time_ns(work.gradient_bytes) * machine.link_num + on_cpu
@@ -78,7 +78,7 @@ def ring_all_reduce_ns(gradient_bytes: Float64, gpus: int, machine: Machine) -> 
 def stretched_ns(backward_ns: Float64, all_reduce_ns: Float64, multiprocessors: int) -> Float64:
     """Return each layer's backward work and the all-reduce of the layer above it, ns, shape (n_layers,) (equation 31).
 
-    The all-reduce keeps one multiprocessor while it runs.
+    The all-reduce occupies one multiprocessor while it runs.
     """
     share = (multiprocessors - 1) / multiprocessors
     beside = np.append(all_reduce_ns[1:], 0.0)
@@ -87,6 +87,6 @@ def stretched_ns(backward_ns: Float64, all_reduce_ns: Float64, multiprocessors: 
 
 
 def _showing(exchange_ns: Float64, backward_ns: Float64) -> float:
-    """What shows of the exchanges, ns (equations 23 and 27): that of the first layer, and what others do not hide."""
+    """The exposed time of exchanges, ns (equations 23 and 27): the first layer's, and the unhidden part of others."""
     hidden = np.minimum(exchange_ns[1:], backward_ns[:-1])
     return float((exchange_ns[1:] - hidden).sum() + exchange_ns[0])

@@ -3,9 +3,9 @@
     python benchmarks/predict_on_cpu.py [NAME ...] [--threads 1]
 
 Each network is predicted by `whatif predict FILE:NAME --device cpu --measure`, which measures its operators alone, and
-then trained in this process, without a profiler. Prints one line a network: both times, the error, and what was left
-out of the prediction. With one thread both are CPU time at the fastest pace of the machine that was seen while
-operators were measured (docs/profile.md): it is taken beside every step, whose time goes with it as a product's does.
+then trained in this process, without a profiler. Prints one line per network: both times, the error, and what the
+prediction left out. With one thread both are CPU time at the machine's fastest pace during the measurement of the
+operators (docs/profile.md): the pace is measured with every step, whose time scales with it like that of a product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whatif.instrumentation.operators import timing
 from whatif.instrumentation.profile_ops import pace
 
 BATCH = 16
-# Before the prediction, and as many after it.
+# Steps before the prediction, and as many after it.
 WARM_STEPS, STEPS = 5, 25
 
 
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 
 
 def predicted(name: str, threads: int) -> tuple[dict[str, Any], float | None]:
-    """Predict a case from an empty database; gives the report, what was said on the way, and the pace in ns."""
+    """Predict a case from an empty database; returns the report, the messages, and the pace in ns."""
     build, optimizer, shape = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -108,7 +108,7 @@ def predicted(name: str, threads: int) -> tuple[dict[str, Any], float | None]:
 
 
 def measured(name: str, threads: int) -> list[tuple[float, float]]:
-    """Train a case in this process; gives each step's time, ms, and the pace beside it, ns."""
+    """Train a case in this process; returns each step's time, ms, and the pace at that step, ns."""
     build, optimizer, shape = CASES[name]
     torch.manual_seed(0)
     sizes, _, kind = shape.partition(":")

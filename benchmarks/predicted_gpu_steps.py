@@ -1,10 +1,10 @@
-"""Steps that `whatif predict` makes beside public recordings of the same models: writes a table of docs/predict.md.
+"""Compare steps from `whatif predict` with public recordings of the same models: writes a table of docs/predict.md.
 
 python -m benchmarks.predicted_gpu_steps [--check]
 
-The recordings are public ones, in the folder that WHATIF_EXTRA_DATA names. Needs torch and transformers. ``--check``
-writes nothing and exits 1 where the page is not what it would write. A database of one's own is not asked: the models
-that ship are.
+The recordings are public ones, in the folder WHATIF_EXTRA_DATA. Needs torch and transformers. ``--check``
+writes nothing and exits 1 if the page is out of date. The shipped models answer, not the user's
+own database.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEPS = (
 
 
 def gpu_work(graph: TaskGraph) -> tuple[int, float]:
-    """Return how many kernels a steady step has, and their time in ms; copies, as of the batch, are left out."""
+    """Return the number of kernels in a steady step, and their time in ms, without copies (as of the batch)."""
     first, last = graph.info.steady
     n_steps = max(last - first, 1)
     kernels = graph.select(kind=whatif.TaskKind.KERNEL).mask.copy()
@@ -62,18 +62,18 @@ def gpu_work(graph: TaskGraph) -> tuple[int, float]:
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     rows = []
     for step in STEPS:
         with tempfile.TemporaryDirectory() as folder:
-            saved, told = Path(folder, "step.json.gz"), io.StringIO()
+            saved, output = Path(folder, "step.json.gz"), io.StringIO()
             words = [f"{MODELS}:{step.model}", *step.options, "--save", str(saved), "--json", "--quiet"]
-            with redirect_stdout(told):
+            with redirect_stdout(output):
                 status = whatif_command(["predict", *words])
             if status:
                 raise SystemExit(status)
             count, busy_ms = gpu_work(whatif.read(saved))
-        predicted = json.loads(told.getvalue())
+        predicted = json.loads(output.getvalue())
         true_count, true_ms = gpu_work(whatif.read(extra_data("traces", step.recording)))
         rows.append(
             (

@@ -1,8 +1,8 @@
-"""Makes the steps of traces/predicted: predicted ones, because no GPU was at hand to record any.
+"""Make the steps of traces/predicted: predicted ones, because no GPU was available to record any.
 
 python -m benchmarks.predicted_steps [NAME ...]
 
-Each is what `whatif predict --save` writes for a network of the campaign, cut to its first steps. Needs torch.
+Each is the output of `whatif predict --save` for a network of the campaign, cut to its first steps. Needs torch.
 """
 
 import os
@@ -24,7 +24,7 @@ STEPS = {
     "gpt2_h100_predicted": ("gpt2", "--input", "8,512:int64", "--device", "H100-SXM-80"),
 }
 OPTIMIZER = ("--optimizer", "adamw:for-loop")
-# Readers leave out the first and the last one; the median of two is enough where all are alike.
+# Readers skip the first and the last one; the median of two is enough if all are equal.
 KEPT_STEPS = 4
 
 
@@ -42,7 +42,7 @@ def make(name: str, folder: Path) -> Path:
     """Predict a step and write it into the folder; return its file."""
     network, *options = STEPS[name]
     path = folder / f"{name}.json.gz"
-    # The shipped models answer, and not what somebody has measured on this machine.
+    # The shipped models answer, not measurements from this machine.
     with tempfile.TemporaryDirectory() as empty:
         os.environ["XDG_DATA_HOME"] = empty
         os.environ.pop("WHATIF_OPDB", None)

@@ -1,4 +1,4 @@
-"""One what-if on a graph that has been read, in process."""
+"""Time of one what-if on a graph in memory, in process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whatif.simulation.simulator import simulate
 from whatif.simulation.timeline import Timeline
 
 SCALE = "scale:kind=gpu,factor=0.5"
-# Asked of each recording; p3 and vdnn need one that exchanges no gradients and has convolutions.
+# What-ifs for each recording; p3 and vdnn need one that exchanges no gradients and has convolutions.
 QUESTIONS = {
     "v100-50": (
         SCALE, "amp", "cuda_graph", "fused_adam", "batch_size:factor=2", "bandwidth:factor=2", "straggler",
@@ -33,7 +33,7 @@ def _transform_and_simulate(transform: Transform, graph: TaskGraph) -> Timeline:
 
 
 def what_if(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
-    """Predict on graphs that have been read: whole predictions with their ranges, what the first round learns kept."""
+    """Predict on graphs in memory: whole predictions with their ranges, with caches from the first round."""
     for name, questions in QUESTIONS.items():
         baseline = Baseline.of(read(trace(name)))
         asked = {question: partial(apply, baseline, load_transform(question)) for question in questions}

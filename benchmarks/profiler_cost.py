@@ -1,12 +1,12 @@
-"""What torch's profiler costs a training on a CPU: measured pairs, and what whatif estimates from each trace alone.
+"""The overhead of torch's profiler on CPU training: measured pairs, and whatif's estimate from each trace alone.
 
     python -m benchmarks.profiler_cost record FOLDER [--models vgg19,gnmt] [--rounds 6]
     python -m benchmarks.profiler_cost evaluate [FOLDER]
 
-``record`` trains the campaign's models, with a batch of one or two samples so that operators are short, in blocks with
-and without the profiler that alternate, one thread, all sixteen sets of options in random order each round. It writes
-the cost of a step, the median over the rounds of the difference of the two blocks' median CPU times, and of each set
-one trace of two steps. ``evaluate`` prints how far the estimated step without the profiler is from the measured one.
+``record`` trains the campaign's models, with a batch of one or two samples so that operators are short, in alternating
+blocks with and without the profiler, one thread, all sixteen sets of options in random order each round. It writes
+the overhead of a step, the median over the rounds of the difference of the blocks' median CPU times, and for each set
+one trace of two steps. ``evaluate`` prints the error of the estimated step without the profiler.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from whatif.prediction.baseline import Baseline
 FOLDER = Path(__file__).resolve().parent.parent / "traces" / "profiler_cost_cpu"
 OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_modules")
 BATCH_FACTOR, STEPS, WARM_UP_STEPS, KEPT_STEPS = 0.15, 8, 1, 2
-# What readers of a trace do not need, and what would name files of the recording machine.
+# Fields that readers of a trace do not need, or that name files of the recording machine.
 LEFT_OUT = ("Call stack", "Ev Idx", "Record function id", "Input Strides", "Python id", "Python parent id")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A pair: the step without the profiler, and what its trace says of it, ms."""
+    """A pair: the measured step without the profiler, and its estimate from the trace, ms."""
 
     model: str
     options: tuple[str, ...]
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def outcomes(folder: Path = FOLDER, models: Sequence[str] = ()) -> list[Outcome]:
-    """Return what each trace of a folder says of the step without the profiler, beside what was measured."""
+    """Return the estimate of the step without the profiler from each trace of a folder, and the measurement."""
     found = []
     for pair in json.loads((folder / "pairs.json").read_text())["pairs"]:
         if models and pair["model"] not in models:
@@ -68,7 +68,7 @@ def outcomes(folder: Path = FOLDER, models: Sequence[str] = ()) -> list[Outcome]
         baseline = Baseline.of(whatif.read(folder / pair["trace"]), "mark")
         estimated, recorded_ms = baseline.estimated_ms, baseline.measured_ns / 1e6
         assert estimated is not None, pair["trace"]
-        # The trace is of one block: its share of the profiler, of the step that all blocks took.
+        # The trace covers one block: apply its share of overhead to the step of all blocks.
         traced_ms = pair["without_ms"] + pair["cost_ms"]
         ends = (traced_ms * estimated[end] / recorded_ms for end in ("estimate", "low", "high"))
         found.append(Outcome(pair["model"], tuple(pair["options"]), pair["without_ms"], traced_ms, *ends))
@@ -76,11 +76,11 @@ def outcomes(folder: Path = FOLDER, models: Sequence[str] = ()) -> list[Outcome]
 
 
 def summary(found: Sequence[Outcome]) -> str:
-    """Return a line: errors of the traced step and of the estimate, coverage and width of the range."""
-    raw = np.array([abs(one.traced_ms / one.measured_ms - 1) for one in found])
-    error = np.array([one.error for one in found])
-    width = np.array([(one.high_ms - one.low_ms) / one.measured_ms for one in found])
-    inside = np.mean([one.inside for one in found])
+    """Return a line with the errors of the traced step and of the estimate, and coverage and width of the range."""
+    raw = np.array([abs(outcome.traced_ms / outcome.measured_ms - 1) for outcome in found])
+    error = np.array([outcome.error for outcome in found])
+    width = np.array([(outcome.high_ms - outcome.low_ms) / outcome.measured_ms for outcome in found])
+    inside = np.mean([outcome.inside for outcome in found])
     return (
         f"{len(found)} pairs: as traced {_share(raw)}, estimated {_share(np.abs(error))}, "
         f"mean {100 * error.mean():+.1f} %; {100 * inside:.0f} % inside the range, "
@@ -107,8 +107,8 @@ def record(folder: Path, models: Sequence[str], rounds: int) -> None:
         training.start(torch.device("cpu"))
         pairs += _pairs_of(model, training.step, folder, rounds)
         print(model, flush=True)
-    told = {"torch": torch.__version__, "threads": 1, "clock": "CPU time of the thread", "pairs": pairs}
-    (folder / "pairs.json").write_text(json.dumps(told, indent=1))
+    description = {"torch": torch.__version__, "threads": 1, "clock": "CPU time of the thread", "pairs": pairs}
+    (folder / "pairs.json").write_text(json.dumps(description, indent=1))
 
 
 def _pairs_of(model: str, step: Callable[[], None], folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def _trace_of(model: str, chosen: tuple[str, ...]) -> str:
 
 
 def _write_trace(profiler: Any, path: Path) -> None:
-    """Write the last steps of a trace, without what names files of this machine."""
+    """Write the last steps of a trace, without names of files of this machine."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
         trace = json.loads(Path(file.name).read_text())

@@ -1,7 +1,7 @@
-"""The width of predicted ranges, calibrated on recorded pairs and scored on the pair that is left out.
+"""The width of predicted ranges, calibrated on recorded pairs and scored on the held-out pair.
 
-Fits the two constants of `whatif.prediction.ranges` that say how much two runs of one program differ, each time
-without the pair that is scored, and reports how many measured steps are inside the range and how wide it is.
+Fits the two constants of `whatif.prediction.ranges` for the difference between runs of one program, each time
+without the scored pair, and reports the coverage of measured steps and the width of the range.
 benchmarks/accuracy.py writes the table into docs/accuracy.md.
 """
 
@@ -19,9 +19,9 @@ from whatif.report.layout import markdown_table
 # The candidates of both constants.
 FLOORS = np.round(np.arange(0.01, 0.1201, 0.005), 3)
 # A step outside a nominal 90 % range costs as much as 2 / (1 - 0.9) times its distance in width: the interval score
-# (Gneiting and Raftery 2007, equation 43), which is least where the range is as wide as it must be.
+# (Gneiting and Raftery 2007, equation 43), which is minimal for the right width.
 MISS = 20.0
-# Our choice: the median range is to be no wider, because wider ones tell too little.
+# Limit on the median width: wider ranges are not informative. Our choice.
 WIDEST = 0.15
 
 
@@ -37,7 +37,7 @@ class Scored:
 
 
 def scored(outcomes: Sequence[Outcome]) -> Scored:
-    """Return what each floor makes of the scored pairs of a CPU: the other parts of their ranges stay."""
+    """Return the scores of CPU pairs for each floor; the other parts of their ranges stay."""
     chosen = tuple(outcome for outcome in outcomes if outcome.scored and not outcome.on_gpu)
     workers = np.array([outcome.several_workers for outcome in chosen], dtype=bool)
     predicted, low, high, measured = (
@@ -55,7 +55,7 @@ def scored(outcomes: Sequence[Outcome]) -> Scored:
 
 
 def fitted(pairs: Scored, used: np.ndarray) -> tuple[int, int]:
-    """Return the places of the best floors, of one worker and of several, on the pairs of a mask."""
+    """Return the indices of the best floors, for one worker and for several, on the pairs of a mask."""
     best, least = (0, 0), np.inf
     one, several = used & ~pairs.workers, used & pairs.workers
     for first in range(len(FLOORS)):
@@ -70,7 +70,7 @@ def fitted(pairs: Scored, used: np.ndarray) -> tuple[int, int]:
 
 
 def left_out(pairs: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each pair is inside the range that the other pairs set, and how wide that range is."""
+    """Return whether each pair is inside the range calibrated on the other pairs, and the width of that range."""
     inside, width = np.zeros(len(pairs.outcomes), dtype=bool), np.zeros(len(pairs.outcomes))
     for place in range(len(pairs.outcomes)):
         used = np.arange(len(pairs.outcomes)) != place

@@ -1,4 +1,4 @@
-"""From a file to columns, and from columns to the task graph."""
+"""Times of reading: from a file to columns, and from columns to the task graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rivals import hta_python
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.kineto import read_kineto
 
-# MB/s, and times as fast as HTA.
+# MB/s, and speedup over HTA.
 BUDGETS = {"v100-50": (300, 20), "v100-100": (230, 25), "resnet50-100": (230, 20), "h100-100": (230, 20)}
 
 

@@ -1,4 +1,4 @@
-"""The rivals: Holistic Trace Analysis in a virtual environment of its own, and Daydream's Algorithm 1 on networkx."""
+"""The rivals: Holistic Trace Analysis in its own virtual environment, and Daydream's Algorithm 1 on networkx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HTA_REQUIREMENTS = ("traceinsight==0.6.1", "pandas<3")
 
 @cache
 def hta_python() -> str | None:
-    """Return the interpreter of an environment with Holistic Trace Analysis; None where it cannot be installed."""
+    """Return the interpreter of an environment with Holistic Trace Analysis; None if it cannot be installed."""
     folder = CACHE / "hta-venv"
     python = str(folder / "bin" / "python")
     try:
@@ -48,7 +48,7 @@ def as_networkx(graph: TaskGraph) -> networkx.DiGraph:
 
 
 def algorithm_1(graph: networkx.DiGraph) -> int:
-    """Simulate as in Daydream, Algorithm 1, with the frontier in a heap; gives the makespan, ns."""
+    """Simulate as in Daydream, Algorithm 1, with the frontier in a heap; returns the makespan, ns."""
     waiting_for = dict(graph.in_degree())
     ready_ns = dict.fromkeys(graph, 0)
     free_ns: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Measure what ``docs/performance.md`` reports: ``python benchmarks/run.py [--quick] [--large] [--only NAME]``.
+"""Measure the figures of ``docs/performance.md``: ``python benchmarks/run.py [--quick] [--large] [--only NAME]``.
 
-Prints a table and writes ``results.json`` beside this file; ``--page`` writes that into the page. Needs Linux and the
-package installed. A rival that cannot be installed shows as not measured.
+Prints a table and writes ``results.json`` beside this file; ``--page`` copies that to the page. Needs Linux and the
+package installed. A rival that cannot be installed counts as not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AREAS: dict[str, Callable[[int, bool, bool], Iterator[Row]]] = {
 }
 RESULTS = HERE / "results.json"
 PAGE = HERE.parent / "docs" / "performance.md"
-# Of the table in the page: its first line and the blank one behind it.
+# The first line of the table in the page, and the blank line after it.
 _HEAD = "| area | what | budget | stretch | reached | verdict |\n|---|---|---|---|---|---|\n"
 PACKAGES = ("numpy", "msgspec", "networkx", "isal")
 
@@ -62,14 +62,14 @@ def main() -> None:
 def with_figures(page: str) -> str:
     """Return the page with the rows of ``results.json`` as its table of figures."""
     before, _, rest = page.partition(_HEAD)
-    told = [
+    cells = [
         Row(**{key: row[key] for key in row.keys() - {"verdict"}}) for row in json.loads(RESULTS.read_text())["rows"]
     ]
     lines = (
         f"| {row.area} | {row.what} | {_limit(row, row.budget)} | {_limit(row, row.stretch)} | "
         f"{f'{_text(row.value)} {row.unit}'.rstrip()} | {_VERDICTS.get(row.verdict, row.verdict)}"
         f"{row.note and ': '}{row.note} |\n"
-        for row in told
+        for row in cells
     )
     return f"{before}{_HEAD}{''.join(lines)}\n{rest.partition(chr(10) * 2)[2]}"
 

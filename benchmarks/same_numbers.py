@@ -1,17 +1,17 @@
-"""Compare every answer of two checkouts of this project: no number may differ.
+"""Compare all answers of two checkouts of this project: no number may differ.
 
     python benchmarks/same_numbers.py BEFORE AFTER [--extra FOLDER] [--only GLOB]
     python benchmarks/same_numbers.py BEFORE --save FILE
     python benchmarks/same_numbers.py --against FILE AFTER
 
-One process loads the package of BEFORE, asks it everything, unloads it, and does the same with AFTER. The questions are
-every transform with its default options, some with others and composed (``MORE``), and the JSON that the commands of
-``COMMANDS`` print. The recordings are those in BEFORE/traces (AFTER/traces with ``--against``), and
-those of other people in ``--extra``, by default $WHATIF_EXTRA_DATA/traces where that exists.
+One process loads the package of BEFORE, asks all questions, unloads it, and does the same with AFTER. The questions are
+every transform with its default options, some with others and composed (``MORE``), and the JSON output of the commands
+in ``COMMANDS``. The recordings are those in BEFORE/traces (AFTER/traces with ``--against``), and
+public ones in ``--extra``, by default $WHATIF_EXTRA_DATA/traces if that exists.
 
-Numbers, names and the structure of an answer are compared exactly. Sentences for people are compared apart, since their
-wording may improve: they are counted, shown with ``--texts``, and do not fail the comparison.
-Exits 1 where an answer differs.
+Numbers, names and the structure of an answer are compared exactly. Prose is compared separately, since its
+wording may improve: differences are counted, shown with ``--texts``, and do not fail the comparison.
+Exits 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What a command prints for a recording, beside the predictions.
+# Commands whose output is compared for each recording, in addition to predictions.
 COMMANDS = ("info", "explain", "memory")
 
-# Asked beside a transform with its defaults: forms that these leave out.
+# Questions in addition to transforms with their defaults: forms that the defaults do not cover.
 MORE = {
     "activation_checkpoint": ["activation_checkpoint:layers=.*[0-9]"],
     "amp": ["amp:target=bf16", "amp:matrix_speedup=3,memory_speedup=2"],
@@ -80,11 +80,11 @@ FITTED: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     "kernels": lambda graph, folder: {"file": _first_kernels(graph, folder)},
     "metaflow": lambda graph, folder: {"policy": _policy(graph)},
 }
-# Transforms that became options of another: asked under the new spelling where the old name is gone.
+# Transforms that became options of another: the new form replaces a name that is gone.
 _ARCHITECTURES = ("federated", "federated_split", "parallel_split", "pipeline_learning", "split")
 RENAMED = {name: f"dts:architecture={name}" for name in _ARCHITECTURES}
 
-# Keys whose strings are sentences for people.
+# Keys whose strings are prose.
 TEXTS = {
     "caveats", "effort", "how", "message", "notes", "quirks", "reason", "sentence", "sentences", "trust", "verdict",
     "verdict_as_recorded", "warnings",
@@ -98,7 +98,7 @@ Answers = dict[str, dict[str, Answer]]  # recording -> question -> answer
 
 
 class CheckoutFinder:
-    """Finds ``whatif`` and its two folders at the top level in one checkout, ahead of any installed one."""
+    """Finds ``whatif`` and its two top-level folders in one checkout, before any installed one."""
 
     def __init__(self, checkout: Path) -> None:
         self.folders = {
@@ -108,7 +108,7 @@ class CheckoutFinder:
         }
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return where one of the three packages lies; their modules are found by the path of the package."""
+        """Return the spec of one of the three packages; their modules are found by the path of the package."""
         folder = self.folders.get(name)
         if folder is None:
             return None
@@ -119,11 +119,11 @@ class CheckoutFinder:
 
 @contextmanager
 def package_of(checkout: Path) -> Iterator[ModuleType]:
-    """Return the ``whatif`` of a checkout; nothing of it, nor of another one, is loaded afterwards."""
+    """Yield the ``whatif`` of a checkout; no checkout's modules stay loaded afterwards."""
     finder = CheckoutFinder(checkout)
     finders = list(sys.meta_path)
     _unload()
-    # An editable install of some checkout would find the modules that this one lacks.
+    # An editable install of another checkout would find the modules that this one lacks.
     sys.meta_path[:] = [finder, *(f for f in finders if "__editable__" not in getattr(f, "__module__", ""))]
     importlib.invalidate_caches()
     try:
@@ -152,7 +152,7 @@ def _check_origin(checkout: Path) -> None:
 
 @dataclass(frozen=True)
 class Recording:
-    """A file, or a folder with the ranks of one run; answers name it by its path relative to ``folder``."""
+    """A file, or a folder with the ranks of one run; answers use its path relative to ``folder``."""
 
     folder: Path
     path: str
@@ -182,7 +182,7 @@ def recordings(kind: str, folder: Path, only: str, largest_mb: float) -> Iterato
 
 
 def answers_of(checkout: Path, recorded: dict[str, Recording], asked: Answers | None, label: str) -> Answers:
-    """Ask the package of a checkout everything about every recording; of ``asked``, only what has been asked there."""
+    """Ask the package of a checkout all questions on every recording, or only those answered in ``asked``."""
     start_s, found = time.process_time(), {}
     with package_of(checkout) as whatif, tempfile.TemporaryDirectory() as scratch:
         asker = Asker(whatif, Path(scratch))
@@ -206,14 +206,14 @@ class Asker:
         self._remember_graphs()
 
     def ask(self, recording: Recording, only: Any) -> dict[str, Answer]:
-        """Return what the package says of a recording, by the question."""
+        """Return the package's answers for a recording, by question."""
         self._graphs.clear()
         os.chdir(recording.folder)
         try:
             baseline = self.whatif.apply(self.whatif.read(recording.path)).baseline
         except Exception as error:
             return {"read": self._failed(error)}
-        found = {"read": self._told(self.whatif.apply(baseline))}
+        found = {"read": self._answer(self.whatif.apply(baseline))}
         for name, question in self._questions():
             if only is None or question in only:
                 found[question] = self._predicted(baseline, name, question)
@@ -224,7 +224,7 @@ class Asker:
         return found
 
     def _questions(self) -> Iterator[tuple[str, str]]:
-        """Every transform of this package with the ways to ask for it; a name that was merged is asked all the same."""
+        """Every transform of this package with its questions, including the names of merged transforms."""
         for name in sorted(
             {*self.transforms, *(name for name, now in RENAMED.items() if _known(now, self.transforms))}
         ):
@@ -238,25 +238,25 @@ class Asker:
             else:
                 spelled = [word if word in self.transforms else RENAMED.get(word, word) for word in question.split()]
                 loaded = [self.whatif.load_transform(word) for word in spelled]
-            return self._told(self.whatif.apply(baseline, *loaded))
+            return self._answer(self.whatif.apply(baseline, *loaded))
         except Exception as error:
             return self._failed(error)
 
-    def _told(self, prediction: Any) -> Answer:
-        graph, told = prediction.graph, prediction.to_dict()
-        # The question again, in a spelling that may change.
-        told.pop("transforms")
-        for part in told.get("contributions", ()):
+    def _answer(self, prediction: Any) -> Answer:
+        graph, report = prediction.graph, prediction.to_dict()
+        # The question itself, whose form may change.
+        report.pop("transforms")
+        for part in report.get("contributions", ()):
             del part["name"], part["options"]
         shape = {"n_tasks": len(graph), "n_threads": len(graph.threads), "work_ns": int(graph.duration_ns.sum())}
-        return _plain({**told, **shape})
+        return _plain({**report, **shape})
 
     def _failed(self, error: Exception) -> Answer:
         message = str(error).replace(str(self.scratch), "SCRATCH")
         if isinstance(error, self.whatif.WhatifError):
             return {"refused": True, "message": message}
-        where = "".join(traceback.format_exception(error)[-2:])
-        return {"crashed": type(error).__name__, "message": f"{message} {where}"}
+        frames = "".join(traceback.format_exception(error)[-2:])
+        return {"crashed": type(error).__name__, "message": f"{message} {frames}"}
 
     def _command(self, *words: str) -> Answer:
         out, err = io.StringIO(), io.StringIO()
@@ -266,7 +266,7 @@ class Asker:
         return {**printed, "message": err.getvalue()} if status else printed
 
     def _remember_graphs(self) -> None:
-        """Let commands take the graph that was read last: they ask for the same file again and again."""
+        """Let commands reuse the last graph that was read, since they read the same file repeatedly."""
         for name in ("read", "read_ranks"):
             home, read = sys.modules[getattr(self.whatif, name).__module__], getattr(self.whatif, name)
 
@@ -380,7 +380,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def main() -> int:
-    """Compare two checkouts, or one with answers that were saved."""
+    """Compare two checkouts, or one with saved answers."""
     args = arguments()
     checkouts = [Path(path).resolve() for path in args.checkouts]
     home = checkouts[0]

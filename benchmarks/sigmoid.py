@@ -1,4 +1,4 @@
-"""Pei et al.'s throughput model: how fast a transfer is depends on its size, along a curve like a sigmoid.
+"""Pei et al.'s throughput model: the throughput of a transfer as a sigmoid-like function of its size.
 
 Source: Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform: Modeling and Analysis", IEEE Access 2019,
         §III D, equations 20 and 21, figure 4: y = k / (a + exp(-w x)) GB/s, x the natural logarithm of the size in MB.
@@ -14,16 +14,16 @@ import numpy.typing as npt
 from whatif.graph.types import Float64
 from whatif.runtime.errors import WhatifError
 
-# Gauss-Newton steps: it stops earlier once a step moves nothing.
+# The most Gauss-Newton steps; it stops earlier at convergence.
 _MOST_STEPS = 500
 _STILL = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid:
-    """The three constants; the largest transfers reach k / a GB/s.
+    """The model's three constants; the largest transfers reach k / a GB/s.
 
-    With w = 1 it is the model of a latency and a rate: 1 / (1000 k) seconds, and k / a.
+    With w = 1 it is a model of a latency, 1 / (1000 k) seconds, and a rate, k / a.
     """
 
     k: float
@@ -32,7 +32,7 @@ class Sigmoid:
 
     @classmethod
     def of(cls, latency_ns: float, byte_s: float) -> Sigmoid:
-        """Return the curve of transfers that take a latency and then pass at a rate."""
+        """Return the curve of a latency and a rate."""
         k = 1e6 / latency_ns
         return cls(k, k / (byte_s / 1e9), 1.0)
 
@@ -59,7 +59,7 @@ def fit_sigmoid(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike) -> Sigmoid:
     x, target = np.log(size / 1e6), np.log(size / time)
     latency_ns, byte_s = float(time[np.argmin(size)]), float(np.max(size / time) * 1e9)
     start = Sigmoid.of(latency_ns, byte_s)
-    # Logarithms: none of the three can become negative.
+    # Logarithms keep all three positive.
     point, damping = np.log([start.k, start.a, start.w]), 1e-3
     error, slope = _residual(point, x, target)
     for _ in range(_MOST_STEPS):
@@ -78,7 +78,7 @@ def fit_sigmoid(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike) -> Sigmoid:
 
 
 def _residual(point: Float64, x: Float64, target: Float64) -> tuple[Float64, Float64]:
-    """ln y less its measurement, shape (n,), and how it changes with ln k, ln a, ln w, shape (n, 3)."""
+    """ln y minus its measurement, shape (n,), and the derivatives by ln k, ln a, ln w, shape (n, 3)."""
     log_k, log_a, log_w = point
     a, w = np.exp(log_a), np.exp(min(log_w, 5.0))
     falling = np.exp(np.clip(-w * x, -700.0, 700.0))

@@ -1,4 +1,4 @@
-"""The simulator: default order, free choices, a schedule in Python, many scenarios at once."""
+"""Times of the simulator: default order, free choices, a schedule in Python, many scenarios at once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MANY = 1_000_000
 
 
 def _simulate_anew(graph: TaskGraph) -> Timeline:
-    """Simulate without anything that an earlier simulation left in the graph."""
+    """Simulate without the caches of an earlier simulation."""
     return simulate(dataclasses.replace(graph))
 
 
 def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
-    """The default schedule where no choice is left: one sweep in the order of the ids."""
+    """The default schedule without choices: one sweep in the order of the ids."""
     for n in (10**5, 10**6) if quick else (10**5, 10**6, 10**7):
         graph = synthetic.in_order(n)
         prepared = _prepared(graph)
@@ -60,7 +60,7 @@ def default_order(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
 
 
 def _largest() -> Iterator[Row]:
-    """The largest graph that fits in 24 GB, once, in a process of its own."""
+    """The largest graph that fits in 24 GB, once, in a separate process."""
     found = candidate("simulate_synthetic", Path("8"))
     if "error" in found:
         yield Row("simulate", "10^8 tasks, in all", None, "ns/task", note=found["error"])
@@ -103,7 +103,7 @@ def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
 
 
 def free_choices(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
-    """The default schedule where threads choose among ready tasks."""
+    """The default schedule with threads that choose among ready tasks."""
     graphs = {width: synthetic.with_choices(MANY, width) for width in (1_000, 10_000)}
     cpu_s = least_cpu_s({str(w): partial(_simulate_anew, g) for w, g in graphs.items()}, rounds)
     wide = cpu_s["10000"]

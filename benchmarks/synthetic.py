@@ -16,19 +16,19 @@ from whatif.graph.types import (
 )
 
 THREADS = 16
-# Explicit dependencies a task, beside the order of its thread; real traces have fewer (0.4 in the V100 one).
+# Explicit dependencies per task, besides the order of its thread; real traces have fewer (0.4 in the V100 one).
 DEPENDENCIES_PER_TASK = 1.68
 WINDOW = 2_000
 
 
 def in_order(n_tasks: int, *, small: bool = False) -> TaskGraph:
-    """Return a graph whose threads run in the order of their ids, so that no choice is left.
+    """Return a graph whose threads run in the order of their ids, without choices.
 
-    ``small``: what a simulation does not read is one value for all tasks and takes no memory.
+    ``small``: columns that a simulation does not read are broadcast from one value and take no memory.
     """
     random = np.random.default_rng(0)
     parts = []
-    # One table a kind of dependency, each in the order of time, as a real graph has them.
+    # One table per kind of dependency, each in the order of time, as in a real graph.
     for share in (1.0, DEPENDENCIES_PER_TASK - 1):
         target = np.arange(1, n_tasks, dtype=np.int32)
         target = target[random.random(len(target)) < share]
@@ -48,7 +48,7 @@ def _graph(
     random: np.random.Generator, dependencies: Dependencies, n_tasks: int, *, ordered: bool, small: bool = False
 ) -> TaskGraph:
     duration_ns = random.integers(1_000, 50_000, n_tasks)
-    # A graph that was read shares the upper bound with the duration.
+    # Graphs read from files share the upper bound with the duration.
     low_ns = duration_ns if small else duration_ns.copy()
     given = {"duration_ns": duration_ns, "low_ns": low_ns, "high_ns": duration_ns, "step": 0, "start_ns": 0}
     given["thread"] = random.integers(0, THREADS, n_tasks, dtype=np.int32)

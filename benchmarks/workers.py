@@ -1,9 +1,9 @@
-"""What many bandwidths and many workers cost: process CPU time on the largest public recording, least of five.
+"""The cost of many bandwidths and many workers: process CPU time on the largest public recording, minimum of five.
 
     python benchmarks/workers.py
 
 Prints the rows of the table in docs/scaling.md. The recording is data parallel already, so its gradients are given and
-its own collectives are taken out first.
+its collectives are removed first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 def main() -> None:
-    """Print a line for each question."""
+    """Print a line for each what-if."""
     graph = read(trace("v100-50"))
     single = alone(graph)
     baseline, of_one = Baseline.of(graph), Baseline.of(single)
@@ -46,18 +46,18 @@ def main() -> None:
         "2 workers, one of them slower": lambda: scaling(of_one, slowed, [2]),
     }
     for what, call in calls.items():
-        call()  # compiled loops are loaded, structures found
+        call()  # load compiled loops and fill caches
         print(f"| {what} | {least_cpu_s(call):.2f} s |")
     print(f"peak memory of all that: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
 
 def alone(graph: TaskGraph) -> TaskGraph:
-    """The graph without its collectives: of one worker."""
+    """Return the graph without its collectives, as of one worker."""
     return graph.remove(np.flatnonzero(graph.kind == TaskKind.COMMUNICATION))
 
 
 def least_cpu_s(call: Callable[[], Any]) -> float:
-    """The least process CPU time of several runs, s."""
+    """The minimum process CPU time of several runs, s."""
     times = []
     for _ in range(ROUNDS):
         begin = time.process_time()

@@ -1,4 +1,4 @@
-"""Tables that a script writes between two marks of a page of the documentation."""
+"""Tables that a script writes between two marks of a documentation page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ END = "<!-- end -->"
 
 
 def write_or_check(page: str, script: str, description: str, tables: Callable[[], str]) -> int:
-    """Put ``tables()`` into a page, or with --check say whether it is there; return the exit status.
+    """Put ``tables()`` into a page, or with --check compare them; return the exit status.
 
-    A database of the user's own is not asked: the models that ship are.
+    The shipped models answer, not the user's own database.
     """
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")

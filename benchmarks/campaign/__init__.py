@@ -1,1 +1,1 @@
-"""Records paired ground truth: models and variants of them, each run in a process of its own (docs/campaign.md)."""
+"""Record paired ground truth: models and variants of them, each run in a separate process (docs/campaign.md)."""

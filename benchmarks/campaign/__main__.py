@@ -2,8 +2,8 @@
 
     python -m benchmarks.campaign OUT --rounds 3
 
-What was recorded already is not recorded again, so an interrupted or cut-off campaign goes on with the same command.
-Every run is a process of its own; what fails is written into its record and stops nothing. docs/campaign.md says more.
+Existing recordings are kept, so the same command resumes an interrupted or truncated campaign.
+Every run is a separate process; a failure is written into its record and stops nothing else. See docs/campaign.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; gives 0 (done, or as far as the budget goes), 1 (could not), 2 (usage) or 130 (interrupted)."""
+    """Run the command; returns 0 (done, or the budget is used up), 1 (failed), 2 (usage) or 130 (interrupted)."""
     args = _parse(argv)
     try:
         return _run(args)
@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
             _list(jobs)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read the list has had enough; the interpreter's own flush at exit must not complain either.
+            # The reader closed the pipe; the interpreter's flush at exit must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return 0
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def record_all(jobs: list[Job], plan: Plan) -> int:
-    """Record the jobs with progress on stderr; gives 0, or 130 when interrupted."""
+    """Record the jobs with progress on stderr; returns 0, or 130 if interrupted."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -92,23 +92,23 @@ def record_all(jobs: list[Job], plan: Plan) -> int:
     try:
         with Bar(*columns, console=console) as bar:
             shown = bar.add_task("campaign", total=None)
-            told = 0
+            reported = 0
 
-            def tell(progress: Progress) -> None:
-                nonlocal told
-                told += 1
+            def report(progress: Progress) -> None:
+                nonlocal reported
+                reported += 1
                 task = progress.task
                 console.print(f"{task.job.name:44} {task.part:9} {task.round}  {progress.text}")
                 bar.update(shown, completed=progress.done, total=progress.total)
 
-            queue = Queue(jobs, plan, tell)
+            queue = Queue(jobs, plan, report)
             queue.run()
     except KeyboardInterrupt:
         console.print("campaign: interrupted; the same command goes on from here")
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    if not told:
+    if not reported:
         console.print("campaign: nothing is left to do: every part was recorded, does not apply or has failed twice")
     if queue.left_out:
         console.print(f"campaign: {len(queue.left_out)} parts left out; the same command goes on from here")
@@ -116,7 +116,7 @@ def record_all(jobs: list[Job], plan: Plan) -> int:
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
-    """A request to end is an interrupt: what was recorded is kept and packed."""
+    """Treat SIGTERM as an interrupt: what was recorded is kept and packed."""
     raise KeyboardInterrupt
 
 
@@ -188,7 +188,7 @@ def _positive(kind: type[int] | type[float]) -> Any:
             raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
         return value
 
-    parse.__name__ = kind.__name__  # What argparse calls the type in its message.
+    parse.__name__ = kind.__name__  # argparse names the type by this in its messages.
     return parse
 
 

@@ -15,7 +15,7 @@ DENSENET_BOTTLENECK = 4
 
 
 def conv_norm(channels_in: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution that keeps the image's size (over its stride), and the batch normalisation that is its bias."""
+    """A convolution that keeps the image's size (divided by its stride), with batch normalisation instead of a bias."""
     convolution = nn.Conv2d(channels_in, channels, kernel, stride, kernel // 2, bias=False)
     return [convolution, nn.BatchNorm2d(channels)]
 
@@ -101,7 +101,7 @@ class Vgg(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Normalise, 1x1 to four times the growth, normalise, 3x3 to the growth; the input is concatenated in front."""
+    """Normalise, 1x1 to four times the growth, normalise, 3x3 to the growth; the output follows the input channels."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()

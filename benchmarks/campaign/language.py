@@ -35,7 +35,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 class BertLayer(nn.Module):
-    """Attention and a feed-forward pair of four times the width, each normalised behind its residual sum."""
+    """Attention and a feed-forward pair of four times the width, each normalised after its residual sum."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def next_token_loss(scores: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """What each decoder state (batch, length, width) finds among the encoder's states: scaled dot products."""
+    """Attention of decoder states (batch, length, width) to the encoder's states: scaled dot products."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Attention(nn.Module):
 
 
 class Lstm(nn.LSTM):
-    """An LSTM layer over (batch, length, width) that gives its outputs alone."""
+    """An LSTM layer over (batch, length, width) that returns only its outputs."""
 
     def __init__(self, width_in: int, width: int, bidirectional: bool = False) -> None:
         super().__init__(width_in, width, batch_first=True, bidirectional=bidirectional)
@@ -147,9 +147,9 @@ class Lstm(nn.LSTM):
 
 
 class Gnmt(nn.Module):
-    """LSTM encoder and decoder: the first encoder layer runs both ways, residual sums from the third layer on.
+    """LSTM encoder and decoder: the first encoder layer is bidirectional, with residual sums from the third layer on.
 
-    The attention's result is fed to every decoder layer but the first. Scores are (batch, length, vocabulary).
+    Every decoder layer but the first takes the attention's result. Scores are (batch, length, vocabulary).
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int) -> None:

@@ -1,4 +1,4 @@
-"""Data loading that costs what decoding costs: every sample is decompressed by the CPU, and nothing sleeps."""
+"""Data loading as expensive as decoding: the CPU decompresses every sample, and nothing sleeps."""
 
 import random
 import zlib
@@ -11,18 +11,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from .models import Batch
 
-# Decompressed for the baseline's batch, however many samples it has: about 40 ms of work for one core.
+# Decompressed bytes of the baseline's batch, whatever its number of samples: about 40 ms on one core.
 DECODED_BYTES_PER_BATCH = 6 << 20
 
 
 class CompressedSamples(Dataset[tuple[Tensor, ...]]):
-    """Endlessly many copies of one sample, each behind `decoded_bytes` of compressed data that are decoded for it.
+    """Endless copies of one sample; each access decodes compressed data of `decoded_bytes` first.
 
-    A sample is its inputs and its target; images are bytes, as a decoder gives them.
+    A sample is its inputs and its target; images are bytes, as from a decoder.
     """
 
     def __init__(self, sample: tuple[Tensor, ...], decoded_bytes: int) -> None:
-        # Few different symbols in random order: nothing repeats, and every byte is decoded by its code, as in an image.
+        # A few symbols in random order: no repeats, so every byte is decoded by its code, as in an image.
         noise = bytes(random.Random(0).choices(range(16), k=decoded_bytes))
         self._compressed = zlib.compress(noise, level=1)
         self._sample = sample
@@ -36,7 +36,7 @@ class CompressedSamples(Dataset[tuple[Tensor, ...]]):
 
 
 def load(batch: Batch, *, samples: int, baseline_samples: int, workers: int, device: torch.device) -> Iterator[Batch]:
-    """Yield batches of the first sample for ever, decoded by `workers` processes (0: by this one), on the device."""
+    """Yield endless batches of the first sample on the device, decoded by `workers` processes (0: by this one)."""
     inputs, target = batch
     sample = (*(_as_decoded(tensor[0]) for tensor in inputs), target[0].clone())
     dataset = CompressedSamples(sample, DECODED_BYTES_PER_BATCH // baseline_samples)

@@ -1,4 +1,4 @@
-"""Peak memory of a training step, and its resident parts."""
+"""Measure the peak memory of a training step, and its resident parts."""
 
 import json
 import tempfile
@@ -16,9 +16,9 @@ from .training import Training
 def measure_memory(training: Training, device: str) -> dict[str, Any]:
     """Return bytes: parameters, gradients, buffers, optimizer state, inputs, and the peak of one eager step.
 
-    On a GPU the peak is the caching allocator's; it is null where a CUDA graph replays, whose memory was taken when it
-    was captured. On a CPU it is the resident parts and what torch allocated beyond them during a step under the
-    profiler: call this last in a process, because what runs after the profiler is slower.
+    On a GPU the peak is the caching allocator's; it is null if a CUDA graph replays, whose memory was allocated at
+    capture. On a CPU it is the resident parts plus torch's allocations during a step under the
+    profiler: call this last in a process, because steps after the profiler are slower.
     """
     model, state = training.model, training.optimizer_state
     inputs, target = training.batch
@@ -54,8 +54,8 @@ def _cuda_peak(training: Training) -> dict[str, int | None]:
 
 
 def _allocated_in_a_step(training: Training) -> int:
-    """The most bytes that one step held at a time of what it allocated itself, gradients included."""
-    training.optimizer.zero_grad(set_to_none=True)  # The profiler knows only what was allocated under it.
+    """The peak of one step's own allocations, bytes, gradients included."""
+    training.optimizer.zero_grad(set_to_none=True)  # The profiler only sees its own allocations.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         training.step()
     with tempfile.TemporaryDirectory() as folder:

@@ -2,9 +2,9 @@
 
 The transformer of `examples/` has one size, that of its recordings in `traces/`.
 
-A twin keeps its model's shape (the kinds of layers, their proportions, where the parameters are) at a step of about
-50 ms. It has no dropout: drawing random numbers one by one would be a CPU's longest operator. No batch is as large as a
-layer is wide, so that a dimension of a recorded tensor shows which of the two it is.
+A twin keeps its model's structure (kinds of layers, their proportions, distribution of parameters) at a step of about
+50 ms. It has no dropout: drawing random numbers would be a CPU's longest operator. No batch is as large as a
+layer is wide, so that a dimension of a recorded tensor is unambiguous.
 """
 
 import runpy
@@ -26,7 +26,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """What the campaign knows of a model in one size."""
+    """A model of the campaign in one size."""
 
     family: str  # cnn | transformer | rnn
     samples: int  # of the baseline's batch
@@ -38,12 +38,12 @@ class Model:
 
 
 def images(side: int, classes: int) -> Callable[[int], Batch]:
-    """A maker of batches of square images of `side` px and their classes."""
+    """Return a factory of batches of square images of `side` px and their classes."""
     return lambda samples: ((torch.randn(samples, 3, side, side),), torch.randint(classes, (samples,)))
 
 
 def spans(vocabulary: int, length: int) -> Callable[[int], Batch]:
-    """A maker of batches of tokens, and where the answer in each starts and ends."""
+    """Return a factory of batches of tokens, and the start and end of the answer in each."""
 
     def make(samples: int) -> Batch:
         return (torch.randint(vocabulary, (samples, length)),), torch.randint(length, (samples, 2))
@@ -52,7 +52,7 @@ def spans(vocabulary: int, length: int) -> Callable[[int], Batch]:
 
 
 def next_tokens(vocabulary: int, length: int) -> Callable[[int], Batch]:
-    """A maker of batches of tokens, and the token that follows each."""
+    """Return a factory of batches of tokens, and the token that follows each."""
 
     def make(samples: int) -> Batch:
         tokens = torch.randint(vocabulary, (samples, length + 1))
@@ -62,7 +62,7 @@ def next_tokens(vocabulary: int, length: int) -> Callable[[int], Batch]:
 
 
 def sentence_pairs(vocabulary: int, length: int) -> Callable[[int], Batch]:
-    """A maker of batches of source and target sentences, and the target's next tokens."""
+    """Return a factory of batches of source and target sentences, and the target's next tokens."""
 
     def make(samples: int) -> Batch:
         source = torch.randint(vocabulary, (samples, length))
@@ -73,7 +73,7 @@ def sentence_pairs(vocabulary: int, length: int) -> Callable[[int], Batch]:
 
 
 def cnn(samples: int, side: int, classes: int, build: Callable[[], nn.Module], blocks: tuple[str, ...]) -> Model:
-    """An image classifier; without blocks to checkpoint it is one without batch normalisation too."""
+    """An image classifier; those without blocks to checkpoint have no batch normalisation either."""
     loss = functional.cross_entropy
     return Model("cnn", samples, build, images(side, classes), loss, blocks, batch_norm=bool(blocks))
 

@@ -1,4 +1,4 @@
-"""Saved activations go to host memory and back on a stream of their own, as in vDNN (Rhu et al., MICRO 2016)."""
+"""Offload saved activations to host memory and back on a separate stream, as in vDNN (Rhu et al., MICRO 2016)."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from whatif.instrumentation.gpu import GPU
 
-# A copy of a smaller tensor costs more than its memory is worth.
+# Copying a smaller tensor costs more than the memory it saves.
 SMALLEST_BYTES = 1 << 20
 
 
 class StreamOffload:
-    """Hooks for saved tensors on a CUDA device: each large one is copied out once saved and back once needed.
+    """Hooks for saved tensors on a CUDA device: each large one is copied out when saved and back when needed.
 
-    Nothing is fetched ahead: the backward pass waits for each copy. A tensor that two operators save is copied twice.
+    There is no prefetch: the backward pass waits for each copy. A tensor saved by two operators is copied twice.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,7 +33,7 @@ class StreamOffload:
         with GPU.on_stream(self._stream):
             host = torch.empty_like(tensor, device="cpu", pin_memory=True)
             host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._stream)  # Its memory is not used again before the copy is done.
+        tensor.record_stream(self._stream)  # Its memory is not reused before the copy is done.
         return host
 
     def _unpack(self, packed: Tensor) -> Tensor:

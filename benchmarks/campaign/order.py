@@ -1,6 +1,6 @@
-"""What a campaign on a GPU has when its time ends early: python -m benchmarks.campaign.order [--measure-operators].
+"""The results of a GPU campaign that ends early: python -m benchmarks.campaign.order [--measure-operators].
 
-Prints how many pairs are complete (a changed run timed, the run that its what-ifs start from timed and traced)
+Prints the number of complete pairs (a changed run timed, and the run its what-ifs start from timed and traced)
 after one, two and three commands of 540 s. Step times are guesses for an H100, from no recording; the order is the
 campaign's own.
 """
@@ -22,7 +22,7 @@ START_S, COMPILE_S, REPLAY_S = 5.0, 75.0, 12.0  # a process with its model; Indu
 
 
 def seconds(task: Task) -> float:
-    """Guess how long a task takes: its process, its steps, and compiling."""
+    """Estimate the duration of a task: its process, its steps, and compiling."""
     options = task.job.options
     step_s = STEP_MS[task.job.model] / 1e3 * options.batch_factor * options.accumulate
     step_s *= (0.4 if options.amp or options.precision == "tf32" else 1.0) * (3.0 if options.offload else 1.0)
@@ -33,7 +33,7 @@ def seconds(task: Task) -> float:
 
 
 def complete_pairs(*, measure_operators: bool = False) -> list[tuple[int, list[str]]]:
-    """Return, for the end of each command, the seconds so far and the names of the runs whose pair is complete."""
+    """Return, for the end of each command, the seconds so far and the names of the runs with a complete pair."""
     jobs = [job for job in all_jobs(full=True, device="cuda") if not job.reason]
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(Path(folder), True, "cuda", measure_operators=measure_operators)

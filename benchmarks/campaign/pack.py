@@ -1,4 +1,4 @@
-"""Packs a campaign's folder into a few files of limited size, the most valuable traces first."""
+"""Pack a campaign's folder into a few files of limited size, the most valuable traces first."""
 
 import io
 import tarfile
@@ -9,27 +9,27 @@ from whatif.runtime.files import replacing
 
 MB = 1_000_000
 
-# What a tar file adds to each member (its header, and what fills its last block), and to the file's end.
+# Bytes that tar adds to each member (its header, and padding of its last block), and at the file's end.
 MEMBER_BYTES, END_BYTES = 2 * tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE
 
 
 def pack(out: Path, target: Path, names: Sequence[str], *, file_bytes: int, files: int) -> tuple[list[Path], list[str]]:
-    """Write all records and what fits of the traces; return the files, and the names of the runs whose traces do not.
+    """Write all records and the traces that fit; return the files, and the names of the runs whose traces do not.
 
     `target` "x.tar" gives "x-1.tar", "x-2.tar" and so on: at most `files` of at most `file_bytes` each. The first holds
-    the records and, in left_out.txt, the names of traces that did not fit. `names` are the runs, the most valuable
+    the records and, in left_out.txt, the names of omitted traces. `names` are the runs, the most valuable
     first. Raises WhatifError when the files cannot be written.
     """
     records = [path for name in names if (path := out / f"{name}.json").exists()]
     traces = [path for name in names if (path := out / f"{name}.trace.json.gz").exists()]
-    # The list of what is left out is written last: room for all names is kept for it.
+    # The list of omitted traces is written last, so space for all names is reserved.
     reserved = END_BYTES + MEMBER_BYTES + sum(len(path.name) + 1 for path in traces)
     used = [sum(map(_packed_bytes, records)) + reserved]
     members = [records]
     left_out = []
     for path in traces:
         size = _packed_bytes(path)
-        place = next((i for i, taken in enumerate(used) if taken + size <= file_bytes), len(used))
+        place = next((i for i, used_bytes in enumerate(used) if used_bytes + size <= file_bytes), len(used))
         if place == files or END_BYTES + size > file_bytes:
             left_out.append(path.name.removesuffix(".trace.json.gz"))
             continue

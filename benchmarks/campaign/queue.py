@@ -1,4 +1,4 @@
-"""Runs the campaign's jobs one after the other within a time budget; nothing that a run does stops the others."""
+"""Run the campaign's jobs one after the other within a time budget; a failing run does not stop the others."""
 
 import itertools
 import shutil
@@ -14,16 +14,16 @@ from .records import Record
 from .variants import EMULATED_TIER, Job, baseline_of
 from .worker import Outcome, Request, Worker
 
-# Guesses for what nothing has been measured of yet, by part; compiling and a baseline beside it come on top.
+# Estimated seconds of parts without a measurement; compiling and a baseline in turn are added.
 FIRST_GUESS_S = {"time": 15.0, "trace": 20.0, "operators": 90.0, "update": 10.0}
 COMPILE_S = 90.0
 IN_TURN_S = 60.0
-# Runs of a kind differ: an estimate leaves room.
+# Safety factor of an estimate: runs of a kind differ.
 SLACK = 1.3
 
-# Recordings that what-ifs start from, and whether these need the times of all operators or of the update alone.
+# Recordings that what-ifs start from, and whether these need the times of all operators or only of the update.
 MEASURED = {"baseline": "operators", "adam_for": "operators", "adam_foreach": "update"}
-# What what-ifs start from: without their traces no pair is complete.
+# Starting points of what-ifs: without their traces no pair is complete.
 STARTS = frozenset(
     {"baseline", "adam_for", "adam_foreach", "adam_capturable", "default_precision", "loader_0", "math_attention"}
 )
@@ -31,7 +31,7 @@ STARTS = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is recorded, where, and in how much time."""
+    """The scope, device, folder and time budget of a campaign."""
 
     out: Path
     full: bool
@@ -41,15 +41,15 @@ class Plan:
     timeout_s: float = 180.0  # of one part of a run; compiling doubles it
     trace_bytes: int = 3_000_000
     measure_operators: bool = False
-    # Time each run in turn with its baseline until the ± of their ratio is below so many percent; None: by itself.
+    # Time each run in turn with its baseline until the ± of their ratio is below this, percent; None: time it alone.
     goal_pct: float | None = None
-    # Whether the next process imports and builds its model while one measures: beside a GPU there are cores to spare.
+    # Whether the next process imports and builds its model during a measurement: with a GPU, cores are idle.
     ahead: bool = False
 
 
 @dataclass(frozen=True)
 class Task:
-    """One part of a job; a job is timed once a round."""
+    """One part of a job; a job is timed once per round."""
 
     job: Job
     part: str
@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is reported after each task."""
+    """The report after each task."""
 
     task: Task
     text: str
@@ -67,7 +67,7 @@ class Progress:
 
 
 class Queue:
-    """The tasks of a campaign in the order of their value, and what has become of them."""
+    """The tasks of a campaign in the order of their value, and their outcomes."""
 
     def __init__(self, jobs: list[Job], plan: Plan, tell: Callable[[Progress], None]) -> None:
         self._plan, self._tell = plan, tell
@@ -82,9 +82,9 @@ class Queue:
         self.left_out: list[Task] = []  # for want of time
 
     def run(self) -> None:
-        """Run every task that is not done yet; on an interrupt the worker is ended and what is there stays.
+        """Run every task that is not done yet; an interrupt ends the worker and keeps the results.
 
-        Raises WhatifError at the first trace of a GPU without kernels: all others would be like it.
+        Raises WhatifError at the first GPU trace without kernels: all others would lack them too.
         """
         for folder in (self._work, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +102,12 @@ class Queue:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks in their order: what a budget that ends early leaves is worth most.
+        """All tasks, the most valuable first, in case the budget ends early.
 
         Times of a tier and the traces that its what-ifs start from, then those of the next one; then all other traces,
-        then operators; a second round only behind all first ones. Later rounds time all runs of a model in
-        turn, because machines that others use as well change their pace from one minute to the next. What this machine
-        only emulates begins when all else is done.
+        then operators; second rounds come after all first ones. Later rounds time all runs of a model in
+        turn, because the speed of shared machines changes from one minute to the next. Runs of emulated types
+        come last.
         """
         slow = [job for job in self._jobs if job.tier >= EMULATED_TIER]
         for jobs in ([job for job in self._jobs if job not in slow], slow):
@@ -123,7 +123,7 @@ class Queue:
                 yield from (Task(job, "time", number) for job in jobs if job.model == model)
 
     def _is_done(self, task: Task) -> bool:
-        """Whether the task is done, or has failed too often, or what it builds on has."""
+        """Whether the task is done, or has failed too often, or its prerequisite has."""
         record = self._records[task.job.name]
         builds_on: tuple[str, ...] = ()
         if task.part == "time":
@@ -135,7 +135,7 @@ class Queue:
         return done or any(record.gave_up(part) for part in (task.part, *builds_on))
 
     def _run(self, task: Task, following: Task | None) -> str:
-        """Run one task, or say why not."""
+        """Run one task, or record why it was not run."""
         record = self._records[task.job.name]
         if task.part == "trace" and not record.rounds:
             return f"no trace: the run {'could not be' if record.gave_up('time') else 'is not yet'} timed"
@@ -160,7 +160,7 @@ class Queue:
             return f"{outcome.failure}; the time budget is used up"
         failure = outcome.failure
         if outcome.ends_campaign:
-            # No failure of the run: it is tried again once the machine is mended.
+            # Not a failure of the run: it is tried again once the machine is repaired.
             raise WhatifError(f"{task.job.name}: the campaign ends here, and the same command goes on: {failure}")
         if not failure:
             try:
@@ -176,7 +176,7 @@ class Queue:
         return f"{_describe(task, record)} ({outcome.seconds:.1f} s)"
 
     def _prepared(self, task: Task) -> Worker:
-        """The worker that was started for the task in advance, else a new one."""
+        """The worker that was started in advance for the task, or a new one."""
         if self._next is not None:
             (planned, worker), self._next = self._next, None
             if planned == task:
@@ -206,7 +206,7 @@ class Queue:
         return Worker(request, self._work.resolve(), self._logs / f"{stem}.log")
 
     def _trace_path(self, task: Task) -> Path:
-        """Where a new trace is written, or where the finished one lies."""
+        """The path of a new trace, or of the finished one."""
         folder = self._work if task.part == "trace" else self._plan.out
         return folder / f"{task.job.name}.trace.json.gz"
 
@@ -228,13 +228,13 @@ class Queue:
 
 
 def _describe(task: Task, record: Record) -> str:
-    """One line for people about what was measured."""
+    """One readable line about the measurement."""
     if task.part == "trace":
         return f"{record.data['trace']['steps']} steps in {record.data['trace']['bytes'] / 1e3:.0f} kB"
     if task.part in MEASURED.values():
         return f"update and {record.data[task.part]['rows']} operators measured"
     untraced = record.data["untraced"]
     beside = record.data.get("beside")
-    told = f", {len(beside['rounds'])} rounds beside {beside['name']}: ± {beside['spread_pct']:.1f} %" if beside else ""
+    note = f", {len(beside['rounds'])} rounds beside {beside['name']}: ± {beside['spread_pct']:.1f} %" if beside else ""
     slowed = "".join(f", {reason} in {count} blocks" for reason, count in untraced.get("throttled", {}).items())
-    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms){told}{slowed}"
+    return f"{untraced['median_ms']:.2f} ms (CPU {min(untraced['cpu_thread_ms']):.2f} ms){note}{slowed}"

@@ -1,9 +1,9 @@
-"""The record of a run: what was measured and what became of it, as `whatif validate` reads it beside its trace.
+"""The record of a run: its measurements and status, which `whatif validate` reads beside its trace.
 
 `<model>--<variant>.json` holds, besides name, options and batch: `status` (complete: timed and traced; timed: no trace;
 failed; skipped: with its `reason`), `untraced` (ms of all rounds together), `rounds` (each with its samples), `beside`
-(the rounds of its baseline, where both took turns), `memory` (bytes), `checkpointed` (layers), `machine`, `trace` and,
-where something went wrong, `failure`.
+(the rounds of its baseline, if both took turns), `memory` (bytes), `checkpointed` (layers), `machine`, `trace` and,
+after an error, `failure`.
 """
 
 import json
@@ -22,15 +22,15 @@ from .variants import Job
 
 SCHEMA = 1
 
-# A part that failed is tried once more, by a later call.
+# A failed part is tried once more, by a later call.
 MOST_FAILURES = 2
 
-# What times must have in common to be compared.
+# Fields of the machine that must be equal to compare times.
 MACHINE_KEYS = ("device", "gpu", "cpu", "torch", "threads")
 
 
 class Record:
-    """One run's record in the folder; every change is written at once, as a whole file."""
+    """One run's record in the folder; every change rewrites the whole file immediately."""
 
     def __init__(self, out: Path, job: Job, *, full: bool) -> None:
         self.path = out / f"{job.name}.json"
@@ -51,7 +51,7 @@ class Record:
 
     @property
     def rounds(self) -> int:
-        """In how many processes the run was timed: in turn, one has many rounds."""
+        """The number of processes that timed the run: when runs take turns, one process has many rounds."""
         return sum("first_step_ms" in row for row in self.data.get("rounds", ()))
 
     @property
@@ -71,13 +71,13 @@ class Record:
         return None if seconds is None else float(seconds)
 
     def skip(self, reason: str) -> None:
-        """There is nothing to run, because of the reason; what was measured elsewhere stays."""
+        """Mark the run as skipped, with the reason; measurements from elsewhere stay."""
         if not self.rounds:
             self.data |= {"status": "skipped", "reason": reason}
             self._write()
 
     def add(self, part: str, result: dict[str, Any], seconds: float) -> None:
-        """Take in what a part of the run gave; raises WhatifError for times of another machine."""
+        """Store the result of a part of the run. Raises WhatifError for times of another machine."""
         if part == "time":
             self._add_rounds(result)
         elif part == "trace":
@@ -91,7 +91,7 @@ class Record:
         self._write()
 
     def fail(self, part: str, message: str) -> None:
-        """The part failed, for the reason that the message gives in one line."""
+        """Record the failure of a part, with a one-line reason."""
         count = self.failures(part) + 1
         self.data.setdefault("failures", {})[part] = {"count": count, "message": message}
         if not self.rounds:
@@ -131,8 +131,8 @@ class Record:
 def summarize(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Median, quartiles and minimum in ms of the steps of all rounds, and the median of each block.
 
-    `cpu_thread_ms` is each block's median CPU time of the thread that trains; `throttled` counts, by reason, the blocks
-    in which the GPU was slowed down.
+    `cpu_thread_ms` is each block's median CPU time of the training thread; `throttled` counts, by reason, the blocks
+    in which the GPU throttled.
     """
     reasons = Counter(reason for row in rounds for clocks in row.get("clocks", ()) for reason in clocks["throttled"])
     blocks = [block for row in rounds for block in row["samples_ms"]]

@@ -1,7 +1,7 @@
 """One part of one run of the campaign, in this process: time steps, record a trace, or measure its operators.
 
-`python -m benchmarks.campaign.run REQUEST` prepares, waits for a line on standard input, and leaves its
-result, or the reason why there is none, in the file that the request names.
+`python -m benchmarks.campaign.run REQUEST` prepares, waits for a line on standard input, and writes its
+result, or the reason for its absence, to the file that the request names.
 """
 
 import json
@@ -25,22 +25,22 @@ from .trim import trim
 from .variants import pair_clock
 from .worker import Request
 
-# So much memory is the process's own before anything is timed; more than a twin ever takes.
+# Memory that the process acquires before timing: more than a twin ever needs.
 TOUCHED_BYTES = 384 << 20
 
 RECORDED_STEPS = 5
 UNTRACED_STEPS = {"cpu": 8, "cuda": 20}
-# The update's times come first; operators are what the rest of the time is used for.
+# The update's times come first; operators get the rest of the time.
 UPDATE_BUDGET_S = 2.0
 WARMUP_STEPS = {"cpu": 3, "cuda": 8}
 
 
 def main() -> None:
-    """Do what the request asks and end the process at once: loaders and CUDA graphs can hang an orderly end."""
+    """Execute the request and exit immediately: loaders and CUDA graphs can hang an orderly shutdown."""
     request = Request.from_json(sys.argv[1])
     try:
         result = PARTS[request.part](request)
-    except NoGpuEventsError as error:  # No other run's trace would have any.
+    except NoGpuEventsError as error:  # No other run's trace would have any either.
         result = {"failure": str(error), "ends_campaign": True}
     except BaseException as error:
         traceback.print_exc()
@@ -71,7 +71,7 @@ def _time(request: Request) -> dict[str, Any]:
         training.resume()
         try:
             result["memory"] = measure_memory(training, request.device)
-        except Exception as error:  # The times are what counts.
+        except Exception as error:  # The times matter most.
             result["memory"] = {"peak_allocated_bytes": None, "failure": _one_line(error)}
     training.close()
     return result
@@ -114,11 +114,11 @@ PARTS = {"time": _time, "trace": _trace, "operators": _operators, "update": _upd
 
 
 def _start(request: Request) -> list[Training]:
-    """The training that the request asks for, behind the one beside which it is timed."""
+    """The trainings of the request: first the baseline it is timed against, if any, then its own."""
     asked = [options for options in (request.beside, request.options) if options is not None]
     if request.device == "cpu":
         torch.set_num_threads(1)
-        # Worker processes would share the pages, and each later write copy one.
+        # Forked workers would share the pages, and each later write would copy one.
         if all(options.loader_workers <= 0 for options in asked):
             touched = [b"\1" * (16 << 20) for _ in range(TOUCHED_BYTES >> 24)]
             del touched
@@ -130,7 +130,7 @@ def _start(request: Request) -> list[Training]:
 
 
 def _wait_for_go() -> None:
-    """Until the run before is done: only one process at a time uses the device."""
+    """Wait for the previous run to finish: only one process at a time uses the device."""
     if not sys.stdin.readline():
         raise SystemExit("the campaign ended before this run began")
 

@@ -1,4 +1,4 @@
-"""Times steps without the profiler: warm-up, then blocks of steps, each step by itself."""
+"""Time steps without the profiler: warm-up, then blocks of individually timed steps."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ from .records import spread_pct
 
 
 class Side(Protocol):
-    """What is timed: training steps. Between `pause` and `resume` it leaves the machine alone."""
+    """Training steps to time. Between `pause` and `resume` they do not use the machine."""
 
     @property
     def step(self) -> Callable[[], None]: ...
@@ -25,7 +25,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to time; a block lasts about `block_s`, within its bounds of steps."""
+    """How long to time; a block takes about `block_s`, within its bounds on steps."""
 
     warmup_steps: int
     block_s: float
@@ -41,20 +41,20 @@ EFFORT = {
     "cuda": Effort(warmup_steps=20, block_s=1.5, fewest_steps=10, most_steps=50),
 }
 
-# A round in turn. What changes evenly over one hits both sides alike.
+# Blocks of a round. Steady drift within a round affects both sides equally.
 BASELINE, CHANGED = 0, 1
 TURNS = (BASELINE, CHANGED, CHANGED, BASELINE)
-# Fewer rounds say little of how they spread.
+# Fewer rounds do not determine their spread.
 FEWEST_ROUNDS = 12
-# The goal is given up after this long.
+# The goal is abandoned after this time.
 MOST_S = 75.0
 
-# A block in which the GPU was slowed down is timed again this often before it is kept with its reasons.
+# Retries of a block in which the GPU throttled, before it is kept with the reasons.
 MOST_REPEATS = 2
 
 
 class Block(NamedTuple):
-    """Steps: wall time and the thread's CPU time of each, ms, the load, and what the GPU says at both ends."""
+    """Wall time and the thread's CPU time of each step, ms, the load, and the GPU's state at both ends."""
 
     wall_ms: list[float]
     cpu_ms: list[float]
@@ -65,7 +65,7 @@ class Block(NamedTuple):
 def time_steps(side: Side, device: str) -> dict[str, Any]:
     """Return a round: the wall time and the CPU time of the calling thread, in ms, of every timed step, by block.
 
-    On a GPU a step's wall time is that between two CUDA events at its ends, and nothing waits within a block.
+    On a GPU a step's wall time is between two CUDA events at its ends, without synchronization within a block.
     """
     first_ms, steps = _warm_up(side, device)
     return {**_round([_block(side, steps, device) for _ in range(BLOCKS)]), "first_step_ms": first_ms}
@@ -74,19 +74,19 @@ def time_steps(side: Side, device: str) -> dict[str, Any]:
 def time_in_turn(
     baseline: Side, changed: Side, device: str, *, clock: str, goal_pct: float
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rounds of two sides that take turns, block by block, until their ratio is known within the goal.
+    """Time two sides in turn, block by block, until the ± of their ratio reaches the goal; return their rounds.
 
-    Its ± is that of `whatif validate`, by `clock` (samples_ms | cpu_samples_ms). Every round is kept.
+    The ± is computed as in `whatif validate`, from `clock` (samples_ms | cpu_samples_ms). Every round is kept.
     """
     sides = (baseline, changed)
-    warm = [_warm_up(side, device) for side in sides]
+    warm = [_warm_up(chosen, device) for chosen in sides]
     rounds: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     end_s = time.monotonic() + MOST_S
     for number in itertools.count():
         blocks = [(turn, _block(sides[turn], warm[turn][1], device)) for turn in TURNS]
-        for which, (first_ms, _) in enumerate(warm):
-            own = _round([block for turn, block in blocks if turn == which])
-            rounds[which].append(own if number else {**own, "first_step_ms": first_ms})
+        for side, (first_ms, _) in enumerate(warm):
+            own_round = _round([block for turn, block in blocks if turn == side])
+            rounds[side].append(own_round if number else {**own_round, "first_step_ms": first_ms})
         if number + 1 < FEWEST_ROUNDS:
             continue
         if spread_pct(*rounds, clock) < goal_pct or time.monotonic() >= end_s:
@@ -95,7 +95,7 @@ def time_in_turn(
 
 
 def _warm_up(side: Side, device: str) -> tuple[float, int]:
-    """The first step's wall time, ms, and how many steps a block has."""
+    """Return the first step's wall time, ms, and the number of steps of a block."""
     effort = EFFORT[device]
     first_ms = _timed(side, 1, device).wall_ms[0]
     warmup_ms = _timed(side, effort.warmup_steps, device).wall_ms
@@ -104,7 +104,7 @@ def _warm_up(side: Side, device: str) -> tuple[float, int]:
 
 
 def _block(side: Side, steps: int, device: str) -> Block:
-    """Time some steps; once more, and once more, where the GPU was slowed down meanwhile."""
+    """Time some steps, with retries if the GPU throttles."""
     for _ in range(MOST_REPEATS):
         block = _timed(side, steps, device)
         if block.clocks is None or not block.clocks["throttled"]:
@@ -121,7 +121,7 @@ def _timed(side: Side, steps: int, device: str) -> Block:
     for _ in range(steps):
         side.step()
         timer.mark()
-    # All steps are launched and the GPU still works on the last ones: once it rests, its clocks say little.
+    # Read the clocks while the GPU still runs the last steps: those of an idle GPU are meaningless.
     after = describe_state() if device == "cuda" else None
     side.pause()
     wall_ms, cpu_ms = ([round(ms, 4) for ms in times] for times in timer.times_ms())

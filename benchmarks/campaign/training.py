@@ -1,4 +1,4 @@
-"""One model under one set of options, ready to take training steps."""
+"""Training of one model with one set of options."""
 
 import contextlib
 import functools
@@ -27,14 +27,14 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
 }
 
-# Side-stream steps before a capture: libraries choose their algorithms and take their workspaces there.
+# Side-stream steps before a capture, in which libraries choose algorithms and allocate workspaces.
 CAPTURE_WARMUP_STEPS = 5
 
 
 class Training:
     """A model and its batch in host memory; `start` moves them to the device, then each `step` is one training step.
 
-    `step` waits for nothing that training itself does not wait for (GradScaler's check is part of fp16 training).
+    `step` adds no synchronization to that of training itself (GradScaler's check is part of fp16 training).
     """
 
     def __init__(self, model_name: str, options: Options, *, full: bool) -> None:
@@ -48,7 +48,7 @@ class Training:
 
     @property
     def checkpointed(self) -> list[str]:
-        """Qualified names of the layers whose activations are computed again instead of kept."""
+        """Qualified names of the layers with activation checkpointing."""
         if not self._options.checkpoint:
             return []
         named = self.model.named_modules()
@@ -56,19 +56,19 @@ class Training:
 
     @property
     def captured(self) -> bool:
-        """Whether a step is the replay of a CUDA graph."""
+        """Whether a step replays a CUDA graph."""
         return self._options.execution == "cuda_graph"
 
     @property
     def optimizer_state(self) -> Any:
-        """What the optimizer keeps, by parameter."""
+        """The optimizer's state, by parameter."""
         return self.optimizer.state if self._updates is None else self._updates.state
 
     def start(self, device: torch.device) -> None:
-        """Move everything to the device and bring the options into effect; a CUDA graph is captured here."""
+        """Move everything to the device and apply the options; captures the CUDA graph."""
         options = self._options
         set_precision(options.precision, old_settings=options.execution == "compile")
-        torch.backends.cudnn.benchmark = False  # What it would choose differs from run to run.
+        torch.backends.cudnn.benchmark = False  # Its choices differ from run to run.
         self._device = device
         host_batch = self.batch
         self.model.to(device)
@@ -97,15 +97,15 @@ class Training:
             self.step = self._capture()
 
     def pause(self) -> None:
-        """Stop the loader's processes where they are, so that another training has the machine."""
+        """Suspend the loader's processes, so that another training has the machine."""
         self._signal_workers(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Resume the loader's processes."""
         self._signal_workers(signal.SIGCONT)
 
     def _signal_workers(self, number: signal.Signals) -> None:
-        # A process has one training with workers at most.
+        # A process has at most one training with loader workers.
         for worker in multiprocessing.active_children() if self._options.loader_workers > 0 else ():
             assert worker.pid is not None
             os.kill(worker.pid, number)
@@ -152,14 +152,14 @@ class Training:
     def _loss(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor) -> torch.Tensor:
         amp = AMP_TYPES.get(self._options.amp)
         autocast = torch.autocast(self._device.type, dtype=amp, enabled=amp is not None)
-        # What torch would choose where nothing else is asked for is no list of backends.
+        # torch's default choice is not expressible as a list of backends.
         attention = sdpa_kernel(SDPBackend.MATH) if self._options.attention == "math" else contextlib.nullcontext()
         with self._saving(), autocast, attention:
             return self._model_spec.loss(self._forward(*inputs), target)
 
     def _step(self) -> None:
         inputs, target = self.batch if self._loader is None else next(self._loader)
-        if self._updates is not None:  # which also takes the gradients away
+        if self._updates is not None:  # which also frees the gradients
             loss: Any = self._loss(inputs, target)  # Partly untyped.
             loss.backward()
             return
@@ -187,9 +187,9 @@ class Training:
 
 
 def set_precision(mode: str, *, old_settings: bool) -> None:
-    """Set how a GPU computes float32 products, convolutions and RNNs alike (ieee | tf32), or leave torch's defaults.
+    """Set the precision of float32 products, convolutions and RNNs on a GPU (ieee | tf32), or keep torch's defaults.
 
-    `old_settings` uses the flags that every version of torch's compiler reads: mixing them with the new ones raises.
+    `old_settings` uses the flags that all versions of torch's compiler read: mixing them with the new ones raises.
     """
     if mode == "default":  # convolutions and RNNs in TF32, products in fp32
         return

@@ -1,4 +1,4 @@
-"""Keeps a recording within a size by keeping fewer of its steps."""
+"""Trim a recording to a size by removing its last steps."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from whatif.instrumentation.whole_steps import keep_whole_steps
 
 
 def trim(path: Path, limit_bytes: int) -> int:
-    """Cut the recording's last steps until the file has at most `limit_bytes`; return how many steps it holds.
+    """Remove the recording's last steps until the file has at most `limit_bytes`; return the number of remaining steps.
 
-    At least three steps stay, even where they are larger than the limit. Raises WhatifError for what is no recording.
+    At least three steps stay, even if they exceed the limit. Raises WhatifError if the file is not a recording.
     """
     recording, compressed = read_recording(path)
     steps: int = sum(

@@ -1,4 +1,4 @@
-"""What the campaign runs: the options of a run, the variants in the order of their value, and where each applies."""
+"""The runs of the campaign: options of a run, variants in the order of their value, and where each applies."""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -10,32 +10,32 @@ from whatif.questions.validate.validate_what_ifs import changed_options, is_plai
 
 from .models import FULL, TWINS, Model
 
-# On a CPU compiling takes longer than all other runs of a model together: the CNNs, which it puts into another memory
-# format, and one of each other kind that can be.
+# On a CPU compiling takes longer than all other runs of a model together: only the CNNs, whose memory
+# format it changes, and one of each other kind that can be compiled.
 COMPILED_ON_CPU = ("resnet50", "densenet121", "vgg19", "bert-base", "gpt2-small")
 
-# What most people train like: within a tier these come before the others.
+# The most typical models: within a tier these come before the others.
 FIRST_MODELS = ("resnet50", "bert-base", "gpt2-small")
 
-# Where a CPU only emulates a type, its runs take ten times as long: they wait until the others are done.
+# If a CPU only emulates a type, its runs take ten times as long, and come after the others.
 EMULATED_TIER = 5
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that a variant can change."""
+    """All options that a variant can change."""
 
     batch_factor: float = 1.0
     precision: str = "ieee"  # ieee | tf32 | default (torch's): a GPU's float32 products, convolutions and RNNs
     amp: str = ""  # "" | fp16 | bf16
     optimizer: str = "adam"  # adam | sgd (with momentum)
     implementation: str = "for"  # for | foreach | fused
-    capturable: bool = False  # whether a CUDA graph could hold Adam's update: its step counters lie on the GPU
+    capturable: bool = False  # whether a CUDA graph could hold Adam's update: its step counters are on the GPU
     channels_last: bool = False
     execution: str = "eager"  # eager | cuda_graph | compile
     checkpoint: bool = False
     accumulate: int = 1  # forward and backward passes of a step, each of a whole batch
-    offload: str = ""  # "" | sync (torch's save_on_cpu) | stream (copies on a stream of their own)
+    offload: str = ""  # "" | sync (torch's save_on_cpu) | stream (copies on a separate stream)
     bn_eval: bool = False
     loader_workers: int = -1  # -1: the batch is already on the device
     update_in_backward: bool = False  # each parameter is updated as soon as its gradient is ready
@@ -44,7 +44,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes to a model's baseline; a lower tier runs first. `elsewhere`: why not on a device type, by its name."""
+    """Changes to a model's baseline; a lower tier runs first. `elsewhere`: reasons against a device type."""
 
     tier: int
     changes: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to record, or the reason why there is none."""
+    """One run to record, or the reason for not recording it."""
 
     model: str
     variant: str
@@ -120,9 +120,9 @@ def baseline_options(model: Model) -> Options:
 def all_jobs(
     *, full: bool, device: str, models: Collection[str] = (), variants: Collection[str] = (), emulated: bool = False
 ) -> list[Job]:
-    """The jobs of a device type (cpu | cuda), the most valuable first: by tier, `FIRST_MODELS`, variant and model.
+    """List the jobs of a device type (cpu | cuda), the most valuable first: by tier, `FIRST_MODELS`, variant and model.
 
-    Empty `models` and `variants` stand for all. `emulated`: whether this CPU only emulates bfloat16.
+    Empty `models` and `variants` select all. `emulated`: whether this CPU only emulates bfloat16.
     """
     specifications = FULL if full else TWINS
     jobs = []
@@ -131,38 +131,38 @@ def all_jobs(
             continue
         model = specifications[model_name]
         options = replace(baseline_options(model), **variant.changes)
-        # SGD keeps no counter of its steps.
+        # SGD has no step counter.
         options = replace(options, capturable=options.capturable and options.optimizer == "adam")
         reason = variant.elsewhere.get(device) or _reason(model_name, model, variant_name, options, device)
         tier = EMULATED_TIER if emulated and options.amp == "bf16" else variant.tier
         jobs.append(Job(model_name, variant_name, options, tier, reason))
-    # Stable: within a tier, and among models of one value, the order above stays.
+    # The sort is stable: within a tier, and among models of equal value, the order above stays.
     return sorted(jobs, key=lambda job: (job.tier, job.model not in FIRST_MODELS))
 
 
 def baseline_of(job: Job, jobs: Collection[Job]) -> Job | None:
-    """The run among the jobs beside which a job is timed: that of its model with fewest changes to it; None for none.
+    """Return the job against which a job is timed: that of its model with the fewest differences, or None.
 
-    As `whatif validate` pairs runs: there must be a what-if for every change.
+    Pairs runs as `whatif validate` does: every difference must have a what-if.
     """
     after = asdict(job.options)
     reached = []
-    for other in jobs:
-        before = asdict(other.options)
-        plain = other.model == job.model and not other.reason and is_plain(before, DEFAULT_OPTIONS)
+    for candidate in jobs:
+        before = asdict(candidate.options)
+        is_plain_run = candidate.model == job.model and not candidate.reason and is_plain(before, DEFAULT_OPTIONS)
         what_ifs, missing = what_ifs_between(before, after)
-        if plain and what_ifs and not missing:
-            reached.append((len(changed_options(before, after)), other))
+        if is_plain_run and what_ifs and not missing:
+            reached.append((len(changed_options(before, after)), candidate))
     return min(reached, key=lambda found: found[0], default=(0, None))[1]
 
 
 def pair_clock(before: Options, after: Options) -> str:
-    """The samples of a CPU's rounds by which a pair is judged: loader workers take no time of the training thread."""
+    """The clock for comparing a pair on a CPU: loader workers take no CPU time of the training thread."""
     return "cpu_samples_ms" if before.loader_workers == after.loader_workers else "samples_ms"
 
 
 def _reason(model_name: str, model: Model, variant: str, options: Options, device: str) -> str:
-    """Why the variant would change nothing in the model, or cannot run; empty where it applies."""
+    """Why the variant would not change the model, or cannot run; empty if it applies."""
     if variant != "baseline" and options == baseline_options(model):
         return "the same as the baseline"
     if options.channels_last and model.family != "cnn":

@@ -1,4 +1,4 @@
-"""One part of one run in a process of its own, as the campaign sees it: started, released, and watched."""
+"""Control of the process for one part of one run: start, release, and supervision."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is to do: a part (time | trace | operators | update) of a job, and where its files go."""
+    """The task of a worker: a part (time | trace | operators | update) of a job, and the paths of its files."""
 
     part: str
     model: str
@@ -35,13 +35,13 @@ class Request:
     trace: str
     trace_bytes: int  # limit
     first_round: bool
-    # The run beside which a run is timed, in turn, until their ratio is known within so many percent.
+    # The run that is timed in turn, until the ± of the ratio is below this, percent.
     beside_name: str = ""
     beside: Options | None = None
     goal_pct: float = 0.0
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """Encode for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -54,17 +54,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a worker: its result, or one line that says why there is none."""
+    """The outcome of a worker: its result, or one line that says why there is none."""
 
     result: dict[str, Any]
     failure: str
-    cut_off: bool  # ended because the campaign's time was over
+    cut_off: bool  # stopped because the campaign's time was used up
     seconds: float
-    ends_campaign: bool = False  # what failed would fail in every other run
+    ends_campaign: bool = False  # the failure would occur in every other run
 
 
 class Worker:
-    """A process that prepares its part of a job at once and begins on `go`."""
+    """A process that prepares its part of a job immediately and begins on `go`."""
 
     def __init__(self, request: Request, work: Path, log: Path) -> None:
         self._result, self._log = Path(request.result), log
@@ -73,7 +73,7 @@ class Worker:
             environment |= CPU_ENVIRONMENT
         command = [*COMMAND, request.to_json()]
         with log.open("w") as stream:
-            # A session of its own: an interrupt at the terminal is the campaign's to handle, and it ends as a whole.
+            # A separate session: the campaign handles interrupts at the terminal, and kills the whole session.
             # ROOT holds `benchmarks`.
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
@@ -85,12 +85,12 @@ class Worker:
         """Let the worker use the device."""
         self._began_s = time.monotonic()
         assert self._process.stdin is not None
-        with suppress(OSError):  # It is gone already: `wait` says why.
+        with suppress(OSError):  # It has exited: `wait` returns the reason.
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float, end_s: float) -> Outcome:
-        """Wait until the worker is done, for at most `timeout_s` and not past `end_s` (of the monotonic clock)."""
+        """Wait for the worker, for at most `timeout_s` and not past `end_s` (on the monotonic clock)."""
         deadline_s = min(self._began_s + timeout_s, end_s)
         while self._process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
@@ -108,8 +108,8 @@ class Worker:
         return Outcome(result, "", False, seconds)
 
     def end(self) -> None:
-        """End the process and everything that it started."""
-        # Also where it has ended by itself: a loader's processes outlive it for some seconds, and hold its GPU memory.
+        """Kill the process and everything that it started."""
+        # Even if it has exited: a loader's processes outlive it for some seconds, and hold its GPU memory.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -118,7 +118,7 @@ class Worker:
                 self._process.stdin.close()
 
     def _why(self) -> str:
-        """One line about a process that left no result."""
+        """Describe a process without a result in one line."""
         status = self._process.returncode
         lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

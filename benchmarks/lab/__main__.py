@@ -1,11 +1,11 @@
-"""Measures real training over real sockets between hosts that are network namespaces of this machine; needs root.
+"""Measure real training over real sockets between hosts that are network namespaces of this machine; needs root.
 
     python -m benchmarks.lab run --out traces/lab_cpu --only ddp --budget-s 220
     python -m benchmarks.lab list --out traces/lab_cpu
     python -m benchmarks.lab clean
 
-What is in the folder already is not measured again: a run that was interrupted, or whose budget ended, goes on with the
-same command. Everything that it creates on the machine it removes; `clean` does so after one that was killed.
+Existing results in the folder are kept: a run that was interrupted, or whose budget ended, resumes with the
+same command. A run removes everything it creates on the machine; `clean` does so after a run that was killed.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from whatif.runtime.errors import WhatifError
 from .hosts import check_machine, clean
 from .models import MODELS
 
-# In the order in which they run: everything is predicted from the recordings of the first.
+# In running order: everything is predicted from the recordings of the first.
 EXPERIMENTS = ("baseline", "ddp", "parameter_server", "hierarchical", "collectives")
-# Run only where they are named: their results have folders of their own (traces/lab_dts, traces/lab_ranks_cpu,
+# Run only if named: their results have separate folders (traces/lab_dts, traces/lab_ranks_cpu,
 # traces/lab_pipeline_cpu).
 OTHERS = ("dts", "other_hosts", "pipeline", "pipeline_copies", "plans")
 INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; gives 0 (done, or as far as the budget goes), 1 (could not), 2 (usage) or 130 (interrupted)."""
+    """Run the command; returns 0 (done, or the budget is used up), 1 (failed), 2 (usage) or 130 (interrupted)."""
     args = _parse(argv)
     try:
         if args.command == "clean":
@@ -61,18 +61,18 @@ def _run(jobs: list[Any], out: Path, budget_s: float) -> int:
     for job in jobs:
         if job.is_done(out):
             continue
-        # What would be cut off is not begun.
+        # Jobs that would exceed the budget are not started.
         if time.monotonic() - begin + longest > budget_s:
             print("lab: the budget is used; the same command goes on from here", file=sys.stderr)
             break
         before = time.monotonic()
         try:
             job.run(out)
-            told = "done"
+            status = "done"
         except WhatifError as error:
-            failed, told = failed + 1, str(error)
+            failed, status = failed + 1, str(error)
         longest = max(longest, time.monotonic() - before)
-        print(f"{job.name:32} {time.monotonic() - before:6.1f} s  {told}", file=sys.stderr, flush=True)
+        print(f"{job.name:32} {time.monotonic() - before:6.1f} s  {status}", file=sys.stderr, flush=True)
     return 1 if failed else 0
 
 

@@ -1,7 +1,7 @@
-"""The recording of one worker alone, from which everything is predicted: made on a host of the lab, on its own core.
+"""Record one worker alone, on its own core of a lab host: the recording from which everything is predicted.
 
-In a real cluster each worker has a machine of its own. Here two of them share a chip: what one does to the caches and
-the memory of the other must be in the baseline, so the same training runs on the other host meanwhile.
+In a real cluster each worker has its own machine. Here two of them share a chip: the baseline must include the
+contention for caches and memory, so the same training runs on the other host meanwhile.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ def jobs(out: Path, models: tuple[str, ...] = ()) -> list[Job]:
 
 
 def trace_name(model: str) -> str:
-    """The file of a model's recording."""
+    """The file name of a model's recording."""
     return f"{model}.trace.json.gz"
 
 
@@ -49,7 +49,7 @@ def work(rank: Rank) -> dict[str, Any]:
 
 
 def record_worker(training: Any, path: Path, most_bytes: int) -> dict[str, Any]:
-    """Record the steps of a training (its `model`, `optimizer` and `step`); return how many the file has room for."""
+    """Record the steps of a training (its `model`, `optimizer` and `step`); return the number that fit the file."""
     with undisturbed(), record(
         training.model, training.optimizer, path,
         steps=RECORDED_STEPS, warmup_steps=WARMUP_STEPS, untraced_steps=UNTRACED_STEPS,

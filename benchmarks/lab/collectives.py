@@ -1,4 +1,4 @@
-"""Bare all-reduces over gloo: how long each size takes at each rate, as a table that what-ifs can be calibrated with.
+"""Bare all-reduces over gloo: the time of each size at each rate, as a table for calibrating what-ifs.
 
 The table has the columns that `table=` of a what-if reads: operation, workers, size_bytes, time_us.
 """
@@ -37,7 +37,7 @@ def _job(out: Path, workers: int, rate_mbit_s: float | None) -> Job:
 
 
 def write_table(path: Path, workers: int, results: Results) -> None:
-    """Write the median of each size: of the rank that was done last, since all have to be."""
+    """Write the median of each size, for the slowest rank, since all have to finish."""
     with replacing(path) as part, part.open("w", newline="") as stream:
         lines = csv.writer(stream, lineterminator="\n")
         lines.writerow(["operation", "workers", "size_bytes", "time_us"])
@@ -47,7 +47,7 @@ def write_table(path: Path, workers: int, results: Results) -> None:
 
 
 def work(rank: Rank) -> dict[str, Any]:
-    """Time every size of the request, `sizes_bytes`, some times each."""
+    """Time every size of the request, `sizes_bytes`, several times each."""
     times: dict[str, list[float]] = {}
     with undisturbed():
         for size in rank.request["sizes_bytes"]:
@@ -59,7 +59,7 @@ def work(rank: Rank) -> dict[str, Any]:
                 dist.barrier()
                 found += time_steps(lambda buffer=buffer: dist.all_reduce(buffer), 1)[0]  # type: ignore[misc]
                 if len(found) == 1:
-                    # All ranks have to agree, and a large buffer over a slow link takes long.
+                    # All ranks have to agree on the count, and a large buffer over a slow link takes long.
                     spent_ms = torch.tensor(found)
                     dist.broadcast(spent_ms, 0)
                     spent = float(spent_ms[0]) / 1e3

@@ -1,7 +1,7 @@
 """DistributedDataParallel over gloo: steps with and without it, in turn, in the same processes.
 
 A round has a block of steps of each way of exchanging the gradients, and before each a block of plain steps on every
-rank at once, so that all of them see the machine at the same pace.
+rank at once, so that all of them see the same speed of the machine.
 """
 
 import statistics
@@ -18,14 +18,14 @@ from .jobs import Job, Layout, Results, quartiles, slower_rank
 from .models import MODELS, Training
 from .rank import Rank, blocks_of, run, time_round, time_steps, undisturbed
 
-# The machine's pace changes within seconds: many short blocks see the same of it.
+# The machine's speed changes within seconds, which affects many short blocks equally.
 BLOCK_S, FEWEST_STEPS = 0.35, 2
-# Below 1 Gbit/s a step is long, and most of it the network, whose pace does not change.
+# Below 1 Gbit/s a step is long, and most of it is network time, which is stable.
 ROUNDS, SLOW_ROUNDS, ALONE_ROUNDS = 7, 4, 2
 # DDP makes its final buckets in the second step.
 WARMUP_STEPS = 2
 
-# The rates of the paper's kind of comparison; None is what this machine can do.
+# Rates as in the paper's comparisons; None: the machine's own limit.
 RATES_MBIT_S = (100.0, 1000.0, 200.0, None)
 ONE_BUCKET_MB, SMALL_BUCKET_MB = 1000, 2
 WAYS = (
@@ -83,14 +83,14 @@ def _record(model: str, rate_mbit_s: float | None, results: Results) -> dict[str
 
 
 def _measured_mbit_s(result: dict[str, Any]) -> float:
-    """Where nothing limits the link, the bare all-reduce of one bucket shows how fast it is, to 10 Mbit/s."""
+    """The rate of an unlimited link from the bare all-reduce of one bucket, rounded to 10 Mbit/s."""
     name = str(WAYS[0]["name"])
     bits = sum(result["bucket_bytes"][name]) * 8
     return float(round(bits / statistics.median(result["alone_ms"][name]) / 1e3, -1))
 
 
 class _Exchange:
-    """One way of exchanging the gradients: its training, and the buckets that DDP made of them."""
+    """One way of exchanging the gradients: its training, and DDP's buckets."""
 
     def __init__(self, model: str, way: dict[str, Any]) -> None:
         self.name = str(way["name"])
@@ -103,14 +103,14 @@ class _Exchange:
 
     @property
     def bucket_bytes(self) -> list[int]:
-        """What is sent at once, in the order of sending: known after some steps."""
+        """Bucket sizes in the order of sending, known after some steps."""
         untyped: Any = self.ddp
-        told = untyped._get_ddp_logging_data()
-        sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+        logged = untyped._get_ddp_logging_data()
+        sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
         return [int(size) for size in str(sizes).replace(",", " ").split()]
 
     def all_reduces(self) -> None:
-        """The exchange alone, bucket by bucket, with nothing to hide behind."""
+        """The exchange alone, bucket by bucket, without overlap."""
         dtype = torch.float16 if self.scale == 2 else torch.float32
         waiting = [dist.all_reduce(torch.zeros(size // 4, dtype=dtype), async_op=True) for size in self.bucket_bytes]
         for work in waiting:

@@ -1,8 +1,8 @@
-"""The five architectures of DTS with the paper's two networks: real passes, real sockets, a cable for every link.
+"""The five architectures of DTS with the paper's two networks: real passes, real sockets, a virtual cable per link.
 
-DTS knows links between pairs of processors, so the lab lays a pair of virtual devices for each, with a rate of its own.
-Where several processors compute at once, two of them really do (this machine has two cores) and the others sleep as
-long as their like took alone; where they take turns, all of them really compute.
+DTS models links between pairs of processors, so the lab creates a pair of virtual devices for each, with its own rate.
+If several processors compute at once, two of them really do (this machine has two cores) and the others sleep for the
+time their twin took alone; if they take turns, all of them really compute.
 """
 
 import statistics
@@ -19,9 +19,9 @@ from .jobs import SCHEMA, quartiles, write_record
 from .rank import Rank, run
 
 CLIENTS = 3
-# The paper's epochs have 100 batches and more; what happens once in one weighs more in a short one.
+# The paper's epochs have at least 100 batches; costs per epoch weigh more in a short one.
 EPOCH_BATCHES = 5
-# A round is two batches and an epoch, with plain steps between them; of DNN 2 it takes four times as long.
+# A round is two batches and an epoch, with plain steps between them; DNN 2 takes four times as long.
 ROUNDS = {"dnn1": 5, "dnn2": 4}
 RATES_MBIT_S = {"dnn1": 200.0, "dnn2": 1000.0}
 ARCHITECTURES = ("pipeline_learning", "federated", "split", "parallel_split", "federated_split")
@@ -30,21 +30,21 @@ MOST_BYTES = 300_000
 
 @dataclass(frozen=True)
 class Seat:
-    """One role: its layers by the last one before them and the last one of them, its core, whether it computes."""
+    """One role: its layers (the last one before them, and their last one), its core, whether it computes."""
 
     role: str
     first: str | None
     last: str | None
     core: int
     partners: tuple[str, ...]
-    twin: str = ""  # the role whose times alone it sleeps
-    local: bool = False  # it also runs the baseline's steps
+    twin: str = ""  # the role whose times it sleeps
+    local: bool = False  # also runs the baseline's steps
 
 
 def seats(architecture: str, dnn: str) -> list[Seat]:
     """Return the roles of an architecture with three clients (or workers).
 
-    Roles that take turns share one core, so that all of them run at one pace; those that compute at once have two.
+    Roles that take turns share one core, so that all run at the same speed; those that compute at once have two.
     """
     cut = CUTS[dnn]
     numbers = range(1, CLIENTS + 1)
@@ -72,7 +72,7 @@ def seats(architecture: str, dnn: str) -> list[Seat]:
         ]
         return [server, *(Seat(name, None, cut.client, 0, partners) for name, partners in chain)]
     if architecture == "parallel_split":
-        # The server serves the first client while the others' gradients are on their way: two cores.
+        # The server serves the first client while the others' gradients are in transit: two cores.
         server = Seat("server", cut.client, None, 0, clients, local=True)
         return [
             server,
@@ -93,7 +93,7 @@ def seats(architecture: str, dnn: str) -> list[Seat]:
 
 @dataclass(frozen=True)
 class DtsJob:
-    """One architecture with one network; `run` builds the hosts and their cables and leaves a record."""
+    """One architecture with one network; `run` builds the hosts and their cables and writes a record."""
 
     architecture: str
     dnn: str
@@ -110,7 +110,7 @@ class DtsJob:
         return self.architecture in ("federated", "federated_split")
 
     def is_done(self, out: Path) -> bool:
-        """Whether the record is there."""
+        """Whether the record exists."""
         return (out / f"{self.name}.json").exists()
 
     def run(self, out: Path) -> None:
@@ -120,7 +120,7 @@ class DtsJob:
             workers = self._workers(found, network)
             results = run_job(workers, timeout_s=235.0)
         lead = results[0]
-        # Where clients trained at once, whoever averages waited for the slower one; in turn, all of them count.
+        # If clients trained at once, the averaging role waited for the slowest; in turn, all of them count.
         together = [max(ranks, key=statistics.median) for ranks in lead["local_ms"]]
         in_turn = [[ms for steps in ranks for ms in steps] for ranks in lead["local_ms"]]
         local = [{"samples_ms": [steps]} for steps in (together if self.at_once else in_turn)]
@@ -147,7 +147,7 @@ class DtsJob:
         })  # fmt: skip
 
     def what_if(self, batches: int) -> str:
-        """What `whatif apply` is asked for the same; an epoch has more batches."""
+        """The same run as a what-if of `whatif apply`; an epoch has more batches."""
         return what_if(self.architecture, self.dnn, self.rate_mbit_s, batches)
 
     def _workers(self, found: list[Seat], network: Hosts) -> list[Worker]:
@@ -166,7 +166,7 @@ class DtsJob:
         lead = {
             "twins": [[place[seat.role], place[seat.twin]] for seat in found if seat.twin],
             "local_ranks": [place[seat.role] for seat in found if seat.local],
-            # Where two clients train at once the baseline's steps do so too: they share the machine's memory.
+            # If two clients train at once, so do the baseline's steps: they share the machine's memory.
             "local_together": self.at_once,
             "rounds": ROUNDS[self.dnn], "epoch_batches": EPOCH_BATCHES,
         }  # fmt: skip
@@ -191,7 +191,7 @@ def what_if(architecture: str, dnn: str, rate_mbit_s: float, batches: int) -> st
 
 
 def lay_cable(number: int, one: str, other: str, rate_mbit_s: float) -> str:
-    """Join two namespaces by a pair of devices, each of which sends at a rate; give the first one's address."""
+    """Join two namespaces by a pair of rate-limited devices; return the first one's address."""
     device, addresses = f"cable{number}", (f"10.78.{number}.1", f"10.78.{number}.2")
     _in(one, "link", "add", device, "type", "veth", "peer", "name", device, "netns", other)
     for namespace, address in zip((one, other), addresses, strict=True):
@@ -203,7 +203,7 @@ def lay_cable(number: int, one: str, other: str, rate_mbit_s: float) -> str:
 
 @dataclass(frozen=True)
 class RecordingJob:
-    """The recording of one worker, on one core of its own, from which all of a network's runs are predicted."""
+    """The recording of one worker, on its own core, from which all of a network's runs are predicted."""
 
     dnn: str
 
@@ -213,7 +213,7 @@ class RecordingJob:
         return f"record-{self.dnn}"
 
     def is_done(self, out: Path) -> bool:
-        """Whether the recording is there."""
+        """Whether the recording exists."""
         return (out / trace_name(self.dnn)).exists()
 
     def run(self, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""DNN 1 and DNN 2 of the DTS paper (tables II and III), and where the paper cuts them."""
+"""DNN 1 and DNN 2 of the DTS paper (tables II and III), and the paper's cuts."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class PaperCut:
     workers: tuple[str, str]
 
 
-# The paper gives no split for pipeline learning: the client's part is the first, the products are the last.
+# The paper gives no split for pipeline learning: here the client's part is the first, and the linear layers the last.
 CUTS = {"dnn1": PaperCut("pool2", ("pool2", "flatten")), "dnn2": PaperCut("relu2", ("relu2", "flatten"))}
 
 
@@ -50,7 +50,7 @@ def build(name: str) -> nn.Sequential:
 
 
 def part_of(model: nn.Sequential, first: str | None, last: str | None) -> nn.Sequential:
-    """Return the layers behind `first` (None: from the begin) up to and including `last` (None: to the end)."""
+    """Return the layers after `first` (None: from the beginning) up to and including `last` (None: to the end)."""
     names = list(dict(model.named_children()))
     begin = 0 if first is None else names.index(first) + 1
     end = len(names) if last is None else names.index(last) + 1
@@ -58,7 +58,7 @@ def part_of(model: nn.Sequential, first: str | None, last: str | None) -> nn.Seq
 
 
 def batch_of(name: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch of random images and labels: the time of training does not depend on what is in them."""
+    """Return a batch of random images and labels: the time of training does not depend on their content."""
     generator = torch.Generator().manual_seed(seed)
     pixels = IMAGE_PIXELS[name]
     images = torch.rand(BATCH, 1, pixels, pixels, generator=generator)

@@ -1,7 +1,7 @@
-"""One processor of a DTS architecture: its layers, its cables, and what its role does in a round.
+"""One processor of a DTS architecture: its layers, its cables, and its role in a round.
 
-The lab's `dts` experiment starts one such process a role. Rank 0 sends all others what to do next over the lab's own
-network, which nothing limits; training data crosses the cables only.
+The lab's `dts` experiment starts one such process per role. Rank 0 sends commands to all others over the lab's own
+network, which is not rate-limited; training data crosses only the cables.
 """
 
 import json
@@ -28,14 +28,14 @@ LEARNING_RATE = 0.01
 
 
 class Cable:
-    """A connection over one cable; both ends know how many bytes come next."""
+    """A connection over one cable; both ends know the number of the next bytes."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
 
     def send(self, data: memoryview) -> None:
-        """Send all of it."""
+        """Send all the data."""
         self._socket.sendall(data)
 
     def receive(self, buffer: memoryview) -> None:
@@ -44,7 +44,7 @@ class Cable:
 
 
 def connect_all(request: dict[str, Any]) -> dict[str, Cable]:
-    """Return the cable to each partner: listen where asked to, connect to the others."""
+    """Return the cable to each partner, listening or connecting as requested."""
     listening = {}
     for row in request["cables"]:
         if row["listens"]:
@@ -84,7 +84,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class Part:
-    """Some layers that really compute; `forward` of the last ones takes in the loss, `backward` the update."""
+    """Layers that really compute; `forward` of the last ones includes the loss, `backward` the update."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         whole = build(request["dnn"])
@@ -100,7 +100,7 @@ class Part:
         self.flat = torch.zeros_like(parameters_to_vector(self.module.parameters()))
 
     def forward(self, received: torch.Tensor | None = None) -> memoryview:
-        """Run the layers on what was received, or on the images."""
+        """Run the layers on the received activations, or on the images."""
         self._input = self.images if received is None else received.detach().requires_grad_(not self.is_first)
         self._output = self.module(self._input)
         if self.is_last:
@@ -108,7 +108,7 @@ class Part:
         return bytes_of(self._output)
 
     def backward(self, gradient: torch.Tensor | None = None) -> memoryview:
-        """Run the layers backward from the gradient of what flows out, update, and give that of what flows in."""
+        """Run the layers backward from the output's gradient, update, and return the input's gradient."""
         self.optimizer.zero_grad(set_to_none=True)
         self._output.backward(gradient)
         self.optimizer.step()
@@ -119,11 +119,11 @@ class Part:
         return bytes_of(parameters_to_vector(self.module.parameters()))
 
     def load(self, flat: torch.Tensor) -> None:
-        """Take over weights."""
+        """Load weights from one vector."""
         vector_to_parameters(flat, self.module.parameters())
 
     def alone_ms(self) -> dict[str, float]:
-        """Median times of the two passes with no other process at work, ms."""
+        """Median times of the two passes without other processes at work, ms."""
         received = None if self.is_first else self.input.clone()
         gradient = None if self.is_last else self.gradient
         passes: dict[str, list[float]] = {"forward": [], "backward": []}
@@ -134,7 +134,7 @@ class Part:
 
 
 class Replay(Part):
-    """The same layers, which sleep as long as another rank's took alone: only the network is real."""
+    """Layers that sleep for the time another rank's took alone: only the network is real."""
 
     seconds: dict[str, float]
 
@@ -150,7 +150,7 @@ class Replay(Part):
 
 
 class Member:
-    """One role at work. Names of roles are those of `whatif dts`: server, client 1, edge 1, worker 1."""
+    """One role. Names of roles are those of `whatif dts`: server, client 1, edge 1, worker 1."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
@@ -159,7 +159,7 @@ class Member:
         self.part = (Replay if request["compute"] == "replayed" else Part)(request)
         self.cables = connect_all(request)
         self.partners = [row["partner"] for row in request["cables"]]
-        # Threads that read and write sockets; all are begun here, so that they get their priority with the others.
+        # Threads that read and write sockets; all start here, so that they get their priority with the others.
         self.pool = ThreadPoolExecutor(max_workers=max(2 * len(self.cables), 1))
         for future in [self.pool.submit(time.sleep, 0.05) for _ in range(2 * len(self.cables))]:
             future.result()
@@ -169,7 +169,7 @@ class Member:
         self.token = memoryview(bytearray(1))
 
     def round(self) -> None:
-        """Do what this role does in a round of `batches` batches."""
+        """Play this role in a round of `batches` batches."""
         getattr(self, f"_{self.request['architecture']}_{self.role.split()[0]}")()
 
     # -- pipeline learning -------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Member:
 
 
 class LocalTraining:
-    """The whole network on one processor: what the recording of one worker does."""
+    """The whole network on one processor, as in the recording of one worker."""
 
     def __init__(self, dnn: str) -> None:
         self.model = build(dnn)
@@ -316,7 +316,7 @@ class _Control:
 
 
 def work(rank: Rank) -> dict[str, Any]:
-    """Play one role; rank 0 also decides what comes next and keeps the times."""
+    """Play one role; rank 0 also gives the commands and keeps the times."""
     control = _Control(rank)
     member = Member(rank.request)
     local = LocalTraining(rank.request["dnn"]) if rank.request["local"] else None
@@ -329,7 +329,7 @@ def work(rank: Rank) -> dict[str, Any]:
     }
     with undisturbed():
         if isinstance(member.part, Replay):
-            # It sleeps and sends: what shares its core and computes must not hold it up.
+            # It sleeps and sends: a computing process on the same core must not delay it.
             _communicates()
         if rank.number == 0:
             return _lead(rank, control, orders)
@@ -349,7 +349,7 @@ def _communicates() -> None:
 
 
 def _round(member: Member, batches: int) -> int:
-    """Play a round and give the time of its end, ns, on the clock that all processes of a machine share."""
+    """Play a round; return the time of its end, ns, on the clock that all processes of a machine share."""
     member.batches = batches
     member.round()
     return time.monotonic_ns()
@@ -360,7 +360,7 @@ def _lead(rank: Rank, control: _Control, orders: dict[str, Callable[[Any], Any]]
     everybody = list(range(rank.workers))
 
     def order(name: str, value: Any, ranks: list[int]) -> list[Any]:
-        """Let some ranks do something at once; give their answers."""
+        """Send a command to some ranks at once; return their answers."""
         for number in ranks:
             if number:
                 control.tell(number - 1, [name, value])
@@ -386,7 +386,7 @@ def _lead(rank: Rank, control: _Control, orders: dict[str, Callable[[Any], Any]]
     timed(1)
     plain, batch, epoch = [], [], []
     for _ in range(request["rounds"]):
-        # The machine's pace changes within seconds: a plain step before and behind everything that is timed.
+        # The machine's speed changes within seconds: a plain step before and after everything that is timed.
         steps, batches = [local(1)], []
         for _ in range(2):
             batches.append(timed(1))

@@ -1,7 +1,7 @@
-"""Two groups of two hosts with a slow link between them: one flat ring, and the reduction in stages of BlueConnect.
+"""Two groups of two hosts with a slow link between them: one flat ring, and BlueConnect's reduction in stages.
 
-Four workers on two cores: their computation is replayed, only the network is real. Stages of several buckets run at
-once, each of the three stages on connections of its own, as in the paper.
+Four workers on two cores: their computation is replayed, only the network is real. Stages of several buckets run
+concurrently, each of the three stages on separate connections, as in the paper.
 """
 
 import queue
@@ -30,7 +30,7 @@ FLAT, STAGES = "flat ring", "in stages"
 
 
 def jobs(out: Path, models: tuple[str, ...] = ()) -> list[Job]:
-    """Every model whose recording is there, at two rates between the groups."""
+    """Every recorded model, at two rates between the groups."""
     return [_job(out, model, rate) for model in models or MODELS for rate in UPLINKS_MBIT_S]
 
 
@@ -60,12 +60,12 @@ def _record(model: str, uplink_mbit_s: float, results: Results) -> dict[str, Any
 
 
 class _Stages:
-    """The three stages, a thread each: a bucket moves from one to the next."""
+    """The three stages, one thread each: a bucket moves from one to the next."""
 
     def __init__(self, rank: int) -> None:
         inner = [(0, 1), (2, 3)]
         outer = [(0, 2), (1, 3)]
-        # All ranks have to make all groups, in one order.
+        # All ranks must create all groups, in the same order.
         self._scatter, self._across, self._gather = (
             self._own([dist.new_group(list(pair)) for pair in pairs], pairs, rank) for pairs in (inner, outer, inner)
         )
@@ -79,7 +79,7 @@ class _Stages:
         return next(group for group, pair in zip(groups, pairs, strict=True) if rank in pair)
 
     def start(self, buffer: torch.Tensor) -> threading.Event:
-        """Begin with a bucket; the event is set when its sum is there."""
+        """Start with a bucket; the event is set when its sum is ready."""
         done = threading.Event()
         self._queues[0].put((buffer, done))
         return done
@@ -99,24 +99,24 @@ class _Stages:
         return (own, other) if self._place == 0 else (other, own)
 
     def _reduce_scatter(self, buffer: torch.Tensor) -> None:
-        own, other = self._halves(buffer)
-        taken = torch.empty_like(own)
-        self._swap(other, taken, self._scatter)
-        own += taken
+        own_half, other_half = self._halves(buffer)
+        received = torch.empty_like(own_half)
+        self._swap(other_half, received, self._scatter)
+        own_half += received
 
     def _all_reduce(self, buffer: torch.Tensor) -> None:
         dist.all_reduce(self._halves(buffer)[0], group=self._across)
 
     def _all_gather(self, buffer: torch.Tensor) -> None:
-        own, other = self._halves(buffer)
-        self._swap(own, other, self._gather)
+        own_half, other_half = self._halves(buffer)
+        self._swap(own_half, other_half, self._gather)
 
-    def _swap(self, sent: torch.Tensor, taken: torch.Tensor, group: Any) -> None:
-        """What a reduce-scatter and an all-gather between two are: each sends a half to the other."""
+    def _swap(self, sent: torch.Tensor, received: torch.Tensor, group: Any) -> None:
+        """The exchange of a reduce-scatter or all-gather between two: each sends a half to the other."""
         neighbour = 1 - self._place
         works = [
             dist.isend(sent, group=group, group_dst=neighbour),
-            dist.irecv(taken, group=group, group_src=neighbour),
+            dist.irecv(received, group=group, group_src=neighbour),
         ]
         for work in works:
             work.wait()  # type: ignore[union-attr]

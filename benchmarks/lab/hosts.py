@@ -1,7 +1,7 @@
-"""Hosts with a network of their own: namespaces of this machine on bridges, their links as slow as asked for.
+"""Hosts with their own network: namespaces of this machine on bridges, with rate-limited links.
 
 Linux only, and as root: `ip` and `tc` of iproute2. Every link is a pair of virtual Ethernet devices whose two ends
-send through a token bucket (tc-tbf(8)), so that both directions have the same rate and do not share it.
+send through a token bucket (tc-tbf(8)), so both directions have the same rate and do not share it.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from whatif.runtime.errors import WhatifError
 
-# A namespace is `PREFIX-<process>-<part>`: of a lab whose process is gone everything may be removed.
+# A namespace is `PREFIX-<process>-<part>`: those of a lab whose process is gone may be removed.
 PREFIX = "whatif-lab"
 _NAME = re.compile(rf"{PREFIX}-(\d+)-\w+")
 
@@ -27,13 +27,13 @@ INTERFACE = "lab0"  # of every host
 SWITCH = "switch"  # the namespace of all bridges
 MOST_HOSTS = 64
 NETWORK = "10.77.0.0/24"  # of all of them
-# Frames of 1,514 bytes for 1,448 of a message, and room to spare: a twelfth of a packet of 16 kB.
+# Frames of 1,514 bytes for 1,448 of a message, and a reserve: a twelfth of a packet of 16 kB.
 HEADER_BYTES = 2_000
 
-# What a link may send at once after a rest: a millisecond of its rate, but no less than the largest packet that the
-# kernel hands over in one piece, or it would be cut up by a CPU that should train.
+# The burst of an idle link: a millisecond of its rate, but no less than the largest packet that the
+# kernel hands over in one piece, or a CPU that should train would have to split it.
 BURST_S, FEWEST_BURST_BYTES = 1e-3, 70_000
-# What may wait ahead of a link before it drops; it holds less than what a sender's socket does.
+# The queue of a link before it drops packets; it is smaller than a sender's socket buffer.
 QUEUE = "100ms"
 
 
@@ -45,17 +45,17 @@ class Host:
     address: str
 
     def command(self, *words: str) -> list[str]:
-        """The command line that runs `words` on this host."""
+        """Return the command line that runs `words` on this host."""
         return ["ip", "netns", "exec", self.namespace, *words]
 
 
 class Hosts:
-    """Groups of hosts for the length of a `with` block; leaving it removes them, also by an exception or a signal.
+    """Groups of hosts for the duration of a `with` block, which removes them even on an exception or a signal.
 
-    `groups` has a number of hosts for each bridge. `rate_mbit_s` is that of each host's link, `uplink_mbit_s` that of
-    the link by which a group reaches the others, shared by its hosts; None does not limit them. `packet_bytes` is the
-    most that a link sends at once, for messages that would pass in the usual burst whatever the rate. Raises
-    WhatifError where the lab cannot work: not Linux, not root, no `ip` or `tc`.
+    `groups` has the hosts of each bridge. `rate_mbit_s` is the rate of each host's link, `uplink_mbit_s` that of
+    the link from a group to the others, shared by its hosts; None: no limit. `packet_bytes` is the
+    largest burst of a link, for messages that would fit into the usual burst at any rate. Raises
+    WhatifError if the lab cannot work: not Linux, not root, no `ip` or `tc`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Hosts:
     def __enter__(self) -> Self:
         if any(namespace == self._switch for namespace in namespaces()):
             raise WhatifError("lab: expected one set of hosts at a time in a process, got a second one.")
-        # An interrupt is an exception already; a request to end has to become one, or nothing would be removed.
+        # SIGINT already raises an exception; SIGTERM must as well, or nothing would be removed.
         if threading.current_thread() is threading.main_thread():
             self._signals[signal.SIGTERM] = signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -95,14 +95,14 @@ class Hosts:
         self._remove()
 
     def set_rate(self, rate_mbit_s: float | None) -> None:
-        """Return the link of every host this rate in both directions; None takes the limit away."""
+        """Set the rate of every host's link in both directions; None removes the limit."""
         _check_rate(rate_mbit_s)
         for number, host in enumerate(self.hosts):
             _limit(host.namespace, INTERFACE, rate_mbit_s, self._packet_bytes)
             _limit(self._switch, f"port{number}", rate_mbit_s, self._packet_bytes)
 
     def set_uplink(self, rate_mbit_s: float | None) -> None:
-        """Return the link between each group and the others this rate in both directions; None takes the limit away."""
+        """Set the rate of the link between each group and the others in both directions; None removes the limit."""
         _check_rate(rate_mbit_s)
         if len(self._groups) > 1:
             for group in range(len(self._groups)):
@@ -131,15 +131,15 @@ class Hosts:
         self.set_uplink(self._uplink)
 
     def _connect(self, host: Host, port: str, bridge: str) -> None:
-        own = ("link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", self._switch)
-        _in(host.namespace, *own)
+        host_end = ("link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", self._switch)
+        _in(host.namespace, *host_end)
         _in(host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
         if self._packet_bytes is not None:
             _in(host.namespace, "link", "set", INTERFACE, "gso_max_size", str(self._packet_bytes))
         _in(host.namespace, "link", "set", "lo", "up")
         _in(host.namespace, "link", "set", INTERFACE, "up")
-        # Messages that answer one another make TCP hold back acknowledgements; when both sides wait for one, 64 kB
-        # each way stand still for 70 ms, until a timer ends it (docs/lab.md).
+        # With alternating messages TCP delays acknowledgements; when both sides wait for one, 64 kB
+        # each way stall for 70 ms, until a timer expires (docs/lab.md).
         _in(host.namespace, "route", "change", NETWORK, "dev", INTERFACE, "src", host.address, "quickack", "1")
         self._plug(port, bridge)
 
@@ -152,7 +152,7 @@ class Hosts:
         _in(self._switch, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        # A second interrupt must not leave half of it behind.
+        # A second interrupt must not stop the cleanup halfway.
         in_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         try:
@@ -166,7 +166,7 @@ class Hosts:
 
 
 def check_machine() -> None:
-    """Raise WhatifError, in one sentence, where no hosts can be made."""
+    """Raise WhatifError if this machine cannot create hosts."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise WhatifError(f"lab: expected the commands ip and tc, got no {missing[0]}; install iproute2 (Linux only).")
@@ -184,7 +184,7 @@ def namespaces() -> list[str]:
 
 
 def clean() -> list[str]:
-    """Remove what labs left whose process is gone (killed, so that nothing could tidy up); give the names removed."""
+    """Remove the namespaces of labs whose process was killed; return their names."""
     check_machine()
     left = []
     for name in namespaces():
@@ -197,14 +197,14 @@ def clean() -> list[str]:
 
 
 def burst_bytes(rate_mbit_s: float, packet_bytes: int | None = None) -> int:
-    """What a link of this rate sends at once after a rest, of packets of at most `packet_bytes` and their headers."""
+    """The burst of an idle link of this rate, for packets of at most `packet_bytes` and their headers."""
     if packet_bytes is not None:
         return packet_bytes + HEADER_BYTES
     return max(FEWEST_BURST_BYTES, round(rate_mbit_s * 1e6 / 8 * BURST_S))
 
 
 def _delete(names: list[str]) -> None:
-    """Remove namespaces, the processes in them first: a device lives as long as somebody is in its namespace."""
+    """Remove namespaces, after killing their processes: a device exists as long as its namespace has one."""
     for name in names:
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
         for pid in found.split():
@@ -215,10 +215,10 @@ def _delete(names: list[str]) -> None:
 
 
 def _limit(namespace: str, device: str, rate_mbit_s: float | None, packet_bytes: int | None = None) -> None:
-    """Let a device send at most so much; None: as fast as it can."""
+    """Limit the rate of a device; None: as fast as it can."""
     if rate_mbit_s is None:
         words = ["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"]
-        # There is none to take away where none was set.
+        # Fails if there is no limit to remove.
         subprocess.run(words, capture_output=True, check=False)
         return
     burst = f"{burst_bytes(rate_mbit_s, packet_bytes)}b"
@@ -233,8 +233,8 @@ def _in(namespace: str, *words: str) -> None:
 def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise WhatifError(f"lab: expected `{' '.join(words)}` to work, got '{told}'; it needs root and iproute2.")
+        message = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise WhatifError(f"lab: expected `{' '.join(words)}` to work, got '{message}'; it needs root and iproute2.")
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""One job of the lab: a Python worker on every host, their results together, and no process left behind."""
+"""One job of the lab: run a Python worker on every host, collect the results, and leave no process behind."""
 
 import json
 import os
@@ -21,13 +21,13 @@ from .hosts import INTERFACE, Host
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 0.02
-# Every lab has a network of its own, so no other program has this port.
+# Every lab has its own network, so no other program uses this port.
 PORT = 29_555
 
 
 @dataclass(frozen=True)
 class Worker:
-    """What one process does: the module that it runs with its request, on which host, and on which core."""
+    """One process: the module that it runs, its request, host and core."""
 
     host: Host
     module: str  # `python -m` runs it; its main reads the request
@@ -36,17 +36,17 @@ class Worker:
 
 
 def spread(hosts: Sequence[Host], module: str, request: dict[str, Any]) -> list[Worker]:
-    """A worker for every host, dealt round the cores that this process may use."""
+    """Return a worker for every host, assigned round-robin to the cores available to this process."""
     cores = sorted(os.sched_getaffinity(0))
     return [Worker(host, module, request, cores[place % len(cores)]) for place, host in enumerate(hosts)]
 
 
 def run_job(workers: Sequence[Worker], *, timeout_s: float = 120.0) -> list[dict[str, Any]]:
-    """Run all workers at once and give their results, in their order.
+    """Run all workers concurrently and return their results, in order.
 
-    The first is rank 0, and its host the one that the others look for. A worker gets its request, `rank` and
-    `workers`, as JSON in its only argument, and writes its result as JSON into the file that `result` names. Raises
-    WhatifError where one fails or where they take too long; then all of them are ended.
+    The first is rank 0, whose host the others connect to. A worker gets its request, `rank` and
+    `workers`, as JSON in its only argument, and writes its result as JSON to the file named by `result`. Raises
+    WhatifError if one fails or they take too long; then all of them are killed.
     """
     with tempfile.TemporaryDirectory(prefix="whatif-lab-") as folder:
         running: list[subprocess.Popen[bytes]] = []
@@ -71,7 +71,7 @@ def _start(worker: Worker, rank: int, workers: Sequence[Worker], folder: Path) -
     }  # fmt: skip
     command = worker.host.command(sys.executable, "-m", worker.module, json.dumps(request))
     with _log(folder, rank).open("w") as stream:
-        # A session of its own: an interrupt at the terminal is the lab's to handle. ROOT holds `benchmarks`.
+        # A separate session: the lab handles interrupts at the terminal. ROOT holds `benchmarks`.
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             start_new_session=True, cwd=ROOT,

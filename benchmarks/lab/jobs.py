@@ -1,4 +1,4 @@
-"""What the lab can run: jobs with their network, and the record that each leaves in the folder of results."""
+"""Jobs of the lab with their network, and the record that each writes to the folder of results."""
 
 import json
 import statistics
@@ -29,7 +29,7 @@ class Layout:
     packet_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As a record holds it."""
+        """Return the fields of a record."""
         uplink = {"uplink_mbit_s": self.uplink_mbit_s} if len(self.groups) > 1 else {}
         burst = {} if self.rate_mbit_s is None else {"burst_bytes": burst_bytes(self.rate_mbit_s, self.packet_bytes)}
         return {"groups": list(self.groups), "rate_mbit_s": self.rate_mbit_s, **uplink, **burst}
@@ -37,7 +37,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Job:
-    """One call of `run_job`, and the files that it makes in the folder of results."""
+    """One call of `run_job`, and the files that it writes to the folder of results."""
 
     name: str
     module: str
@@ -48,7 +48,7 @@ class Job:
     timeout_s: float = 150.0
 
     def is_done(self, out: Path) -> bool:
-        """Whether everything that it makes is there."""
+        """Whether all of its files exist."""
         return all((out / name).exists() for name in self.made)
 
     def run(self, out: Path) -> None:
@@ -68,13 +68,13 @@ class Job:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a record whole or not at all; lists of numbers stand on one line."""
+    """Write a record atomically, with lists of numbers on one line."""
     with replacing(path) as part:
         part.write_text(_lines(record, 0) + "\n")
 
 
 def _lines(value: Any, depth: int) -> str:
-    """JSON with a line for each key and each row; what holds nothing but plain values takes one line."""
+    """Encode JSON with a line for each key and each row; containers of plain values take one line."""
     if isinstance(value, dict) and value:
         flat = all(not isinstance(item, dict | list) for item in value.values())
         if not flat or depth < 2:
@@ -88,7 +88,7 @@ def _lines(value: Any, depth: int) -> str:
 
 
 def slower_rank(results: Results, name: str) -> list[dict[str, Any]]:
-    """Of each round the samples of the rank that took longest: whoever exchanges gradients waits for it."""
+    """The samples of the slowest rank of each round: whoever exchanges gradients waits for it."""
     rounds = []
     for rows in zip(*(result["rounds"][name] for result in results), strict=True):
         medians = [statistics.median(row["samples_ms"][0]) for row in rows]

@@ -1,4 +1,4 @@
-"""The lab's models: the campaign's networks at sizes with 2 to 20 MB of gradients and steps of 50 to 300 ms a core."""
+"""The lab's models: the campaign's networks with 2 to 20 MB of gradients and steps of 50 to 300 ms on one core."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Model:
 
 
 def _mlp() -> nn.Module:
-    """Four wide layers: many bytes for its arithmetic, so that the network decides."""
+    """Four wide layers: many bytes for little arithmetic, so that the network dominates."""
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [nn.Linear(1024, 1024), nn.ReLU()]
@@ -47,7 +47,7 @@ MODELS = {
         next_tokens(1000, 64),
         next_token_loss,
     ),
-    # Convolutions with little to send, then linear layers with much, 12 MB.
+    # Convolutions with few bytes to send, then linear layers with many, 12 MB.
     "vgg": Model(8, lambda: Vgg(VGG_STAGES, 32, 512, 100, 0.0), images(32, 100), functional.cross_entropy),
     "mlp": Model(128, _mlp, _vectors, functional.cross_entropy),
     # The campaign's BERT base twin, 3 MB.
@@ -61,9 +61,9 @@ MODELS = {
 
 
 class Training:
-    """A model with its batch and Adam, one tensor at a time: torch's own loop over a CPU's parameters.
+    """A model with its batch and Adam, one tensor at a time: torch's loop over a CPU's parameters.
 
-    `forward` is what is called in a step, by default the model: DistributedDataParallel wraps it.
+    A step calls `forward`, by default the model; DistributedDataParallel wraps it.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,17 +1,17 @@
-"""Lets the kernel's network work before other programs while something is measured."""
+"""Prioritize the kernel's network processing during a measurement."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Above the lab's workers: in a cluster no program of a worker holds up a switch.
+# Above the lab's workers: in a cluster no worker's program delays a switch.
 PRIORITY = 30
 
 
 @contextmanager
 def network_first() -> Iterator[None]:
-    """Return the kernel's threads for deferred work, which carry packets on, real-time priority within the block."""
+    """Give the kernel's threads for deferred work, which forward packets, real-time priority within the block."""
     threads = _deferred_work()
     for thread in threads:
         _schedule(thread, os.SCHED_FIFO, PRIORITY)
@@ -23,7 +23,7 @@ def network_first() -> Iterator[None]:
 
 
 def _schedule(thread: int, policy: int, priority: int) -> None:
-    # Without it the times are noisier, and nothing else.
+    # Without it the times are only noisier.
     with suppress(OSError):
         os.sched_setscheduler(thread, policy, os.sched_param(priority))
 

@@ -1,6 +1,6 @@
-"""One replayed step on two and on four equal hosts, timed and then recorded: what `scaling` predicts from ranks.
+"""One replayed step on two and on four equal hosts, timed and then recorded: ground truth for `scaling` from ranks.
 
-Its computation sleeps, as for `hierarchical`; every bucket is really reduced, and DDP's own work is left out.
+Its computation sleeps, as for `hierarchical`; every bucket is really reduced, without DDP's overhead.
 """
 
 import gzip
@@ -44,7 +44,7 @@ def _record(model: str, results: Results) -> dict[str, Any]:
 
 
 class Replay(torch.autograd.Function):
-    """Computation that takes until a moment: an operator, so that the profiler sees work and not a wait."""
+    """Computation until a given time, as an operator, so that the profiler records work and not a wait."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, end_s: float) -> torch.Tensor:
@@ -87,12 +87,12 @@ def work(rank: Rank) -> dict[str, Any]:
 
 
 def _write(profiler: torch.profiler.profile, path: Path) -> None:
-    """Write the trace without the names of the machine and of a file on it."""
+    """Write the trace without the names of the machine and of its file."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
         trace = json.loads(Path(file.name).read_text(encoding="utf-8"))
-    told = {key: value for key, value in trace.items() if key not in ("host_name", "traceName")}
-    path.write_bytes(gzip.compress(json.dumps(told).encode(), mtime=0))
+    kept = {key: value for key, value in trace.items() if key not in ("host_name", "traceName")}
+    path.write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
 
 
 def _step(plan: Plan, buckets: list[tuple[float, int]], buffers: list[torch.Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""Two workers and a parameter server on a host of its own: whole gradients in order, and slices by priority (P3).
+"""Two workers and a parameter server on a separate host: whole gradients in order, and slices by priority (P3).
 
-The workers compute truly, each on a core; the server, which only moves and adds, shares the core of the first.
+The workers really compute, each on a core; the server, which only moves and adds, shares the core of the first.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def work(rank: Rank) -> dict[str, Any]:
     training = Training(rank.request["model"])
     if rank.number == SERVER:
         server = Server(training.model, address[0], WORKERS)
-        # Its threads inherit this: as equals of the worker's on the same core they would wait until it waits.
+        # Its threads inherit this: at equal priority on the worker's core, they would run only while it waits.
         with undisturbed(COMMUNICATION_PRIORITY):
             server.serve()
         return {"weights": _weights(training)}
@@ -84,13 +84,13 @@ def work(rank: Rank) -> dict[str, Any]:
         training.gradients()
 
     def block(way: dict[str, Any], count: int) -> tuple[list[float], list[float]]:
-        """The first step finds all its weights, so it is not like those behind it."""
+        """Time a block; the first step does not wait for weights, unlike those after it."""
         client.slice_bytes, client.by_use = way["slice_bytes"], way["by_use"]
         wall, cpu = time_steps(step, count + 1)
         client.drain()
         return wall[1:], cpu[1:]
 
-    plain = block_steps(median_ms(local.step, WARMUP_STEPS + 1), BLOCK_S, FEWEST_STEPS, group=group)
+    plain_steps = block_steps(median_ms(local.step, WARMUP_STEPS + 1), BLOCK_S, FEWEST_STEPS, group=group)
     counts = {}
     for way in WAYS:
         usual_ms = agreed(min(block(way, WARMUP_STEPS)[0]), group)
@@ -99,7 +99,7 @@ def work(rank: Rank) -> dict[str, Any]:
     with undisturbed():
         for _ in range(rank.request["rounds"]):
             dist.barrier(group)
-            wall, cpu = time_steps(local.step, plain)
+            wall, cpu = time_steps(local.step, plain_steps)
             rounds["local"].append({"samples_ms": [wall], "cpu_samples_ms": [cpu]})
             for way in WAYS:
                 dist.barrier(group)
@@ -114,7 +114,7 @@ def work(rank: Rank) -> dict[str, Any]:
 
 
 def _weights(training: Training) -> str:
-    """A number that differs where any weight does."""
+    """A checksum of the weights."""
     found = hashlib.sha256()
     for parameter in training.model.parameters():
         found.update(as_bytes(parameter).tobytes())

@@ -1,7 +1,7 @@
-"""A pipeline of two stages on two hosts: micro-batches go one way, the gradients of their activations come back.
+"""A pipeline of two stages on two hosts: micro-batches flow forward, the gradients of their activations back.
 
-The model is cut where the what-if would cut it, its stages run the same schedule, and messages cross beside the work:
-each is sent as soon as it is there, into a buffer that has waited for it since the step began.
+The model is cut where the what-if would cut it, its stages run the same schedule, and messages overlap the work:
+each is sent as soon as it is ready, into a buffer that was posted at the start of the step.
 """
 
 import os
@@ -31,9 +31,9 @@ from .rank import COMMUNICATION_PRIORITY, Rank, blocks_of, run, time_round, undi
 
 STAGES = 2
 RATES_MBIT_S = (1000.0, 200.0)
-# Those whose layers form a chain, and whose batch is eight samples or more. A batch of micro-batches has to be whole.
+# Models whose layers form a chain, with a batch of at least eight samples, divisible into the micro-batches.
 CHAINS = ("resnet", "mlp", "vgg")
-# A micro-batch's message would pass in the usual burst of a link, whatever its rate.
+# A micro-batch's message would fit into the usual burst of a link at any rate.
 PACKET_BYTES = 16_384
 WAYS = tuple((schedule, micro_batches) for schedule in ("gpipe", "1f1b") for micro_batches in (4, 8))
 BLOCK_S, FEWEST_STEPS, ROUNDS, WARMUP_STEPS = 0.35, 2, 6, 2
@@ -97,7 +97,7 @@ class _Mean(nn.Module):
 
 
 def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the parts of a model that run one behind the other, with their names."""
+    """Return the parts of a model that run one after the other, with their names."""
     if isinstance(model, ResNet):
         stages: Any = model.stages  # of Sequentials
         blocks = [
@@ -115,7 +115,7 @@ def chain(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def halves(model: nn.Module, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
-    """Return the model in two: what runs before the layer `cut`, and the rest. A part that holds it is not divided."""
+    """Divide the model into the parts before the layer `cut`, and the rest. The part that holds it stays whole."""
     parts = chain(model)
     (at,) = (place for place, (name, _) in enumerate(parts) if f"{cut}.".startswith(f"{name}."))
     modules = [module for _, module in parts]
@@ -123,7 +123,7 @@ def halves(model: nn.Module, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 class Link(Protocol):
-    """The way to the other stage; both calls give what can be waited for. A tag distinguishes messages."""
+    """The link to the other stage; both calls return a waitable. A tag distinguishes messages."""
 
     def send(self, tensor: Tensor, tag: int) -> Any:
         """Begin to send."""
@@ -151,10 +151,10 @@ class Gloo:
 
 @contextmanager
 def _not_held_up() -> Iterator[None]:
-    """Return this thread the priority of those that communicate.
+    """Give this thread the priority of those that communicate.
 
-    Gloo's thread tries a connection again and again while another holds its lock: if it kept that one from its core,
-    as a thread of a higher priority does, both would wait for ever.
+    Gloo's thread polls a connection while another thread holds its lock: if it kept that thread off its core,
+    as a thread of higher priority does, both would wait forever.
     """
     policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(OSError):
@@ -175,14 +175,14 @@ class Stage:
         training = Training(model)
         self.number, self.link, self.count = number, link, micro_batches
         self._loss: Callable[[Any, Tensor], Tensor] = MODELS[model].loss
-        # A step of as many samples as ``batches`` copies of the model would take.
+        # A step has as many samples as ``batches`` copies of the model.
         self._inputs = torch.cat([training.inputs[0]] * batches).chunk(micro_batches)
         self._targets = torch.cat([training.target] * batches).chunk(micro_batches)
         assert len(self._inputs) == micro_batches
-        both = halves(training.model, cut)
-        self.model = both[number]
+        model_halves = halves(training.model, cut)
+        self.model = model_halves[number]
         with torch.no_grad():
-            self.message = both[0](self._inputs[0])
+            self.message = model_halves[0](self._inputs[0])
         self.buffers = [torch.empty_like(self.message) for _ in range(micro_batches)]
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, foreach=False)
         self._passes = order(schedule, STAGES, micro_batches, 1)[number]
@@ -190,7 +190,7 @@ class Stage:
     def step(self) -> None:
         """Take one training step of all micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        # What the first stage sends has the tag of its micro-batch, what comes back the next ones.
+        # Activations are tagged with their micro-batch, gradients with the numbers after these.
         back = 0 if self.number else self.count
         coming = [self.link.receive(buffer, back + micro) for micro, buffer in enumerate(self.buffers)]
         ends: dict[int, tuple[Tensor, Tensor]] = {}
@@ -198,7 +198,7 @@ class Stage:
         for one in self._passes:
             message = (self.backward if one.backward else self.forward)(one, coming, ends)
             if message is not None:
-                # The message's memory has to last until it is sent.
+                # The message's memory must stay alive until it is sent.
                 sent.append((message, self.link.send(message, self.count - back + one.micro_batch)))
         for _, work in sent:
             work.wait()
@@ -209,7 +209,7 @@ class Stage:
         self.optimizer.step()
 
     def forward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Take the message that it waits for, if any; return what goes to the other stage."""
+        """Run a forward pass on the awaited message, if any; return the message to the other stage."""
         if self.number == 0:
             x = self._inputs[one.micro_batch]
             y: Tensor = self.model(x)
@@ -217,12 +217,12 @@ class Stage:
             return y.detach().contiguous()
         coming[one.micro_batch].wait()
         x = self.buffers[one.micro_batch].detach().requires_grad_()
-        # A copy: a stage may begin with an operation in place (ReLU), which a leaf of autograd does not allow.
+        # A copy: a stage may begin with an in-place operation (ReLU), which an autograd leaf does not allow.
         ends[one.micro_batch] = x, self._loss(self.model(x.clone()), self._targets[one.micro_batch]) / self.count
         return None
 
     def backward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
-        """As `forward`, the other way."""
+        """The backward counterpart of `forward`."""
         x, y = ends.pop(one.micro_batch)
         if self.number == 0:
             coming[one.micro_batch].wait()

@@ -1,7 +1,7 @@
-"""Two copies of a pipeline of two stages on four hosts: each stage reduces its gradients with its like, then updates.
+"""Two copies of a two-stage pipeline on four hosts: equal stages all-reduce their gradients, then update.
 
-Four workers on two cores: each stage's passes and update are timed alone, on a core of its own, and then replayed by
-both copies of it. Messages between stages and all-reduces of gradients are real.
+Four workers on two cores: each stage's passes and update are timed alone, on their own core, and then replayed by
+both copies of the stage. Messages between stages and all-reduces of gradients are real.
 """
 
 import statistics
@@ -26,7 +26,7 @@ from .replay import sleep_until
 
 COPIES = 2
 BLOCK_S, FEWEST_STEPS, ROUNDS, ALONE_STEPS = 0.35, 2, 4, 3
-# What a replayed step sleeps for: a forward pass, a backward pass, the update.
+# The parts that a replayed step sleeps for: a forward pass, a backward pass, the update.
 TIMED = ("forward", "backward", "update")
 
 
@@ -63,7 +63,7 @@ def _record(model: str, rate_mbit_s: float, results: Results) -> dict[str, Any]:
 
 
 class _Nothing:
-    """A link whose messages have always come."""
+    """A link whose messages have always arrived."""
 
     def send(self, tensor: Tensor, tag: int) -> Any:
         return self
@@ -76,11 +76,11 @@ class _Nothing:
 
 
 class Timed(Stage):
-    """A stage alone: what its passes and its update take, ms."""
+    """A stage alone, with the times of its passes and its update, ms."""
 
     def __init__(self, model: str, number: int, cut: str, schedule: str, micro_batches: int) -> None:
         super().__init__(model, number, cut, schedule, micro_batches, _Nothing())
-        # Memory as it was found may hold denormal numbers, which a CPU multiplies thirty times as slowly.
+        # Uninitialized memory may hold denormal numbers, which a CPU multiplies thirty times slower.
         for buffer in self.buffers:
             buffer.copy_(self.message)
         self.samples_ms: dict[str, list[float]] = {name: [] for name in TIMED}
@@ -97,7 +97,7 @@ class Timed(Stage):
         return timed
 
     def medians_ms(self) -> list[float]:
-        """Return what each takes, in the order of `TIMED`, of the steps since the last call."""
+        """Return the median of each, in the order of `TIMED`, over the steps since the last call."""
         found = [statistics.median(self.samples_ms[name]) for name in TIMED]
         for samples in self.samples_ms.values():
             samples.clear()
@@ -105,7 +105,7 @@ class Timed(Stage):
 
 
 class Replayed(Stage):
-    """A stage that sleeps as long as `times_ms` says, and exchanges what the real one does, with its like as well."""
+    """A stage that sleeps for `times_ms`, and sends the same messages and all-reduces as the real one."""
 
     def __init__(self, *words: Any, group: Any) -> None:
         super().__init__(*words)
@@ -113,25 +113,25 @@ class Replayed(Stage):
         self._gradients = torch.ones(sum(parameter.numel() for parameter in self.model.parameters()))
         self.times_ms = torch.zeros(len(TIMED), dtype=torch.float64)
 
-    def _sleep(self, what: str) -> None:
-        sleep_until(time.perf_counter() + float(self.times_ms[TIMED.index(what)]) / 1e3)
+    def _sleep(self, part: str) -> None:
+        sleep_until(time.perf_counter() + float(self.times_ms[TIMED.index(part)]) / 1e3)
 
     def forward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Sleep in place of the pass."""
+        """Sleep instead of computing."""
         if self.number:
             coming[one.micro_batch].wait()
         self._sleep("forward")
         return None if self.number else self.message
 
     def backward(self, one: Pass, coming: list[Any], ends: dict[int, tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Sleep in place of the pass."""
+        """Sleep instead of computing."""
         if not self.number:
             coming[one.micro_batch].wait()
         self._sleep("backward")
         return self.message if self.number else None
 
     def update(self) -> None:
-        """Reduce the gradients, and sleep in place of the update."""
+        """Reduce the gradients, and sleep instead of updating."""
         dist.all_reduce(self._gradients, group=self._group)
         self._sleep("update")
 
@@ -139,7 +139,7 @@ class Replayed(Stage):
 def work(rank: Rank) -> dict[str, Any]:
     """Time each stage alone and all four together, in turn; the request has `model`, `trace` and `rate_mbit_s`."""
     request, number = rank.request, rank.number % STAGES
-    # Rank 2 c + s is stage s of copy c. All ranks have to make all groups, in one order.
+    # Rank 2 c + s is stage s of copy c. All ranks must create all groups, in the same order.
     groups = [dist.new_group([stage + STAGES * copy for copy in range(COPIES)]) for stage in range(STAGES)]
     local, real = Training(request["model"]), rank.number < STAGES
     cuts: dict[str, dict[str, Any]] = {}
@@ -173,7 +173,7 @@ def work(rank: Rank) -> dict[str, Any]:
                 dist.barrier()
                 step_ms = time_steps(stage.step, 1)[0][0]
                 count = block_steps(agreed(step_ms), BLOCK_S, FEWEST_STEPS)
-                # The first stage's first step ends before the second's: what follows has the pace of the slower one.
+                # The first stage's first step ends before the second's: later ones run at the speed of the slower one.
                 rounds[name].append({"samples_ms": [time_steps(stage.step, count + 1)[0][1:]]})
     return {"rounds": rounds, "cuts": cuts, "samples": local.samples, "alone_ms": times_ms}
 

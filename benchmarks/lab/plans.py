@@ -1,8 +1,8 @@
 """Four ways to train one batch on two workers: DDP, ZeRO-1, FSDP and a pipeline of two stages, in turn.
 
-Every step is of the same samples: both workers' batches, or a pipeline's micro-batches of both together. ZeRO-1 is
+Every step has the same samples: both workers' batches, or a pipeline's micro-batches of both together. ZeRO-1 is
 ZeroRedundancyOptimizer under DistributedDataParallel, FSDP is fully_shard of the units that the what-if ``fsdp`` finds.
-What is measured is which way is the fastest: no what-if is named, as ``zero`` describes DeepSpeed's exchange.
+The question is which way is fastest: records name no what-ifs, as ``zero`` describes DeepSpeed's exchange.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def _record(model: str, results: Results) -> dict[str, Any]:
 
 
 def _copies(model: str, *, shared: bool) -> Training:
-    """A training under DDP; ``shared``: its optimizer's state is divided among the workers (ZeRO-1)."""
+    """A training under DDP; ``shared``: its optimizer's state is sharded over the workers (ZeRO-1)."""
     training = Training(model)
     if shared:
         sharded: Any = ZeroRedundancyOptimizer(
@@ -73,7 +73,7 @@ def _copies(model: str, *, shared: bool) -> Training:
 
 
 def unit_names(trace: Path) -> tuple[str, ...]:
-    """Return the units that ``fsdp`` shards by; none where it takes the model as one."""
+    """Return the units that ``fsdp`` shards by; none if it treats the model as one."""
     graph = Baseline.of(read(trace), "mark").graph
     found = units_of(graph, "plans", step_gradients(graph, None, "plans"), passes(graph), None, None)
     return found.names if len(found.names) > 1 else ()
@@ -84,7 +84,7 @@ def _sharded(model: str, names: tuple[str, ...]) -> Training:
     mesh = init_device_mesh("cpu", (STAGES,))
     for name in names:
         fully_shard(training.model.get_submodule(name), mesh=mesh)
-    # Where the model is one unit it is let go behind its forward pass, as units are.
+    # If the model is one unit, it is freed after its forward pass, like other units.
     fully_shard(training.model, mesh=mesh, reshard_after_forward=None if names else True)
     training.optimizer = torch.optim.Adam(training.model.parameters(), lr=1e-5, foreach=False)
     return training

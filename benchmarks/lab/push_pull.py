@@ -1,7 +1,7 @@
 """Parameter servers over plain sockets: a worker pushes gradients while it computes and pulls the weights back.
 
-Every message is a part of one parameter, with its urgency: a side that can send takes the most urgent one that waits,
-and of equally urgent ones the first. A server adds up what all workers pushed of a part, updates that part of its
+Every message is a part of one parameter, with its urgency: a side that can send takes the most urgent waiting one,
+and of equally urgent ones the first. A server sums the gradients of a part from all workers, updates that part of its
 weights with plain SGD, and sends it to each of them.
 """
 
@@ -25,10 +25,10 @@ PORT = 29_666
 LEARNING_RATE = 1e-4
 # Parameter, first byte, bytes, urgency (the smallest goes first).
 HEADER = struct.Struct("<iqqi")
-# What lies in a socket is sent before anything more urgent: little, but enough to keep the link busy while the thread
-# that fills it waits for its turn.
+# Data in a socket is sent before anything more urgent: keep it small, but large enough that the link stays busy while
+# the thread that fills it waits for its turn.
 SEND_BUFFER_BYTES, RECEIVE_BUFFER_BYTES = 64 << 10, 512 << 10
-# How long a thread of Python keeps others waiting: by default it is 5 ms, 600 kB of a link of 1 Gbit/s.
+# Python's thread switch interval: the default of 5 ms is 600 kB on a link of 1 Gbit/s.
 SWITCH_S = 2e-4
 CONNECT_S = 30.0
 
@@ -44,7 +44,7 @@ class Sender:
         threading.Thread(target=self._send, daemon=True).start()
 
     def put(self, urgency: int, parameter: int, begin: int, part: memoryview) -> None:
-        """Send a part when its turn comes; its memory must not change until then."""
+        """Queue a part for sending; its memory must not change until it is sent."""
         with self._changed:
             heapq.heappush(self._waiting, (urgency, next(self._numbers), parameter, begin, part))
             self._changed.notify()
@@ -61,9 +61,9 @@ class Sender:
 
 
 class Client:
-    """A worker's side: hooks of its model push what the backward pass finishes, and let the forward pass wait.
+    """A worker's side: hooks of its model push finished gradients, and let the forward pass wait for weights.
 
-    `slice_bytes` cuts gradients, None sends them whole; with `by_use` what the forward pass uses first is most urgent.
+    `slice_bytes` cuts gradients, None sends them whole; with `by_use` parameters that are used first are most urgent.
     """
 
     def __init__(self, model: nn.Module, server: str) -> None:
@@ -79,8 +79,8 @@ class Client:
         self._parameters = list(model.parameters())
         self._number = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._weights = [as_bytes(parameter) for parameter in self._parameters]
-        self._missing = [0] * len(self._parameters)  # bytes that have been pushed and not come back
-        self._use: dict[int, int] = {}  # which parameter is used first, by number
+        self._missing = [0] * len(self._parameters)  # bytes pushed and not yet pulled
+        self._use: dict[int, int] = {}  # the order of first use, by parameter number
         self._came = threading.Condition()
         for module in model.modules():
             own = [self._number[id(parameter)] for parameter in module.parameters(recurse=False)]
@@ -93,11 +93,11 @@ class Client:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def drain(self) -> None:
-        """Wait until all weights are back."""
+        """Wait for all weights."""
         self._need(range(len(self._parameters)))
 
     def close(self) -> None:
-        """End the connection, and with it both threads."""
+        """Close the connection, which ends both threads."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -130,7 +130,7 @@ class Client:
 
 
 class Server:
-    """The server's side for a number of workers; `serve` returns when they have gone."""
+    """The server's side; `serve` returns when all workers have disconnected."""
 
     def __init__(self, model: nn.Module, address: str, workers: int) -> None:
         self._weights = [as_bytes(parameter) for parameter in model.parameters()]
@@ -147,7 +147,7 @@ class Server:
         self._senders = [Sender(connection) for connection in self._connections]
 
     def serve(self) -> None:
-        """Take, add up, update and send until every worker has closed its connection."""
+        """Receive, sum, update and send until every worker has closed its connection."""
         threads = [
             threading.Thread(target=self._receive, args=(worker, connection), daemon=True)
             for worker, connection in enumerate(self._connections)
@@ -184,18 +184,18 @@ class Server:
 
 
 def share_the_interpreter() -> None:
-    """Let this process's threads take turns as often as a network needs."""
+    """Set a thread switch interval that is short enough for the network."""
     sys.setswitchinterval(SWITCH_S)
 
 
 def as_bytes(tensor: Any) -> Bytes:
-    """The memory of a float32 tensor, flat: to read and to write."""
+    """A flat, writable view of the memory of a float32 tensor."""
     array: npt.NDArray[np.float32] = tensor.detach().numpy()
     return array.reshape(-1).view(np.uint8)
 
 
 def read(connection: socket.socket, size: int) -> bytes | None:
-    """So many bytes; None where the other side has closed the connection."""
+    """Read ``size`` bytes; None if the other side has closed the connection."""
     found = bytearray(size)
     view = memoryview(found)
     while view:
@@ -207,7 +207,7 @@ def read(connection: socket.socket, size: int) -> bytes | None:
 
 
 def read_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill the view with what comes."""
+    """Fill the view from the connection."""
     while view:
         count = connection.recv_into(view)
         if not count:

@@ -1,4 +1,4 @@
-"""What every worker of the lab has in common: its core, its place among the others, undisturbed timing, its result."""
+"""Common parts of the lab's workers: their core, rank, undisturbed timing, and result."""
 
 import ctypes
 import json
@@ -20,17 +20,17 @@ from whatif.instrumentation.metadata import describe_environment
 
 from whatif.runtime.files import replacing
 
-# So much memory is the process's own before anything is timed: a page's first touch costs more than its work.
+# Memory that the process touches before timing: the first touch of a page costs more than its use.
 TOUCHED_BYTES = 384 << 20
-# Real-time priorities: above every ordinary process; threads that communicate come before the one that computes, as
-# the kernel's own network does.
+# Real-time priorities, above every ordinary process; threads that communicate come before the one that computes, like
+# the kernel's network processing.
 COMPUTE_PRIORITY, COMMUNICATION_PRIORITY = 10, 20
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One worker's place in its job, and what it is asked to do."""
+    """One worker's rank in its job, and its request."""
 
     number: int
     workers: int
@@ -39,11 +39,11 @@ class Rank:
 
 
 def run(work: Callable[[Rank], dict[str, Any]], *, join: bool = True) -> None:
-    """Do the work of this process: read the request, take a core for itself, and leave the result where it is wanted.
+    """Run this process: read the request, pin to a core, do the work, and write the result.
 
-    `join` lets the workers find one another over gloo first.
+    `join` first connects the workers over gloo.
     """
-    # A lab that is killed outright cannot end its workers.
+    # A lab that is killed cannot end its workers.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.sched_setaffinity(0, {int(os.environ["LAB_CORE"])})
     torch.set_num_threads(1)
@@ -65,10 +65,10 @@ def run(work: Callable[[Rank], dict[str, Any]], *, join: bool = True) -> None:
 
 @contextmanager
 def undisturbed(main_priority: int = COMPUTE_PRIORITY) -> Iterator[None]:
-    """Keep ordinary processes away from this one's core while it is timed.
+    """Keep ordinary processes off this process's core during timing.
 
-    All its threads get real-time priority, and lose it before anything else is done: a whole process with it can stop
-    its own core when it ends a process group.
+    All its threads get real-time priority, and lose it right afterwards: a process with it can block
+    its own core when it destroys a process group.
     """
     main = threading.main_thread().native_id
     for thread in _threads():
@@ -89,9 +89,9 @@ def _threads() -> list[int]:
 
 def agreed(value: float, group: Any = None) -> float:
     """The value of rank 0, on all ranks (of a group that it is in)."""
-    told = torch.tensor([value], dtype=torch.float64)
-    dist.broadcast(told, 0, group=group)
-    return float(told.item())
+    shared_value = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(shared_value, 0, group=group)
+    return float(shared_value.item())
 
 
 def time_steps(step: Callable[[], Any], count: int) -> tuple[list[float], list[float]]:
@@ -106,14 +106,14 @@ def time_steps(step: Callable[[], Any], count: int) -> tuple[list[float], list[f
 
 
 def block_steps(step_ms: float, block_s: float, fewest: int, group: Any = None) -> int:
-    """How many steps fill a block, the same number on all ranks."""
+    """The number of steps of a block, equal on all ranks."""
     return int(agreed(max(fewest, int(block_s * 1e3 / step_ms)), group))
 
 
 def blocks_of(
     steps: Mapping[str, Callable[[], Any]], *, warmup_steps: int, block_s: float, fewest: int
 ) -> dict[str, int]:
-    """Warm up each way of training on all ranks at once; return how many of its steps fill a block, by its name."""
+    """Warm up each way of training on all ranks at once; return the number of steps of its blocks, by name."""
     counts = {}
     for name, step in steps.items():
         dist.barrier()
@@ -127,7 +127,7 @@ def time_round(
 ) -> None:
     """Time a block of each way and add it to `rounds`; a block of plain steps (`local`) comes before each.
 
-    The pace of the machine changes: the plain steps see the same of it as the way behind them.
+    The machine's speed changes: plain steps see about the same speed as the way timed after them.
     """
     for way in steps:
         for name in ("local", way) if way != "local" else ():

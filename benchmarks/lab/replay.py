@@ -1,4 +1,4 @@
-"""A recorded step as a plan of times: when each gradient is finished, and how long the rest of the step takes.
+"""A recorded step as a plan: the time at which each gradient is ready, and the duration of the rest of the step.
 
 For more workers than this machine has cores the computation is replayed: a worker sleeps until the recorded one would
 have finished a gradient. Only the network is real.
@@ -18,23 +18,23 @@ from whatif.prediction.predict import Baseline
 
 @dataclass(frozen=True)
 class Plan:
-    """One step of one worker, ms since its begin."""
+    """One step of one worker, ms since its start."""
 
     step_ms: float
     backward_ms: float  # the end of the backward pass; the update follows
-    gradients: tuple[tuple[float, int], ...]  # when each is finished, and its bytes, in order
+    gradients: tuple[tuple[float, int], ...]  # ready time and bytes of each, in order
 
 
 def plan_of(trace: Path) -> Plan:
-    """Read a recording and give its usual step: the simulated baseline, which is without the profiler's cost."""
+    """Read a recording and return its steady step: the simulated baseline, without the profiler's overhead."""
     baseline = Baseline.of(read(trace), "mark")
     graph, timeline = baseline.graph, baseline.timeline
     gradients = step_gradients(graph, None, "lab")
     steps = np.unique(gradients.step)
     step = int(steps[len(steps) // 2])
-    own = graph.step == step
-    begin_ns = int(timeline.start_ns[own].min())
-    backward = own & (graph.phase == Phase.BACKWARD)
+    in_step = graph.step == step
+    begin_ns = int(timeline.start_ns[in_step].min())
+    backward = in_step & (graph.phase == Phase.BACKWARD)
     rows = gradients.step == step
     ready = (timeline.end_ns[gradients.task[rows]] - begin_ns) / 1e6
     return Plan(
@@ -47,7 +47,7 @@ def plan_of(trace: Path) -> Plan:
 
 
 def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple[float, int]]:
-    """Fill buckets by DDP's rule: when each can be sent, and its bytes."""
+    """Fill buckets by DDP's rule; returns the ready time and bytes of each."""
     found: list[tuple[float, int]] = []
     filled = 0
     for at, size in gradients:
@@ -59,7 +59,7 @@ def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple
 
 
 def sleep_until(end_s: float) -> None:
-    """Sleep until the performance counter shows so many seconds."""
+    """Sleep until the performance counter reaches ``end_s``."""
     left_s = end_s - time.perf_counter()
     if left_s > 0:
         time.sleep(left_s)

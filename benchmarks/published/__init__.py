@@ -1,1 +1,1 @@
-"""Predictions of what others published, scored: one module a table, each with ``score(data) -> Scores``."""
+"""Score predictions against published measurements: one module per table, each with ``score(data) -> Scores``."""

@@ -1,11 +1,11 @@
-"""Score predictions against what others published, and write docs/published.md.
+"""Score predictions against published measurements, and write docs/published.md.
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published [TABLE ...] [--left-out FOLDER] [--write]
 
-Each table is a module of this folder with ``score(data) -> Scores``; without names all of them run. ``--write`` puts
-their summaries into the page, where each table has a section of its own. Where timm and NeuSight's table are among
-them, the constants of the ranges are chosen again without the rows that are scored (``widths``). ``--left-out`` scores
-NeuSight's table once more, each GPU by models that were fitted without it (``benchmarks.published.neusight``).
+Each table is a module of this folder with ``score(data) -> Scores``; without names all of them run. ``--write`` writes
+their summaries to the page, which has a section for each table. If timm and NeuSight's table are among
+them, the constants of the ranges are refitted without the scored rows (``widths``). ``--left-out`` scores
+NeuSight's table once more, each GPU with models that were fitted without it (``benchmarks.published.neusight``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tables() -> list[str]:
 
 
 def section(scores: Scores) -> str:
-    """Return what the page says of a table: each group, and all rows together."""
+    """Return the page's section of a table: each group, and all rows together."""
     groups = scores.groups()
     rows = [
         (s.group, str(s.rows), f"{s.median_pct:.1f}", f"{s.mean_pct:.1f}", f"{s.bias_pct:+.1f}",
@@ -65,24 +65,24 @@ def main() -> int:
     found = {}
     for name in args.tables or tables():
         found[name] = importlib.import_module(f"benchmarks.published.{name}").score(extra_data())
-        told(name, section(found[name]), write=args.write)
+        show(name, section(found[name]), write=args.write)
     if args.left_out and "neusight" in found:
         left_out = neusight.score(extra_data(), args.left_out)
-        told("neusight_left_out", section(left_out), write=args.write)
+        show("neusight_left_out", section(left_out), write=args.write)
     if {"timm", "neusight"} <= set(found):
-        told("widths", f"## Ranges, groups left out\n\n{widths.table(_folds(found))}", write=args.write)
+        show("widths", f"## Ranges, groups left out\n\n{widths.table(_folds(found))}", write=args.write)
     return 0
 
 
-def told(name: str, text: str, *, write: bool) -> None:
-    """Print a section, and write it into the page."""
+def show(name: str, text: str, *, write: bool) -> None:
+    """Print a section, and with ``write`` put it into the page."""
     print(text)
     if write:
         PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, text), encoding="utf-8")
 
 
 def _folds(found: dict[str, Scores]) -> dict[str, list[tuple[str, Row]]]:
-    """Rows with the group that is left out: timm's by family of models, NeuSight's by device."""
+    """Rows with their held-out group: the family of models for timm, the device for NeuSight."""
     of_timm = found["timm"].rows
     rows = {
         f"timm, {group}": [(family(row.what), row) for row in of_timm if row.group == group]

@@ -1,7 +1,7 @@
 """GPT and Llama as Megatron-LM builds them, for predictions of their memory.
 
 Gated perceptrons (--swiglu) with both halves in one product, attention in one kernel (--use-flash-attn), and a loss in
-fp32 (its default, without --fp16-lm-cross-entropy). A layer norm stands for Llama's RMS norm: both keep their input.
+fp32 (its default, without --fp16-lm-cross-entropy). A layer norm replaces Llama's RMS norm: both save their input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Attention and a gated perceptron, each behind a norm and beside the stream."""
+    """Attention and a gated perceptron, each after a norm, with residual connections."""
 
     def __init__(self, width: int, inner: int, heads: int, groups: int, dropout: float) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the stream behind the block."""
+        """Return the output of the block."""
         batch, length, width = x.shape
         mixed = self.qkv(self.norm1(x)).view(batch, length, self.heads + 2 * self.groups, -1).transpose(1, 2)
         q, k, v = mixed.split([self.heads, self.groups, self.groups], 1)
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Words and positions, ``layers`` blocks, and scores of all words by the embedding's own weights or by others."""
+    """Token and position embeddings, ``layers`` blocks, and logits by tied or separate weights."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class GPT(nn.Module):
             self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return scores of (batch, length) words, fp32."""
+        """Return the logits of (batch, length) tokens, fp32."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""A GPT as Megatron-LM writes it, for predictions: attention in the clear, so that its core can be recomputed alone."""
+"""A GPT like Megatron-LM's, for predictions: attention as separate operators, so its core can be recomputed alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Core(nn.Module):
-    """Scores, softmax, dropout, weighted sum: what selective recomputation repeats (Korthikanti et al., 2022, §5)."""
+    """Scores, softmax, dropout, weighted sum: the part of selective recomputation (Korthikanti et al., 2022, §5)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of (batch, heads, length, size) queries, keys and values."""
@@ -17,7 +17,7 @@ class Core(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of ``heads`` heads over a stream of ``width`` numbers a token."""
+    """Self-attention with ``heads`` heads and ``width`` features per token."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron four times as wide, each behind a layer norm and beside the stream."""
+    """Attention and a perceptron four times as wide, each after a layer norm, with residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the stream behind the block."""
+        """Return the output of the block."""
         x = x + self.dropout(self.attention(self.norm1(x)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class GPT(nn.Module):
-    """Words and positions, ``layers`` blocks, and scores of 51,200 words."""
+    """Token and position embeddings, ``layers`` blocks, and logits of 51,200 tokens."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int, vocabulary: int = 51_200) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return scores of (batch, length) words."""
+        """Return the logits of (batch, length) tokens."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)

@@ -1,10 +1,10 @@
-"""Recordings of the same work on two GPUs, or launched in two ways: the what-if on one beside the other.
+"""Recordings of the same work on two GPUs, or launched in two ways: a what-if on one compared with the other.
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.gpu_pairs
 
-Another device is scored by GPU busy time, also with the shapes taken out of the recording; CUDA graphs and
-torch.compile by the step. The table is the recordings of `traces/`; what was chosen on them says so
-(``whatif/hardware/architectures.toml``, ``whatif/prediction/ranges.py``), so these rows are no test of it.
+Another device is scored by GPU busy time, also after removing the shapes from the recording; CUDA graphs and
+torch.compile by the step. The table is the recordings of `traces/`. Some constants were chosen on them
+(``whatif/hardware/architectures.toml``, ``whatif/prediction/ranges.py``), so these rows do not test those.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _SHAPES = ("Input Dims", "Input dims", "Input type", "Concrete Inputs", "Input S
 
 
 def score(data: Path) -> Scores:
-    """Score the pairs below the folder ``data``; times in ms. Raises FileNotFoundError where a recording is missing."""
+    """Score the pairs below the folder ``data``; times in ms. Raises FileNotFoundError if a recording is missing."""
     rows = [*_devices(data / "traces" / FOLDER), *_launches(data / "traces")]
     return Scores("GPU pairs", "ms", tuple(rows))
 
 
 def busy_ms(graph: TaskGraph, column: str = "duration_ns") -> float:
-    """Return the time of all GPU tasks but collectives, ms; ``column`` may name an end of its range."""
+    """Return the time of all GPU tasks but collectives, ms; ``column`` may select an end of its range."""
     tasks = graph.on_gpu.mask & (graph.kind != whatif.TaskKind.COMMUNICATION)
     return float(getattr(graph, column)[tasks].sum()) / 1e6
 
 
 def busy_range_ms(graph: TaskGraph) -> tuple[float, float]:
-    """Return the nominal 90 % range of the GPU's work as a step's is combined (``whatif.prediction.ranges``), ms."""
+    """Return the nominal 90 % range of the GPU's work, combined as for a step (``whatif.prediction.ranges``), ms."""
     total = busy_ms(graph)
     below, above = (float(share[0]) for share in combined_shares(error_sums(graph)))
     sides = below * (total - busy_ms(graph, "low_ns")), above * (busy_ms(graph, "high_ns") - total)
@@ -110,10 +110,10 @@ def main() -> int:
         for row in scores.rows
     ]  # fmt: skip
     print(markdown_table(("group", "pair", f"predicted, {scores.unit}", "range", "measured", "error"), rows))
-    for told in scores.groups():
+    for group in scores.groups():
         print(
-            f"{told.group}: {told.rows} rows, median |error| {told.median_pct:.1f} %, bias {told.bias_pct:+.1f} %, "
-            f"coverage {told.coverage_pct:.0f} %, width {told.width:.2f}"
+            f"{group.group}: {group.rows} rows, median |error| {group.median_pct:.1f} %, bias {group.bias_pct:+.1f} %, "
+            f"coverage {group.coverage_pct:.0f} %, width {group.width:.2f}"
         )
     return 0
 

@@ -2,7 +2,7 @@
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.megatron
 
-Each row, and how far the two kinds of recomputation are apart; `python -m benchmarks.published megatron` summarises.
+Prints each row, and the gap between the kinds of recomputation; `python -m benchmarks.published megatron` summarises.
 
 Sources of the tables: VIA-Research/vTrain, ground_truth_multi.csv (MIT; Bang et al., MICRO 2024): fp16, full
 recomputation; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table 5.
@@ -24,7 +24,7 @@ from whatif.prediction.predict import Baseline, apply
 DEVICE = "A100-SXM-80"
 MODEL = f"{Path(__file__).with_name('gpt.py')}:GPT"
 VTRAIN_CLUSTER = str(Path(__file__).with_name("a100_800g.toml"))
-# What selective recomputation repeats: the core of the attention.
+# Selective recomputation repeats the core of the attention.
 CORE = r"activation_checkpoint:layers=blocks\.[0-9]+\.attention\.core"
 
 
@@ -36,13 +36,13 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
     return training_step(MODEL, inputs, DEVICE, keywords=shape, dtype="fp16", loss="cross_entropy")
 
 
-def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1) -> list[str]:
-    """Return the what-ifs that make an iteration of a micro-batch: ``told`` has the columns of either table.
+def what_ifs(ways: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1) -> list[str]:
+    """Return the what-ifs that turn a micro-batch into an iteration: ``ways`` has the columns of either table.
 
     ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it.
     """
-    tensor, data, stages = told["tensor"], told["data"], told["pipeline"]
-    passes = told["global_batch"] // (data * told["micro_batch"])
+    tensor, data, stages = ways["tensor"], ways["data"], ways["pipeline"]
+    passes = ways["global_batch"] // (data * ways["micro_batch"])
     found = []
     if tensor > 1:
         sequence = ",sequence_parallel=true" if selective else ""
@@ -50,24 +50,24 @@ def what_ifs(told: dict[str, int], cluster: str, *, selective: bool = False, chu
     if selective:
         found.append(CORE)
     if stages > 1:
-        how = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
+        mode = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
         again = "" if selective else ",recompute=true"
         found.append(
-            f"pipeline:stages={stages},micro_batches={passes},micro_batch={told['micro_batch']},even=true{how}{again},"
+            f"pipeline:stages={stages},micro_batches={passes},micro_batch={ways['micro_batch']},even=true{mode}{again},"
             f"cluster={cluster}"
         )
     else:
         found += [] if selective else ["activation_checkpoint"]
         found += [f"gradient_accumulation:passes={passes}"] if passes > 1 else []
     if data > 1:
-        # Megatron-LM exchanges gradients behind the backward pass.
+        # Megatron-LM exchanges gradients after the backward pass.
         late = "" if stages > 1 else ",overlap=false"
         found.append(f"distributed:workers={data},cluster={cluster}{late}")
     return found
 
 
-def _row(group: str, what: str, told: dict[str, int], specs: list[str], measured_ms: float) -> Row:
-    shape = (told[name] for name in ("hidden", "layers", "heads", "sequence", "micro_batch"))
+def _row(group: str, what: str, ways: dict[str, int], specs: list[str], measured_ms: float) -> Row:
+    shape = (ways[name] for name in ("hidden", "layers", "heads", "sequence", "micro_batch"))
     found = apply(micro_batch(*shape), *specs)
     return Row(group, what, found.predicted_ms, measured_ms, found.low_ms, found.high_ms)
 
@@ -80,7 +80,7 @@ _COLUMNS = "global_batch micro_batch hidden heads layers sequence tensor data pi
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, str], dict[str, int]]]:
-    """Yield the rows of a table as they are, and their whole numbers."""
+    """Yield the rows of a table, as text and with their integers parsed."""
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             yield row, _numbers(row, _COLUMNS)
@@ -89,22 +89,22 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, str], dict[str, int]]]:
 def score_vtrain(truth: Path) -> list[Row]:
     """Score vTrain's iterations on 64 to 512 GPUs."""
     rows = []
-    for row, told in _rows(truth / "vtrain_a100_multi_node.csv"):
+    for row, ways in _rows(truth / "vtrain_a100_multi_node.csv"):
         size = f"{row['parameters_billion']} B"
-        what = f"{size}, t {told['tensor']} d {told['data']} p {told['pipeline']}, micro-batch {told['micro_batch']}"
-        rows.append(_row(f"vTrain, {size}", what, told, what_ifs(told, VTRAIN_CLUSTER), float(row["iteration_ms"])))
+        what = f"{size}, t {ways['tensor']} d {ways['data']} p {ways['pipeline']}, micro-batch {ways['micro_batch']}"
+        rows.append(_row(f"vTrain, {size}", what, ways, what_ifs(ways, VTRAIN_CLUSTER), float(row["iteration_ms"])))
     return rows
 
 
 def score_megatron(truth: Path) -> list[Row]:
     """Score the iterations with full and with selective recomputation."""
     rows = []
-    for row, told in _rows(truth / "megatron_iteration_seconds.csv"):
+    for row, ways in _rows(truth / "megatron_iteration_seconds.csv"):
         selective = row["recomputation"].startswith("selective")
-        specs = what_ifs(told, "dgx-a100", selective=selective, chunks=int(row["virtual_stages"]))
+        specs = what_ifs(ways, "dgx-a100", selective=selective, chunks=int(row["virtual_stages"]))
         what = f"{row['model']}, {row['recomputation']}"
         group = f"Korthikanti et al., {row['model'].rpartition('-')[2]}"
-        rows.append(_row(group, what, told, specs, 1e3 * float(row["iteration_s"])))
+        rows.append(_row(group, what, ways, specs, 1e3 * float(row["iteration_s"])))
     return rows
 
 
@@ -115,15 +115,15 @@ def score(data: Path) -> Scores:
 
 
 def main() -> None:
-    """Print the rows of both tables and what is said of them."""
+    """Print the rows of both tables and their summaries."""
     truth = extra_data("truth")
     for rows in (score_megatron(truth), score_vtrain(truth)):
         for row in rows:
             print(f"{row.what:60} {row.predicted:10,.1f} {row.measured:10,.1f} {100 * row.error:+7.1f} %")
         if "full" in rows[0].what:
             for full, selective in zip(rows[::2], rows[1::2], strict=True):
-                apart = (1 + selective.error) / (1 + full.error) - 1
-                print(f"{selective.group}: selective over full {100 * apart:+.1f} %")
+                difference = (1 + selective.error) / (1 + full.error) - 1
+                print(f"{selective.group}: selective over full {100 * difference:+.1f} %")
         one = summary("all", rows)
         print(
             f"{one.rows} rows: mean {one.mean_pct:.1f} %, median {one.median_pct:.1f} %, bias {one.bias_pct:+.1f} %\n"

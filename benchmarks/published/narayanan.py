@@ -4,10 +4,10 @@
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 tables 1 and 2: GPTs of 2,048 tokens and 51,200 words on DGX A100s, fp16, activations recomputed; operations by its
-equation 3. Table 1 does not tell micro-batches: of 1, 2, 4 the one that is predicted to be the fastest and fits 80 GB,
-with more than two stages 1 as in table 2. ZeRO-3 is DeepSpeed's of 2021, whose steps of 175 B take 67 s for one sample
-a GPU and for two: 16 GB/s of what it gathers and scatters, less than one of a node's eight network cards carries.
-``fsdp`` is not that. Nothing was fitted to either table.
+equation 3. Table 1 does not give micro-batches: of 1, 2, 4 the one that is predicted to be the fastest and fits 80 GB,
+or 1 with more than two stages, as in table 2. ZeRO-3 is DeepSpeed's of 2021, whose steps of 175 B take 67 s for one
+or two samples per GPU: it gathers and scatters at 16 GB/s, less than the rate of one of a node's eight network cards.
+``fsdp`` does not model that. Nothing was fitted to either table.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def predicted(row: Trained, micro: int) -> tuple[float, float, float, int]:
         specs = [f"gradient_accumulation:passes={passes}"] if passes > 1 else []
         specs = ["activation_checkpoint", *specs, f"fsdp:workers={data},cluster={CLUSTER}"]
     else:
-        told = {"tensor": row.tensor, "data": data, "pipeline": row.pipeline, "global_batch": row.batch,
+        columns = {"tensor": row.tensor, "data": data, "pipeline": row.pipeline, "global_batch": row.batch,
                 "micro_batch": micro}  # fmt: skip
-        specs = what_ifs(told, CLUSTER)
+        specs = what_ifs(columns, CLUSTER)
     found = apply(micro_batch(row.hidden, row.layers, row.heads, SEQUENCE, micro), *specs)
     # Equation 3.
-    one = 96 * row.batch * SEQUENCE * row.layers * row.hidden**2
-    flops = one * (1 + SEQUENCE / (6 * row.hidden) + VOCABULARY / (16 * row.layers * row.hidden))
+    leading = 96 * row.batch * SEQUENCE * row.layers * row.hidden**2
+    flops = leading * (1 + SEQUENCE / (6 * row.hidden) + VOCABULARY / (16 * row.layers * row.hidden))
     rate = [flops / row.gpus / (ms / 1e3) / 1e12 for ms in (found.predicted_ms, found.high_ms, found.low_ms)]
     memory = found.graph.info.memory
     return *rate, peak(memory).total if memory is not None else 0
@@ -87,38 +87,38 @@ def _row(table: int, row: Trained) -> Row:
     fitting = [micro for micro in sizes if ways[micro][3] <= GPU_BYTES] or sizes[:1]
     micro = max(fitting, key=lambda one: ways[one][0])
     rate, low, high, _ = ways[micro]
-    how = "ZeRO-3" if row.zero_3 else f"t {row.tensor} p {row.pipeline}"
+    plan = "ZeRO-3" if row.zero_3 else f"t {row.tensor} p {row.pipeline}"
     scheme = "ZeRO-3" if row.zero_3 else "PTD-P"
     group = "table 1" if table == 1 else f"table 2, {row.billions} B, {scheme}"
-    return Row(group, f"{row.billions} B, {row.gpus:,} GPUs, {how}, micro-batch {micro}", rate, row.tflop_s, low, high)
+    return Row(group, f"{row.billions} B, {row.gpus:,} GPUs, {plan}, micro-batch {micro}", rate, row.tflop_s, low, high)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value; equal ones share their mean rank."""
+    """The rank of each value; ties share their mean rank."""
     every = np.array(values)
-    return [float((every < one).sum() + (every <= one).sum() - 1) / 2 for one in values]
+    return [float((every < value).sum() + (every <= value).sum() - 1) / 2 for value in values]
 
 
 def rank_correlation(rows: Sequence[Row]) -> float:
-    """Return Spearman's coefficient of predicted and measured."""
+    """Return Spearman's correlation of predicted and measured."""
     ranks = _ranks([row.predicted for row in rows]), _ranks([row.measured for row in rows])
     return float(np.corrcoef(*ranks)[0, 1])
 
 
 def main() -> None:
-    """Print the rows, TFLOP/s of a GPU, and how well each group is ordered."""
+    """Print the rows, TFLOP/s of a GPU, and the rank correlation of each group."""
     rows = []
     for number, table in ((2, TABLE_2), (1, TABLE_1)):
-        for told in table:
-            row = _row(number, told)
+        for rows_of_table in table:
+            row = _row(number, rows_of_table)
             rows.append(row)
             print(f"{row.what:60} {row.predicted:7.1f} {row.measured:7.1f} {100 * row.error:+6.1f} %", flush=True)
     for group in dict.fromkeys(row.group for row in rows):
-        mine = [row for row in rows if row.group == group]
-        one = summary(group, mine)
+        of_group = [row for row in rows if row.group == group]
+        total = summary(group, of_group)
         print(
-            f"{group}: rank correlation {rank_correlation(mine):.2f}, mean error {one.mean_pct:.1f} %, "
-            f"median {one.median_pct:.1f} %, bias {one.bias_pct:+.1f} %"
+            f"{group}: rank correlation {rank_correlation(of_group):.2f}, mean error {total.mean_pct:.1f} %, "
+            f"median {total.median_pct:.1f} %, bias {total.bias_pct:+.1f} %"
         )
 
 

@@ -1,8 +1,8 @@
-"""NeuSight's end-to-end latencies (fp32, eager) by `whatif predict`: on known GPUs, and with each GPU left out.
+"""NeuSight's end-to-end latencies (fp32, eager) by `whatif predict`: on known GPUs, and with each GPU held out.
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.neusight [--left-out FOLDER]
 
-``--left-out`` names a folder with one folder of models a device, each fitted without it (``python -m
+``--left-out`` names a folder with a folder of models for each device, fitted without it (``python -m
 benchmarks.shipped_models DATABASE --scope across --without DEVICE --out FOLDER/DEVICE``). Source of the table:
 sitar-lab/NeuSight (MIT; Lee et al., ASPLOS 2025), inference and training (forward and backward, no optimizer).
 """
@@ -30,7 +30,7 @@ DEVICES = {
     "Tesla_P4": "P4", "NVIDIA_A100-PCIE-40GB": "A100-PCIE-40", "NVIDIA_A100_80GB_PCIe": "A100-PCIE-80",
     "NVIDIA_H100_80GB_HBM3": "H100-SXM-80", "NVIDIA_L4": "L4",
 }  # fmt: skip
-# Mixtures of experts are not of the goal; NeuSight's switch model is its own code.
+# Mixtures of experts are out of scope; NeuSight's switch model is its own code.
 LEFT = ("switchxl4",)
 
 
@@ -47,8 +47,8 @@ def model(name: str, mode: str) -> Any:
         OPTForCausalLM,
     )
 
-    # Layers, width, heads; that "gpt3_xl" is as wide as its 24 heads of 128 (Brown et al. 2020, table 2.1) follows
-    # from its times, which are those of "gpt3_27".
+    # Layers, width, heads. The width of "gpt3_xl", 24 heads of 128 (Brown et al. 2020, table 2.1), follows
+    # from its times, which equal those of "gpt3_27".
     gpt = {"gpt2_large": (36, 1280, 20), "gpt3_xl": (24, 3072, 24), "gpt3_27": (32, 2560, 32)}
     with torch.device("meta"):
         if name == "bert_large":
@@ -71,12 +71,12 @@ def model(name: str, mode: str) -> Any:
 
 
 def operator_graph(name: str, mode: str, sequence: int, batch: int, capability: float) -> OperatorGraph:
-    """Return the operators of one pass of a model; kept in the folder for temporary files."""
+    """Return the operators of one pass of a model, cached in the user's cache folder."""
 
     def take_down() -> OperatorGraph | None:
         step = importlib.import_module("whatif.instrumentation.trace_module.step")
         inputs = [("input_ids", (batch, sequence), "int64")]
-        if name == "bert_large":  # that version of transformers adds a mask to the scores where none is given, too
+        if name == "bert_large":  # that version of transformers adds a mask to the scores even if none is given
             inputs.append(("attention_mask", (batch, 1, 1, sequence), "fp32"))
         wanted = step.Wanted(
             f"{__file__}:model", inputs, keywords={"name": name, "mode": mode}, optimizer="none",
@@ -91,9 +91,9 @@ def operator_graph(name: str, mode: str, sequence: int, batch: int, capability: 
 
 
 def estimator(device: str, left_out: Path | None = None) -> Estimator:
-    """Return the chain that ships; with ``left_out`` the one that knows nothing of the device.
+    """Return the shipped chain; with ``left_out`` a chain without data of the device.
 
-    ``left_out`` holds the models across devices that were fitted without it.
+    ``left_out`` holds the models across devices that were fitted without the device.
     """
     models: list[LearnedModel] = list(shipped_models())
     if left_out is not None:

@@ -1,9 +1,9 @@
-"""NVIDIA's throughput of AMP over that of FP32 or TF32 on one GPU, by `whatif predict MODEL [amp ...]`.
+"""NVIDIA's AMP throughput relative to FP32 or TF32 on one GPU, by `whatif predict MODEL [amp ...]`.
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.nvidia
 
 Source of the table: README tables of NVIDIA/DeepLearningExamples. Under AMP its ResNet-50 runs in NHWC and its BERT
-takes apex's fused Adam; BERT without AMP loops over the parameters. PyTorch's ResNet rows are partly bound by the
+uses apex's fused Adam; BERT without AMP loops over the parameters. PyTorch's ResNet rows are partly bound by the
 loader, MXNet's are not. MXNet's switches kernels of batch normalization with ReLU (and addition) inside on with AMP
 (MxNet/Classification/RN50v1.5/runner, --fuse-bn-relu and --fuse-bn-add-relu); the nearest what-if is ``rebatchnorm``.
 """
@@ -28,7 +28,7 @@ GPUS = {
     "DGX A100 80GB": "A100-SXM-80", "DGX-1 V100 16GB": "V100-SXM2-16", "DGX-1 V100 32GB": "V100-SXM2-32",
     "DGX-2 V100 32GB": "V100-SXM2-32",
 }  # fmt: skip
-# Where a row does not name it, the batch of the tables' commands (convnets/resnet50v1.5: 256 with AMP, 128 without).
+# Default batch, from the tables' commands (convnets/resnet50v1.5: 256 with AMP, 128 without).
 RESNET_BATCH = {"amp": 256, "fp32": 128, "tf32": 256}
 BERT_POSITIONS = 384
 AMP = {
@@ -39,7 +39,7 @@ AMP = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A row of the table: samples a second of one GPU."""
+    """A row of the table: samples per second of one GPU."""
 
     framework: str
     model: str
@@ -53,8 +53,8 @@ def pairs(data: Path) -> Iterator[tuple[Measured, Measured]]:
     """Yield (without AMP, with AMP) of each framework, model and machine, from ``truth/`` under ``data``."""
     rows: dict[tuple[str, str, str], dict[bool, Measured]] = {}
     with (data / "truth" / _TABLE).open(newline="") as file:
-        for told in csv.DictReader(file):
-            row = _measured(told)
+        for fields in csv.DictReader(file):
+            row = _measured(fields)
             if row is not None:
                 rows.setdefault((row.framework, row.model, row.machine), {})[row.precision == "amp"] = row
     for row_pair in rows.values():
@@ -62,20 +62,20 @@ def pairs(data: Path) -> Iterator[tuple[Measured, Measured]]:
             yield row_pair[False], row_pair[True]
 
 
-def _measured(told: dict[str, str]) -> Measured | None:
-    """A row that is predicted: ResNet-50, and BERT-Large's fine-tuning; pre-training is bound by its accumulation."""
-    names = (name for framework, name in AMP if framework == told["framework"] and told["model"].startswith(name))
+def _measured(row: dict[str, str]) -> Measured | None:
+    """Parse a row to predict: ResNet-50, or BERT-Large's fine-tuning; pre-training is bound by its accumulation."""
+    names = (name for framework, name in AMP if framework == row["framework"] and row["model"].startswith(name))
     model = next(names, None)
-    if model is None or told["gpus"] != "1" or told["machine"] not in GPUS or "pre-training" in told["model"]:
+    if model is None or row["gpus"] != "1" or row["machine"] not in GPUS or "pre-training" in row["model"]:
         return None
-    batch = int(told["batch_per_gpu"] or RESNET_BATCH[told["precision"]])
+    batch = int(row["batch_per_gpu"] or RESNET_BATCH[row["precision"]])
     return Measured(
-        told["framework"], model, told["machine"], told["precision"], batch, float(told["throughput"])
+        row["framework"], model, row["machine"], row["precision"], batch, float(row["throughput"])
     )  # fmt: skip
 
 
 def operators(model: str, batch: int, positions: int = BERT_POSITIONS) -> OperatorGraph:
-    """Return the operators of a training step in fp32; BERT's has so many ``positions``."""
+    """Return the operators of a training step in fp32; BERT's has ``positions`` positions."""
     from whatif.instrumentation.trace_module.step import Wanted, take_down_step
 
     if model == "ResNet-50":
@@ -95,7 +95,7 @@ def resnet50() -> object:
 
 
 def bert_large() -> object:
-    """BERT-Large with a head for SQuAD and attention in operators of its own, as the examples have it."""
+    """BERT-Large with a head for SQuAD and unfused attention, as in the examples."""
     from transformers import BertConfig, BertForQuestionAnswering
 
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -113,7 +113,7 @@ def _predicted(row: Measured) -> PredictedStep:
 
 
 def score(data: Path) -> Scores:
-    """Return the ratios of throughput, AMP over the other format."""
+    """Score the ratios of throughput, AMP over the other format."""
     rows = []
     for before, after in pairs(data):
         slow, fast = _predicted(before), _predicted(after)

@@ -1,13 +1,13 @@
-"""Peaks of memory under Megatron-LM on eight GPUs, predicted from the model alone.
+"""Memory peaks of Megatron-LM on eight GPUs, predicted from the model alone.
 
     python -m benchmarks.published.peaks
 
 Sources: NVIDIA/Megatron-LM, pull request 482, tools/get_training_info/README.md (2023): torch.cuda.max_memory_allocated
 on a machine of eight H800s; bf16, sequences of 2,048, --use-flash-attn, --swiglu, --use-distributed-optimizer; shapes
-as its listing of the model has them. MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, column "real alloc":
-the runs whose times ``simumax`` predicts; they are the same for 4, 8 and 32 micro-batches. Megatron-LM adds up
+as in its listing of the model. MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, column "real alloc":
+the runs whose times ``simumax`` predicts; they are the same for 4, 8 and 32 micro-batches. Megatron-LM accumulates
 gradients in fp32, twice the bytes of its parameters (megatron/core/distributed, accumulate_allreduce_grads_in_fp32),
-from which its optimizer updates them without a copy. Nothing was fitted to the rows.
+which its optimizer uses without a copy. Nothing was fitted to the rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIMUMAX = {
 
 
 def micro_batch(device: str, samples: int, **shape: float) -> TaskGraph:
-    """Return the predicted step of one micro-batch of a model of this ``shape`` on one GPU, its gradients in fp32."""
+    """Return the predicted step of one micro-batch of a model on one GPU, with gradients in fp32."""
     inputs = [("", (samples, int(shape["context"])), "int64")]
     graph = training_step(MODEL, inputs, device, keywords=shape, dtype="bf16", loss="cross_entropy").graph
     assert graph.info.memory is not None
@@ -70,7 +70,7 @@ def what_ifs(micro: int, batch: int, data: int, stages: int, tensor: int) -> lis
     passes, cluster = batch // data // micro, "cluster=dgx-h100"
     found = [f"tensor_parallel:workers={tensor},{cluster},vocabulary=true"] if tensor > 1 else []
     if stages > 1:
-        # One micro-batch more than are in flight keeps as much as many.
+        # One more micro-batch than are in flight has the same peak as many.
         count = min(passes, stages + 1)
         found.append(f"pipeline:stages={stages},micro_batches={count},micro_batch={micro},even=true,{cluster}")
     elif passes > 1:
@@ -79,7 +79,7 @@ def what_ifs(micro: int, batch: int, data: int, stages: int, tensor: int) -> lis
 
 
 def _row(group: str, what: str, graph: TaskGraph, specs: list[str], measured: float) -> Row:
-    """A peak with these what-ifs beside the measured one, GiB."""
+    """The peak under the what-ifs, and the measured one, GiB."""
     transforms = [load_transform(spec) for spec in specs]
     memory = compose(graph, transforms).info.memory
     assert memory is not None
@@ -89,7 +89,7 @@ def _row(group: str, what: str, graph: TaskGraph, specs: list[str], measured: fl
 
 
 def score(data: Path) -> Scores:
-    """Score the twelve peaks; the tables are here, and not in ``data``."""
+    """Score the twelve peaks; the tables are in this module, not in ``data``."""
     rows = []
     for way, measured in MEASURED:
         micro, batch, copies, stages, tensor = way

@@ -1,4 +1,4 @@
-"""The rows that every table of published measurements is scored by, and what is said of them."""
+"""Scored rows of the tables of published measurements, and their summaries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """One prediction beside what was measured, in one unit; ``group`` is what it is summarised under."""
+    """One prediction and its measurement, in one unit; ``group`` is the group of its summary."""
 
     group: str
     what: str
@@ -21,13 +21,13 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted over measured, minus one."""
         return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is said of the rows of a group: percent, and the ranges' median high over low."""
+    """The summary of a group's rows: percent, and the ranges' median high over low."""
 
     group: str
     rows: int

@@ -3,11 +3,11 @@
     python -m benchmarks.published.simumax
 
 Source of the table: MooreThreads/SimuMax (Apache-2.0), docs/b200/b200_release_v1.2_summary.md: bf16, sequence 4,096,
-micro-batches of one, distributed optimizer behind the backward pass, sequence parallelism, nothing recomputed, blocks
+micro-batches of one, distributed optimizer after the backward pass, sequence parallelism, no recomputation, blocks
 of 12 layers of the 70 B and 4 of the 405 B model. The B200's sustained rate (``whatif/hardware/gpus/B200-SXM.toml``)
-is what the same authors' timed products reach on the same machine; it was taken over after these rows were seen 20 %
-short with the best single product's rate, so that the errors are not independent of it.
-SimuMax itself, with a table of those times, misses these rows by 4.8 % on average.
+comes from the same authors' timed products on the same machine; it was adopted after these rows were found 20 %
+short with the best single product's rate, so the errors are not independent of it.
+SimuMax's own error on these rows, with a table of those times, is 4.8 % on average.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MICRO_BATCHES = (4, 8, 32)
 
 
 def model(name: str) -> Any:
-    """Return a Llama of transformers, without weights."""
+    """Return a Llama of the transformers package, without weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width, inner, heads, kv_heads, layers = MODELS[name]
@@ -55,7 +55,7 @@ def micro_batch(name: str) -> Baseline:
 
 
 def what_ifs(ways: tuple[int, int, int], passes: int) -> list[str]:
-    """Return the what-ifs of so many ``ways`` (tensor, pipeline, data) and micro-batches."""
+    """Return the what-ifs of ``ways`` (tensor, pipeline, data) and ``passes`` micro-batches."""
     tensor, stages, data = ways
     found = []
     if tensor > 1:
@@ -70,7 +70,7 @@ def what_ifs(ways: tuple[int, int, int], passes: int) -> list[str]:
 
 
 def score(data: Path) -> Scores:
-    """Score the 24 iterations; the table is here, and not in ``data``."""
+    """Score the 24 iterations; the table is in this module, not in ``data``."""
     rows = []
     for (name, ways), times_ms in MEASURED.items():
         for passes, measured_ms in zip(MICRO_BATCHES, times_ms, strict=True):

@@ -1,4 +1,4 @@
-"""A predicted step as what-ifs take it: predicted into a file, and read again."""
+"""Predicted steps as baselines of what-ifs: predicted into a file, and read again."""
 
 from __future__ import annotations
 

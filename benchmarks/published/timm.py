@@ -4,10 +4,10 @@
 
 Source of the table: huggingface/pytorch-image-models `results/` (Apache-2.0): `benchmark.py`, synthetic data, forward,
 cross entropy, backward, SGD with momentum; attention is not fused. Needs timm (and torchvision, or a stand-in for it).
-timm 0.6.13 builds 422 of the 430 models as they were measured; 1.0 has other names for many, and TResNet without
+timm 0.6.13 builds 422 of the 430 models as measured; 1.0 has other names for many, and TResNet without
 in-place activated batch norm. ``--fit`` fits the factors of ``whatif/opdb/tensor_convolutions.py`` and of the device in
 ``whatif/hardware/architectures.toml`` to the table and reports their error on families of
-models that were left out; ``--every N`` takes every Nth model alone (4).
+models held out; ``--every N`` takes only every Nth model (4).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from whatif.opdb.tensor_convolutions import FACTORS, NHWC, kinds
 
 DEVICE = "RTX3090"
 GROUPS = {"nchw": ("amp",), "nhwc": ("amp", "channels_last")}
-# The names of one family of models begin alike, but for who trained them.
+# Prefixes that name who trained a model: without them, the names of a family begin alike.
 _TRAINERS = re.compile(r"^(tf|gluon|ssl|swsl|ig|legacy|tv|ens_adv|dm|jx|eca|ese|nf|seca|se)_?(?=[a-z])")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: the newest PyTorch that was measured."""
+    """A row of the table, with the newest PyTorch that was measured."""
 
     model: str
     layout: str
@@ -76,8 +76,8 @@ def cases(data: Path, every: int = 1) -> list[Case]:
 
 
 def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
-    """Return the operators of a training step; kept in the folder for temporary files. None: timm lacks the model."""
-    _stand_in_for_inplace_abn()  # older versions of timm look for it when they are imported
+    """Return the operators of a training step, cached in the user's cache folder; None if timm lacks the model."""
+    _stand_in_for_inplace_abn()  # older versions of timm import it
     import timm
 
     def take_down() -> OperatorGraph | None:
@@ -98,14 +98,14 @@ def operator_graph(model: str, batch: int, side: int) -> OperatorGraph | None:
 
 
 def _without_fused_attention() -> None:
-    """Let attention run in operators of its own, as in the versions of 2022 that were measured."""
+    """Disable fused attention, as in the measured versions of 2022."""
     if importlib.util.find_spec("timm.layers") is not None:  # older versions have no fused attention
         importlib.import_module("timm.layers").set_fused_attn(False)
 
 
 @lru_cache(maxsize=1)
 def _stand_in_for_inplace_abn() -> None:
-    """Provide in-place activated batch norm's operators on shapes alone: its kernels are CUDA's."""
+    """Provide the operators of in-place activated batch norm for meta tensors: its kernels need CUDA."""
     import torch
     from torch import Tensor
 
@@ -139,7 +139,7 @@ def _stand_in_for_inplace_abn() -> None:
 
 
 def in_half(graph: OperatorGraph) -> OperatorGraph:
-    """Return the step of the model with all its numbers in fp16, as ``--dtype fp16`` takes it down."""
+    """Return the step of the model entirely in fp16, as captured with ``--dtype fp16``."""
     half = {"float": "c10::Half", "TensorList:float": "TensorList:c10::Half"}
     operations = [
         structs.replace(
@@ -157,12 +157,12 @@ def predicted(graph: OperatorGraph, names: Sequence[str]) -> PredictedStep:
     return predict_step(graph, known, gpu, transforms=[load_transform(name) for name in names])
 
 
-# As many as take two minutes of CPU time, their operators once taken down.
+# The default subset takes two minutes of CPU time once the operators are cached.
 EVERY = 4
 
 
 def score(data: Path, every: int = EVERY, *, direct: bool = False) -> Scores:
-    """Score the table by layout; with ``direct`` also the step asked for in fp16 itself."""
+    """Score the table by layout; with ``direct`` also steps predicted directly in fp16."""
     rows = []
     for case in cases(data, every):
         graph = operator_graph(case.model, case.batch, case.side)
@@ -183,19 +183,19 @@ def rank_correlation(scores: Scores) -> float:
     for row in scores.rows:
         if row.group.startswith("AMP"):
             by_model[row.what][row.group] = row
-    both = [(rows["AMP, NHWC"], rows["AMP, NCHW"]) for rows in by_model.values() if len(rows) > 1]
-    pairs = [(last.predicted / first.predicted, last.measured / first.measured) for last, first in both]
+    ratios = [(rows["AMP, NHWC"], rows["AMP, NCHW"]) for rows in by_model.values() if len(rows) > 1]
+    pairs = [(last.predicted / first.predicted, last.measured / first.measured) for last, first in ratios]
     ranks = np.array(pairs).argsort(axis=0).argsort(axis=0)
     return float(np.corrcoef(ranks.T)[0, 1])
 
 
 def family(model: str) -> str:
-    """Return the family of a model: its name up to the first digit, without who trained it."""
+    """Return the family of a model: its name up to the first digit, without the prefix for who trained it."""
     found = re.match(r"[a-z]+", _TRAINERS.sub("", model))
     return found[0] if found else model
 
 
-# The families whose answers from other devices the table corrects (``architectures.toml``), by what is written there.
+# The families whose estimates from other devices the table corrects, by their keys in ``architectures.toml``.
 _CORRECTED = {
     "matmul": KernelFamily.GEMM, "elementwise": KernelFamily.ELEMENTWISE, "layer_norm": KernelFamily.LAYER_NORM,
     "softmax": KernelFamily.SOFTMAX,
@@ -203,7 +203,7 @@ _CORRECTED = {
 
 
 def parts_ms(step: PredictedStep, layout: str) -> Counter[tuple[str, int]]:
-    """Return what the convolutions of each kind take in a step, ms, by their layout (1: NHWC), and some families."""
+    """Return the time of the convolutions of each kind in a step, ms, by layout (1: NHWC), and of some families."""
     graph = step.graph
     kind: dict[int, tuple[str, int]] = {}
     for places, ops in operators_of(graph.info.operators):
@@ -211,24 +211,24 @@ def parts_ms(step: PredictedStep, layout: str) -> Counter[tuple[str, int]]:
             named, layouts = kinds(ops), ops.texts["layout"].decoded()
             for place, of, lies in zip(places.tolist(), named.tolist(), layouts, strict=True):
                 kind[place] = list(FACTORS)[of], int(NHWC in (layout, lies))
-    mine = graph.on_gpu.mask & (graph.step == graph.info.steady[0]) & (graph.family == KernelFamily.CONVOLUTION)
+    convolutions = graph.on_gpu.mask & (graph.step == graph.info.steady[0]) & (graph.family == KernelFamily.CONVOLUTION)
     found: Counter[tuple[str, int]] = Counter()
     steady = graph.on_gpu.mask & (graph.step == graph.info.steady[0])
     for name, of_family in _CORRECTED.items():
         found[name, 0] = float(graph.duration_ns[steady & (graph.family == of_family)].sum()) / 1e6
-    for task in np.flatnonzero(mine & (graph.called >= 0)).tolist():
+    for task in np.flatnonzero(convolutions & (graph.called >= 0)).tolist():
         if graph.called[task] in kind:
             found[kind[graph.called[task]]] += graph.duration_ns[task] / 1e6
     return found
 
 
-# Measured steps that are no such step: they page memory (VGG-13 takes twice what its neighbours take), or run
+# Measured steps that are not comparable: they page memory (VGG-13 takes twice as long as its neighbours), or run
 # convolutions one sample at a time (conditional convolutions in NHWC).
 _LEFT_OUT = re.compile(r"^vgg|^efficientnet_cc")
 
 
 def fit(data: Path, every: int = 1) -> None:
-    """Print the factors that fit the table, beside those that are used, and the errors of families left out."""
+    """Print the factors fitted to the table, those in use, and the errors on held-out families."""
     found: list[tuple[str, str, float, float, Counter[tuple[str, int]]]] = []
     for case in cases(data, every):
         graph = operator_graph(case.model, case.batch, case.side)
@@ -239,8 +239,8 @@ def fit(data: Path, every: int = 1) -> None:
         found.append((family(case.model), case.layout, case.step_ms, step.prediction.predicted_ms, parts))
     names = sorted({key for *_, parts in found for key in parts})
     columns = np.array([[parts[name] for name in names] for *_, parts in found])
-    whole = np.array([total for *_, total, _ in found])
-    terms = np.column_stack([columns, whole - columns.sum(axis=1)])
+    totals = np.array([total for *_, total, _ in found])
+    terms = np.column_stack([columns, totals - columns.sum(axis=1)])
     measured = np.array([ms for _, _, ms, *_ in found])
     families = np.array([name for name, *_ in found])
     out = np.zeros(len(found))
@@ -254,19 +254,19 @@ def fit(data: Path, every: int = 1) -> None:
             used, layout = over_other_devices(load_gpu(DEVICE), kind, "fp16"), "    "
         print(f"{kind:22s} {layout}  used {used:6.2f}  fits {share * used:6.2f}")
     for layout in GROUPS:
-        mine = np.array([of == layout for _, of, *_ in found])
-        for told, values in (("as used", whole), ("families left out", out)):
-            error = values[mine] / measured[mine] - 1
-            print(f"{layout} {told:18s} median {np.median(abs(error)):.1%} bias {error.mean():+.1%}")
+        of_layout = np.array([of == layout for _, of, *_ in found])
+        for title, values in (("as used", totals), ("families left out", out)):
+            error = values[of_layout] / measured[of_layout] - 1
+            print(f"{layout} {title:18s} median {np.median(abs(error)):.1%} bias {error.mean():+.1%}")
 
 
-# What holds a factor at what it was, beside the models that have convolutions of its kind: as many as take a third of
+# Prior weight that keeps a factor at its old value, in models with convolutions of its kind that take a third of
 # their time in them. Our choice.
 _PULL, _ROUNDS, _SMALLEST_RESIDUAL = 3.0, 40, 0.03
 
 
 def _shares(terms: Float64, measured: Float64) -> Float64:
-    """Return factors of the parts, the columns but for the last: least absolute log error of the sum."""
+    """Return factors of the parts, all columns but the last: least absolute log error of the sum."""
     logs, held = np.zeros(terms.shape[1]), np.full(terms.shape[1], _PULL)
     held[-1] = 1e9
     for _ in range(_ROUNDS):

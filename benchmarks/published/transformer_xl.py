@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The examples' configuration wt103_base: words, where the adaptive softmax cuts them, target and memory length.
+# The examples' configuration wt103_base: vocabulary, cuts of the adaptive softmax, target and memory length.
 WORDS, CUTS, LENGTH = 267_735, (20_000, 40_000, 200_000), 192
-# The share of a text's words in the classes behind the first cut: our estimate for WikiText-103.
+# The share of a text's tokens in the classes after the first cut: our estimate for WikiText-103.
 TAILS = (0.08, 0.10, 0.02)
 
 
 class Layer(nn.Module):
-    """Relative attention over the memory and the sequence, and a perceptron; a layer norm behind each."""
+    """Relative attention over the memory and the sequence, and a perceptron, each followed by a layer norm."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2, heads, width // heads))
 
     def forward(self, x: Tensor, memory: Tensor, places: Tensor) -> Tensor:
-        """Return the stream (batch, length, width) behind the layer."""
+        """Return the output (batch, length, width) of the layer."""
         batch, length, width = x.shape
         shape = (batch, -1, self.heads, width // self.heads)
         q, k, v = self.qkv(torch.cat([memory, x], 1)).chunk(3, -1)
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         r = self.positions(places).view(1, -1, self.heads, width // self.heads).transpose(1, 2)
         content = (q + self.bias[0]).transpose(1, 2) @ k.transpose(-1, -2)
         place = (q + self.bias[1]).transpose(1, 2) @ r.transpose(-1, -2)
-        # The shift of the relative positions: a column of zeros, seen as another shape.
+        # The shift of the relative positions: append a column of zeros, and reshape.
         place = functional.pad(place, (1, 0)).view(batch, self.heads, -1, length)[:, :, 1:].reshape(content.shape)
         scores = ((content + place) * shape[-1] ** -0.5).masked_fill(content > 1e9, -1e9)
         mixed = (functional.dropout(torch.softmax(scores, -1), 0.0) @ v).transpose(1, 2).reshape(x.shape)
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class TransformerXL(nn.Module):
-    """Scores of the frequent words for all positions, of each rarer class for its share of them."""
+    """Logits of the frequent tokens for all positions, and of each rarer class for its share of them."""
 
     def __init__(self, width: int = 512, layers: int = 16, heads: int = 8, inner: int = 2048) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(Layer(width, heads, inner) for _ in range(layers))
 
     def forward(self, ids: Tensor, memory: Tensor) -> Tensor:
-        """Return one number for (batch, length) words and the memory (batch, length, width) of every layer."""
+        """Return a scalar for (batch, length) tokens and the memory (batch, length, width) of every layer."""
         x, places = self.tokens(ids), memory[0, :1].expand(2 * LENGTH, -1)
         for layer in self.layers:
             x = layer(x, memory, places)
-        flat, words = x.flatten(0, 1), self.tokens.weight
-        first = torch.cat([words[: CUTS[0]], self.classes.weight])
+        flat, weights = x.flatten(0, 1), self.tokens.weight
+        first = torch.cat([weights[: CUTS[0]], self.classes.weight])
         loss = torch.log_softmax(flat @ first.t(), -1)[:, 0].mean()
         for begin, end, share in zip(CUTS, (*CUTS[1:], WORDS), TAILS, strict=True):
             rows = flat[: max(round(share * flat.shape[0]), 1)]
-            loss = loss + torch.log_softmax(rows @ words[begin:end].t(), -1)[:, 0].mean()
+            loss = loss + torch.log_softmax(rows @ weights[begin:end].t(), -1)[:, 0].mean()
         return loss

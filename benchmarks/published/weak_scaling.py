@@ -3,7 +3,7 @@
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.weak_scaling [--fit]
 
 Source of the table: README tables of NVIDIA/DeepLearningExamples. Every cell is predicted with two constants that were
-fitted to the cells of the other models: ``stragglers.GPU_SPREAD_PCT`` and ``beside_kernels.TRAFFIC``; ``--fit`` prints
+fitted to the other models' cells: ``stragglers.GPU_SPREAD_PCT`` and ``beside_kernels.TRAFFIC``; ``--fit`` prints
 the fits. PyTorch's ResNet-50 under AMP is partly bound by the loader, which is not predicted here.
 """
 
@@ -33,13 +33,13 @@ from whatif.prediction.predict import Baseline, Prediction, apply
 _GPUS = {**nvidia.GPUS, "DGX A100 40GB": "A100-SXM-40"}
 _CLUSTERS = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
 _AMP = {**nvidia.AMP, ("PyTorch", "Transformer-XL"): ("amp",)}
-# Among these the fit looks: percent, and bytes of traffic for each byte that is summed.
+# Candidates of the fit: percent, and bytes of traffic for each byte that is summed.
 SPREADS_PCT, TRAFFIC = np.arange(0, 3.01, 0.1), np.arange(0, 25, 1.0)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Several GPUs beside one: ``passes`` micro-batches are accumulated in a step."""
+    """Several GPUs compared with one; a step accumulates ``passes`` micro-batches."""
 
     framework: str
     model: str
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def family(self) -> str:
-        """The model as it is left out."""
+        """The model, which is held out as a whole."""
         return next(name for _, name in _AMP if self.model.startswith(name))
 
 
@@ -60,14 +60,14 @@ def cells(data: Path) -> Iterator[Cell]:
     """Yield the cells of ``truth/deeplearningexamples_throughput.csv`` under ``data`` that have a row of one GPU."""
     alone: dict[tuple[str, ...], float] = {}
     with (data / "truth" / "deeplearningexamples_throughput.csv").open(newline="") as file:
-        for told in csv.DictReader(file):
-            key = tuple(told[name] for name in ("framework", "model", "machine", "precision"))
-            gpus, throughput = int(told["gpus"]), float(told["throughput"])
+        for row in csv.DictReader(file):
+            key = tuple(row[name] for name in ("framework", "model", "machine", "precision"))
+            gpus, throughput = int(row["gpus"]), float(row["throughput"])
             if gpus == 1:
                 alone[key] = throughput
                 continue
-            passes = int(told["model"].partition("(accumulation ")[2].rstrip(")") or 1)
-            batch = int(told["batch_per_gpu"] or nvidia.RESNET_BATCH[told["precision"]])
+            passes = int(row["model"].partition("(accumulation ")[2].rstrip(")") or 1)
+            batch = int(row["batch_per_gpu"] or nvidia.RESNET_BATCH[row["precision"]])
             yield Cell(*key, batch, passes, gpus, throughput / gpus / alone[key])
 
 
@@ -82,7 +82,7 @@ def _operators(family: str, batch: int, length: int) -> OperatorGraph:
 
 @cache
 def step_of_one(family: str, batch: int, length: int, device: str, precision: str) -> Baseline:
-    """Return the predicted step of one GPU, what-ifs of its precision applied."""
+    """Return the predicted step of one GPU with the what-ifs of its precision applied."""
     graph = kept(f"scaling 1 {family} {batch} {length}", lambda: _operators(family, batch, length))
     assert graph is not None
     return baseline_of(graph, device, tf32="none" if precision == "fp32" else "all")
@@ -90,7 +90,7 @@ def step_of_one(family: str, batch: int, length: int, device: str, precision: st
 
 @dataclass(frozen=True)
 class Steps:
-    """A step alone and of many, ms: ``many_ms`` with both constants 0, then more for a percent, and for a byte."""
+    """Steps of one GPU and of many, ms: ``many_ms`` for constants of 0, then the increase per percent and per byte."""
 
     one_ms: float
     many_ms: float
@@ -98,53 +98,53 @@ class Steps:
     by_byte: float
 
     def efficiency(self, spread_pct: Float64, traffic: Float64) -> Float64:
-        """Return the efficiency with constants, in which a step is linear."""
+        """Return the efficiency for constants, in which the step is linear."""
         return self.one_ms / (self.many_ms + self.by_percent * spread_pct + self.by_byte * traffic)
 
 
 def _what_ifs(cell: Cell) -> tuple[Baseline, list[str], str]:
-    """The step of one GPU, its own what-ifs, and the one that makes many of it."""
+    """The step of one GPU, its what-ifs, and the one that scales it to many."""
     length = 512 if "pre-training" in cell.model else nvidia.BERT_POSITIONS
-    one = step_of_one(cell.family, cell.batch, length, _GPUS[cell.machine], cell.precision)
+    single = step_of_one(cell.family, cell.batch, length, _GPUS[cell.machine], cell.precision)
     names = [*(_AMP[cell.framework, cell.family] if cell.precision == "amp" else ())]
     names += [f"gradient_accumulation:passes={cell.passes}"] if cell.passes > 1 else []
     cluster = next(preset for name, preset in _CLUSTERS.items() if cell.machine.startswith(name))
-    return one, names, f"distributed:cluster={cluster},workers={cell.gpus}"
+    return single, names, f"distributed:cluster={cluster},workers={cell.gpus}"
 
 
 def predicted(cell: Cell, spread_pct: float, traffic: float) -> tuple[Prediction, Prediction]:
-    """Return the step of one GPU and of many with the two constants."""
+    """Return the step of one GPU and of many for the two constants."""
     one, names, many = _what_ifs(cell)
     with patch.object(stragglers, "GPU_SPREAD_PCT", spread_pct), patch.object(beside_kernels, "TRAFFIC", traffic):
         return apply(one, *names), apply(one, *names, many)
 
 
 def steps(cell: Cell) -> Steps:
-    """Return the steps of a cell by their terms."""
+    """Return the linear terms of a cell's steps."""
     points = [predicted(cell, *constants) for constants in ((0.0, 0.0), (2.0, 0.0), (0.0, 10.0))]
     one, (none, spread, traffic) = points[0][0].predicted_ms, [many.predicted_ms for _, many in points]
     return Steps(one, none, (spread - none) / 2, (traffic - none) / 10)
 
 
 def fitted(found: dict[Cell, Steps], left_out: str = "") -> tuple[float, float]:
-    """Return the constants of the least mean error in the efficiency of all models but one; each model counts alike."""
+    """Return the constants with the least mean error in efficiency over all models but one, weighted equally."""
     kept_cells = [cell for cell in found if cell.family != left_out]
     errors = np.zeros((len(SPREADS_PCT), len(TRAFFIC)))
     for cell in kept_cells:
-        weight = 1 / sum(other.family == cell.family for other in kept_cells)
+        weight = 1 / sum(peer.family == cell.family for peer in kept_cells)
         errors += weight * np.abs(found[cell].efficiency(SPREADS_PCT[:, None], TRAFFIC) - cell.efficiency)
     at, byte = np.unravel_index(int(errors.argmin()), errors.shape)
     return float(SPREADS_PCT[at]), float(TRAFFIC[byte])
 
 
 def score(data: Path) -> Scores:
-    """Return the efficiencies, each with constants fitted to the other models."""
+    """Score the efficiencies, each with constants fitted to the other models."""
     found = {cell: steps(cell) for cell in cells(data)}
     constants = {family: fitted(found, family) for family in {cell.family for cell in found}}
     rows = []
     for cell in found:
         one, many = predicted(cell, *constants[cell.family])
-        # As `whatif scaling` says: one worker's step as predicted, beside the ends of the step of many.
+        # As in `whatif scaling`: one worker's predicted step, over the ends of the range of many.
         value, low, high = (one.predicted_ms / ms for ms in (many.predicted_ms, many.high_ms, many.low_ms))
         what = f"{cell.framework} {cell.model} {cell.machine}, {cell.precision}, {cell.gpus} GPUs"
         rows.append(Row(cell.family, what, value, cell.efficiency, low, high))

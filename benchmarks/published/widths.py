@@ -1,8 +1,8 @@
-"""The width of predicted ranges: its three constants chosen without the group that is scored.
+"""The width of predicted ranges, with its three constants chosen without the scored group.
 
-``whatif.prediction.ranges`` takes a share of what the ranges of kernels say, below and above, and a rest that is the
-same for all steps. Here they are chosen again without each family of models (timm) and each device (NeuSight): the
-interval score (``benchmarks.ranges``) of the other rows decides, each table counting as much as the other.
+``whatif.prediction.ranges`` scales the width from the kernels' ranges, below and above, and adds a constant part
+for all steps. Here the constants are chosen again without each family of models (timm) and each device (NeuSight): the
+interval score (``benchmarks.ranges``) of the other rows decides, with equal weight of both tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESTS = np.round(np.arange(0.02, 0.161, 0.02), 3)
 
 
 def table(rows: Mapping[str, Sequence[tuple[str, Row]]]) -> str:
-    """Return coverage and width of each table's rows, (group, row) each, by constants chosen without their group."""
+    """Return coverage and width of each table's rows, (group, row) each, for constants chosen without their group."""
     names = [name for name, of in rows.items() for _ in of]
     groups = np.array([f"{name} {group}" for name, of in rows.items() for group, _ in of])
     flat = [row for of in rows.values() for _, row in of]
@@ -41,11 +41,11 @@ def table(rows: Mapping[str, Sequence[tuple[str, Row]]]) -> str:
         inside[held] = ((-miss <= low) & (miss <= high))[held]
         width[held] = ((1 + high) / np.maximum(1 - low, 1e-3))[held]
     best = grid[int(np.argmin((score * weight).sum(axis=1)))]
-    told = []
+    lines = []
     for name in rows:
-        mine = np.array([of == name for of in names])
-        told.append((name, str(mine.sum()), f"{100 * inside[mine].mean():.0f}", f"{np.median(width[mine]):.2f}"))
-    found = markdown_table(("table", "rows", "inside, %", "high over low"), told)
+        part = np.array([of == name for of in names])
+        lines.append((name, str(part.sum()), f"{100 * inside[part].mean():.0f}", f"{np.median(width[part]):.2f}"))
+    found = markdown_table(("table", "rows", "inside, %", "high over low"), lines)
     return (
         f"{found}\n\nChosen on all of them: shares {best[0]:.1f} and {best[1]:.1f}, rest {best[2]:.2f}; the program "
         f"uses {PREDICTED_SHARE[0]}, {PREDICTED_SHARE[1]} and {PREDICTED_REST}.\n"
@@ -53,6 +53,6 @@ def table(rows: Mapping[str, Sequence[tuple[str, Row]]]) -> str:
 
 
 def _unit(rows: Sequence[Row], side: int, share: float) -> np.ndarray:
-    """The half-width of each row below (0) or above (1) that a share of 1 gives, without the rest, shape (n,)."""
+    """The half-width of each row below (0) or above (1) for a factor of 1 and no constant part, shape (n,)."""
     ends = np.array([1 - row.low / row.predicted if side == 0 else row.high / row.predicted - 1 for row in rows])
     return np.asarray(np.sqrt(np.maximum(ends**2 - PREDICTED_REST**2, 0)) / share)

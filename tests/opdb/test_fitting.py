@@ -238,6 +238,6 @@ def test_what_ships_is_what_is_documented(tmp_path: Path) -> None:
     # What the P4's sagging `linear` says is kept from others; what its other operators say is not.
     alone = shipped.chosen([p4, told_of[4], told(measured("P4"), "P4")])
     assert [len(s) for s in alone if s.kind.family == "matmul"] == [5, 5]
-    assert [len(s) for s in shipped.told_to_others(alone) if s.kind.family == "matmul"] == [0, 5]
+    assert [len(s) for s in shipped.transferable(alone) if s.kind.family == "matmul"] == [0, 5]
     found = {(s.device, s.kind.dtype, s.provenances[0].origin.source.tool) for s in shipped.chosen(told_of)}
     assert found == {(H100, "bf16", "aiconfigurator-core"), (V100, "fp32", "neusight")}
