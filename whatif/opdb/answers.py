@@ -32,8 +32,7 @@ class Answers(Struct, frozen=True):
     """Durations of n operators, seconds, with a nominal 90 % range; all columns have shape (n,).
 
     ``answered_by`` is the source, ``basis`` that of its measurements (an index into ``bases``, -1 without any),
-    ``evidence`` the number of their rows, ``outside`` the doublings by which the operator lies beyond the measured
-    sizes.
+    ``evidence`` the number of their rows, ``outside`` the operator's doublings beyond the measured sizes.
     """
 
     t_s: Float64

@@ -13,7 +13,7 @@ def print_json(report: dict[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value in which null stands for every number that is not finite."""
+    """Return a JSON value with null in place of every number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""How wide the columns of a text table are: numbers are never cut, names and sentences wrap, bars are drawn smaller.
+"""Column widths of text tables: numbers are never cut, names and sentences wrap, bars shrink.
 
-What does not fit beside the names of the rows goes into a table below, with these names again.
+Columns that do not fit beside the names of the rows go into a table below, which repeats these names.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from rich.text import Text
 
 BAR_CELLS, LEAST_BAR_CELLS = 20, 8
 COLUMN_GAP = 3
-# A name cut shorter than this says nothing, a sentence in a narrower column is hard to read.
+# A shorter cut of a name is meaningless, and a sentence in a narrower column is hard to read.
 MIN_NAME, MIN_SENTENCE = 12, 24
-# Behind these a name may be broken.
+# A name may be broken after these characters.
 _BREAKS = re.compile(r"(?<=[:=,./_+-])")
 
 
 class Bar(Struct, frozen=True):
-    """A small bar for a share, 0 to 1, drawn as wide as there is room."""
+    """A small bar for a share, 0 to 1, as wide as its column."""
 
     share: float
 
     def drawn(self, cells: int) -> Text:
-        """Return it in a column of so many cells."""
+        """Draw the bar in ``cells`` cells."""
         return Text("█" * min(round(cells * max(self.share, 0.0)), cells), style="blue")
 
 
@@ -34,7 +34,7 @@ Cell = str | Text | Bar
 
 
 class Column(Struct, frozen=True):
-    """A column by its header and what its cells need: as ``wide`` as it would be, ``least`` as narrow as it can be."""
+    """A column: its header, its natural width ``wide``, and its minimum width ``least``, in cells."""
 
     place: int
     header: str
@@ -45,9 +45,9 @@ class Column(Struct, frozen=True):
 
     @staticmethod
     def of(place: int, header: str, cells: Sequence[Cell], *, is_text: bool, at_least: int = 0) -> Column:
-        """Measure a column: a number takes what it takes and its header wraps, text goes down to ``MIN_NAME``.
+        """Measure a column: numbers keep their width and their header wraps, text shrinks down to ``MIN_NAME``.
 
-        Where there is room it takes ``at_least`` so many cells.
+        If there is room it takes at least ``at_least`` cells.
         """
         if any(isinstance(cell, Bar) for cell in cells):
             return Column(place, header, is_text=True, is_bar=True, wide=BAR_CELLS, least=LEAST_BAR_CELLS)
@@ -62,8 +62,8 @@ class Column(Struct, frozen=True):
 def fitted(columns: Sequence[Column], page: int, *, keys: int, gives_way: int) -> list[list[tuple[Column, int]]]:
     """Return the columns of one table, or of several below each other, each column with its width.
 
-    Where a page of ``page`` cells is too narrow, first headers wrap, then bars shrink, then the column at ``gives_way``
-    does, then other text. If that is not enough bars go, and what is left over goes into further tables, each with the
+    If a page of ``page`` cells is too narrow, first headers wrap, then bars shrink, then the column at ``gives_way``
+    does, then other text. If that is not enough, bars are dropped, and the rest goes into further tables, each with the
     first ``keys`` columns.
     """
     without_bars = [column for column in columns if not column.is_bar]
@@ -76,7 +76,7 @@ def fitted(columns: Sequence[Column], page: int, *, keys: int, gives_way: int) -
     while rest:
         taken = next((n for n in range(len(rest), 1, -1) if _widths([*names, *rest[:n]], page, gives_way)), 1)
         chosen = [*names, *rest[:taken]]
-        # A single column that is too wide all the same is left to the terminal's own wrapping.
+        # A single column that is still too wide is left to the terminal's wrapping.
         widths = _widths(chosen, page, gives_way) or [column.least for column in chosen]
         tables.append(list(zip(chosen, widths, strict=True)))
         rest = rest[taken:]
@@ -84,7 +84,7 @@ def fitted(columns: Sequence[Column], page: int, *, keys: int, gives_way: int) -
 
 
 def wrapped(text: str, width: int) -> str:
-    """Break a line at spaces; a word that is wider after the marks of a name (``:``, ``=`` ...), else anywhere."""
+    """Break a line at spaces; wider words after separators of a name (``:``, ``=`` ...), else anywhere."""
     lines, line = [], ""
     for word in text.split(" "):
         if not line or cell_len(f"{line} {word}") <= width:
@@ -99,7 +99,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def _broken(word: str, width: int) -> list[str]:
-    """A word in pieces that fit."""
+    """Split a word into pieces that fit."""
     pieces = [""]
     for part in _BREAKS.split(word):
         if cell_len(pieces[-1] + part) > width and pieces[-1]:
@@ -110,7 +110,7 @@ def _broken(word: str, width: int) -> list[str]:
 
 
 def _widths(columns: Sequence[Column], page: int, gives_way: int) -> list[int] | None:
-    """The widths with which columns fit; None where they do not."""
+    """Widths at which the columns fit; None if they do not."""
     widths = [column.wide for column in columns]
     over = sum(widths) + COLUMN_GAP * (len(columns) - 1) - page
 
@@ -127,7 +127,7 @@ def _widths(columns: Sequence[Column], page: int, gives_way: int) -> list[int] |
     leasts = [column.least for column in columns]
     giving = [p for p in text if columns[p].place == gives_way]
     others = [p for p in text if p not in giving]
-    # Sentences keep a width that can be read while a long name beside them can still be broken.
+    # Sentences keep a readable width as long as a long name beside them can still be broken.
     readable = [min(wide, max(MIN_SENTENCE, page // 2)) for wide in widths]
     shrink(sorted(numbers, key=lambda p: leasts[p] - widths[p]), leasts)
     shrink([p for p in places if columns[p].is_bar], leasts)

@@ -21,7 +21,7 @@ from whatif.report.printable import printable
 if TYPE_CHECKING:
     from whatif.prediction.baseline import Baseline
 
-# Wide enough for a kernel's name beside three numbers, where no terminal says how wide it is.
+# The width without a terminal: enough for a kernel's name beside three numbers.
 PIPED_WIDTH = 100
 PAGE_HEIGHT = 25  # no report depends on it
 MIN_WIDTH, MAX_WIDTH = 20, 1000
@@ -36,15 +36,15 @@ class Report:
         self.width = console.width
 
     def say(self, sentence: str = "", style: str = "", *, soft_wrap: bool = False) -> None:
-        """Print a sentence, or an empty line; with ``soft_wrap`` on one line however narrow the page is."""
+        """Print a sentence, or an empty line; with ``soft_wrap`` on one line at any page width."""
         self._console.print(plain(sentence, style), soft_wrap=soft_wrap)
 
     def note(self, sentence: str, style: str = "") -> None:
-        """Print a sentence as far from the margin as tables are, also where it wraps."""
+        """Print a sentence with the indentation of tables, including its wrapped lines."""
         self._console.print(Padding(plain(sentence, style), (0, 0, 0, INDENT)))
 
     def step(self, baseline: Baseline, more: str = "", on: str = "") -> None:
-        """Print which recording this is and how long its step takes, with ``more`` words after it."""
+        """Print the name of the recording and the time of its step, followed by ``more``."""
         step_ms = baseline.step_ms
         takes = f"{CLOCK_SUBJECTS[baseline.clock]} takes {ms_format(step_ms)(step_ms)} ms"
         name = Path(baseline.graph.info.path).name
@@ -55,7 +55,7 @@ class Report:
         self.without_profiler(baseline)
 
     def without_profiler(self, baseline: Baseline) -> None:
-        """Print both steps where the one without the profiler is an estimate."""
+        """Print both steps if the one without the profiler is an estimate."""
         if estimated := baseline.estimated_ms:
             ms = ms_format(estimated["estimate"])
             self.say(
@@ -88,12 +88,12 @@ class Report:
         wraps: bool = False,
         keys: int | None = None,
     ) -> None:
-        """Print a table below its title, if it has rows: "" is an empty line, and None is nothing at all.
+        """Print a table below its title, if it has rows; the title "" is an empty line, None is omitted.
 
-        The first ``text_columns`` columns and those headed " " hold text, the others numbers. Where the page is too
-        narrow the column ``gives_way`` does: the first one is cut, unless its text ``wraps`` as that of all later ones
-        does. Numbers are never cut: what does not fit goes into a table below, after the first ``keys`` columns again
-        (by default those of text with which the table begins).
+        The first ``text_columns`` columns and those headed " " hold text, the others numbers. If the page is too
+        narrow, the column ``gives_way`` shrinks: the first column is cut, unless its text ``wraps`` like that of all
+        later ones. Numbers are never cut: columns that do not fit go into a table below, which repeats the first
+        ``keys`` columns (by default the leading text columns).
         """
         if not rows:
             return
@@ -103,7 +103,7 @@ class Report:
             self.say()
         cells = [[plain(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
         columns = [
-            # Tables below each other begin alike where their names are short.
+            # Aligns the tables below each other if their names are short.
             Column.of(
                 place, header, [row[place] for row in cells], is_text=place < text_columns or header == " ",
                 at_least=MIN_NAME if place == gives_way else 0,
@@ -122,9 +122,9 @@ class Report:
 
 @contextmanager
 def report() -> Iterator[Report]:
-    """Return a report that is printed to stdout at the end, as it is: no markup, no emoji codes."""
-    # NO_COLOR asks for no colour (no-color.org), and rich heeds it: bold and dim are none, and stay.
-    # With both sizes given, the environment's are not looked at: whatever they say, a report is shown.
+    """Return a report that is printed to stdout at the end, verbatim: no markup, no emoji codes."""
+    # NO_COLOR (no-color.org) disables colours in rich; bold and dim are not colours, and stay.
+    # With both sizes given, rich ignores the environment's, which may be invalid.
     out = Console(file=sys.stdout, width=_page_width(), height=PAGE_HEIGHT, markup=False, emoji=False, highlight=False)
     with out.capture() as captured:
         yield Report(out)
@@ -133,7 +133,7 @@ def report() -> Iterator[Report]:
 
 
 def _page_width() -> int:
-    """The terminal's width, or what the user says it is; a terminal that does not know its own says 0."""
+    """The terminal's width, or the user's setting; a terminal of unknown width reports 0."""
     asked = os.environ.get("COLUMNS", "")
     if asked.isdecimal() and len(asked) < 6 and int(asked):
         return min(max(int(asked), MIN_WIDTH), MAX_WIDTH)
@@ -142,23 +142,23 @@ def _page_width() -> int:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return text of a trace as it is shown: harmless, never markup."""
+    """Return text of a trace for display: harmless, never markup."""
     return Text(printable(text), style=style)
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown; text of a record or a trace is no markup and stays in its cell."""
+    """Return a table in Markdown; text of a record or a trace is escaped and stays in its cell."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines)
 
 
 def markdown_text(text: str) -> str:
-    """Return text for a sentence or a cell in Markdown: no end of line, no further column, no tag of its own."""
+    """Return text for a sentence or a cell in Markdown, without line ends, column separators or tags."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text | Bar]], cut: int | None) -> Table:
-    """Columns with their widths, drawn; text is broken where it has to be, but for the column that is ``cut``."""
+    """Draw columns at their widths; text is broken if necessary, except in the column that is ``cut``."""
     tops = [wrapped(column.header, width) for column, width in columns]
     height = max(top.count("\n") for top in tops)
     has_header = any(column.header.strip() for column, _ in columns)
@@ -182,7 +182,7 @@ def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text 
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
-    """Return the names of files, each with as many of its folders as it takes to distinguish different files."""
+    """Return the names of files, each with as many of its folders as distinguish different files."""
     parts = [Path(path).parts for path in paths]
     depth = 1
     while len({path[-depth:] for path in parts}) < len(set(parts)):
@@ -191,53 +191,53 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
 
 
 def ms_format(step_ms: float) -> Callable[[float | None], str]:
-    """Return the function that writes the times of a report: so many digits that a thousandth of the step shows."""
+    """Return a formatter for the times of a report, with enough digits to show a thousandth of the step."""
     digits = 2 if step_ms >= 10 else 3 if step_ms >= 1 else 4
 
     def write(value: float | None) -> str:
-        # Adding zero turns -0.0, which would be written with its sign, into 0.0.
+        # Adding zero turns -0.0, which would be printed with its sign, into 0.0.
         return "–" if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"
 
     return write
 
 
-def pct(part: float, whole: float = 100.0) -> str:
+def pct(part: float, total: float = 100.0) -> str:
     """Return a share in percent, without the sign."""
-    return f"{100.0 * part / whole:.1f}" if whole else "–"
+    return f"{100.0 * part / total:.1f}" if total else "–"
 
 
 def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
-    """Return a number by its format and with its unit; a dash where it is not known."""
+    """Format a number with its unit; a dash if it is unknown."""
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
-def some_of(title: str, shown: int, there: int) -> str:
-    """Return the title of a table; where it has not all rows that there are, with how many it has."""
-    return f"{title} ({shown:,} of {there:,})" if shown < there else title
+def some_of(title: str, shown: int, available: int) -> str:
+    """Return the title of a table, with the number of rows shown if it does not have all of them."""
+    return f"{title} ({shown:,} of {available:,})" if shown < available else title
 
 
 def count(tasks: float) -> str:
-    """Return how many tasks a step has of something."""
+    """Format a number of tasks per step."""
     return f"{tasks:,.0f}" if tasks >= 0.5 or not tasks else "<1"
 
 
 def signed(change: float, ms: Callable[[float | None], str]) -> str:
-    """Return a change of a time with its sign."""
+    """Format a change of a time with its sign."""
     text = ms(change)
     return text if text.startswith("-") else f"+{text}"
 
 
 def sentence_case(text: str) -> str:
-    """Return text that begins with a capital letter."""
+    """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
 
 
-def bar(part: float, whole: float) -> Bar:
+def bar(part: float, total: float) -> Bar:
     """Return a small bar for a share."""
-    return Bar(part / whole if whole > 0 else 0.0)
+    return Bar(part / total if total > 0 else 0.0)
 
 
-# What people read for the words of the task graph.
+# Display names of the task graph's terms.
 KIND_LABELS = {
     "cpu_op": "operators on the CPU",
     "runtime": "CUDA / HIP calls",
@@ -267,5 +267,5 @@ UNTRACED_LABELS = {
     "wall": "the step without the profiler",
     "cpu": "the CPU time of the step without the profiler",
 }
-# What a report's times are of, by the clock.
+# The subject of a report's times, by clock.
 CLOCK_SUBJECTS = {"gpu": "a step", "mark": "a step", "span": "the whole span"}

@@ -11,7 +11,7 @@ SCORE_HEADERS = ("what-if", "scored", "median error", "largest", "inside the ran
 
 
 def page(validation: Validation) -> str:
-    """Return the whole validation as a page of its own."""
+    """Return the validation as a whole page."""
     sections = [f"# Validation\n\n{_sentence(headline(validation))}"]
     if validation.outcomes:
         sections.append(_sentence(origin(validation)))
@@ -23,7 +23,7 @@ def page(validation: Validation) -> str:
 
 
 def pairs_table(validation: Validation) -> str:
-    """Return every pair: times in ms, the error, and what to know of it."""
+    """Return every pair: times in ms, the error, and remarks."""
     headers = ("pair", "on", "baseline", "predicted", "range", "measured", "error", "raw", "remarks")
     return markdown_table(headers, [_row(outcome) for outcome in validation.outcomes])
 
@@ -35,7 +35,7 @@ def scores_table(validation: Validation) -> str:
 
 
 def not_compared_table(validation: Validation) -> str:
-    """Return what has no prediction to compare, and why."""
+    """Return the runs without a prediction to compare, and the reasons."""
     return markdown_table(("run", "why"), [(item.name, item.reason) for item in validation.unpaired])
 
 

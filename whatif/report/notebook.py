@@ -1,6 +1,6 @@
-"""How graphs, timelines, predictions and sweeps show themselves in Jupyter: a small table and, with matplotlib, a plot.
+"""Display of graphs, timelines, predictions and sweeps in Jupyter: a small table and, with matplotlib, a plot.
 
-The numbers are those of the terminal's reports, written in the same way; names of a trace are escaped.
+The numbers are those of the terminal reports, in the same format; names of a trace are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from whatif.simulation.timeline import Timeline
 
 LONGEST_NAME = 80
-# Rows of a table; what is left out is counted.
+# Rows of a table; the others are counted.
 MOST_ROWS = 12
 _CELL = 'style="text-align:left"'
 
@@ -77,7 +77,7 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def prediction_html(prediction: Prediction) -> str:
-    """Return the step before and after, its range, and what to know of it."""
+    """Return the step before and after, its range, and warnings."""
     ms = ms_format(prediction.baseline_ms)
     rows = [tuple(str(cell) for cell in row) for row in compared(prediction, ms)]
     rows.append(("nominal 90 % range", "", f"{ms(prediction.low_ms)} … {ms(prediction.high_ms)}", ""))
@@ -104,7 +104,7 @@ def sweep_html(found: Sweep) -> str:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure as SVG to stand inside a page: the same text for the same figure."""
+    """Return a figure as SVG for embedding in a page: equal figures give equal text."""
     import matplotlib
 
     text = io.StringIO()

@@ -1,7 +1,7 @@
-"""A timeline file that Perfetto (ui.perfetto.dev) and chrome://tracing open: baseline beside predicted.
+"""Timeline files for Perfetto (ui.perfetto.dev) and chrome://tracing: baseline beside predicted.
 
-Chrome's trace event format: two groups of processes (one process a rank), one row an execution thread, arrows,
-counters. Behind the events stands the graph itself, so that what is written can be read again.
+Chrome's trace event format: two groups of processes (one process per rank), one row per execution thread, arrows,
+counters. The graph itself follows the events, so that the file can be read again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from whatif.simulation.timeline import Timeline
 
 # chrome://tracing colors by these names; Perfetto colors by the task's name and shows `change` among its arguments.
 COLORS = {CHANGED: "thread_state_runnable", ADDED: "terrible", REMOVED: "grey"}
-# Written at a time, so that memory does not grow with the trace.
+# Events per write, so that memory does not grow with the trace.
 EVENTS_A_WRITE = 4096
-# Rows of columns that are turned into numbers of Python's own at a time.
+# Rows of columns that are converted to Python numbers at a time.
 TASKS_AT_ONCE = 1 << 16
 # Compresses three times faster than the default and a tenth worse; isal ten times faster, at its level 2.
 GZIP_LEVEL, FAST_GZIP_LEVEL = 4, 2
@@ -42,12 +42,12 @@ GZIP_LEVEL, FAST_GZIP_LEVEL = 4, 2
 def write_perfetto(
     path: str | Path, baseline: Timeline, predicted: Timeline | None, what: str = "", *, without_profiler: bool = False
 ) -> None:
-    """Write the timelines to ``path``, compressed where its name ends in .gz; a file is there whole or not at all.
+    """Write the timelines to ``path`` atomically, compressed if its name ends in .gz.
 
-    Times are microseconds with three decimals, so every nanosecond is kept. Behind the events stands the graph of the
-    last timeline, which ``whatif.read`` gives back; ``what`` names the what-ifs of the prediction for its reader, and
-    ``without_profiler`` says that the times are without the profiler's cost.
-    Raises WhatifError where ``path`` cannot be written.
+    Times are microseconds with three decimals, so every nanosecond is kept. The events are followed by the graph of the
+    last timeline, which ``whatif.read`` returns; ``what`` names the what-ifs of the prediction for the reader, and
+    ``without_profiler`` says that the times exclude the profiler's overhead.
+    Raises WhatifError if ``path`` cannot be written.
     """
     trace = Path(baseline.graph.info.path).name
     with _replacing(Path(path)) as write:
@@ -61,7 +61,7 @@ def write_perfetto(
                 write(separator + ",\n".join(pending))
                 pending, separator = [], ",\n"
         write((separator if pending else "") + ",\n".join(pending))
-        # Behind the events, because a reader that does not know a field may stop at it.
+        # After the events, because a reader that does not know a field may stop at it.
         write(GRAPH_FIELD)
         shown = "baseline" if predicted is None else f"prediction of {what or 'a what-if'}"
         remark = (
@@ -84,14 +84,14 @@ def _all_events(baseline: Timeline, predicted: Timeline | None) -> Iterator[str]
 
 
 def _group_events(group: int, name: str, timeline: Timeline, changes: list[str]) -> Iterator[str]:
-    """The events of one timeline: a process, or one for each rank; their numbers differ from the other group's."""
+    """The events of one timeline: a process per rank, with numbers distinct from the other group's."""
     graph = timeline.graph
     drawn, drawn_ns = _slices(timeline)
     has_tasks = np.bincount(graph.thread[drawn], minlength=len(graph.threads)) > 0
     ranks = sorted({thread.rank for code, thread in enumerate(graph.threads) if has_tasks[code]})
     pid = {rank: 1 + group + 2 * place for place, rank in enumerate(ranks)}
     pids = np.array([pid.get(thread.rank, 0) for thread in graph.threads], dtype=np.int64)
-    # Behind the processes' numbers: a row with its process's own number would be its main thread, and the first one.
+    # Above the processes' numbers: a row with its process's number would be its main thread, and come first.
     tids = np.arange(len(graph.threads)) + 1 + 2 * len(ranks)
     for place, rank in enumerate(ranks):
         called = name if len(ranks) == 1 else f"{name}, {f'rank {rank}' if rank >= 0 else 'between ranks'}"
@@ -126,7 +126,7 @@ def _task_events(
     length_ns = timeline.end_ns - timeline.start_ns
     places = [f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":' for pid, tid in zip(pids, tids, strict=True)]
     tasks = np.flatnonzero(drawn)
-    # What many tasks have in common is spelled once: the text before a task's number, and the text after its change.
+    # Text shared by many tasks is formatted once: the part before a task's number, and the part after its change.
     heads: dict[tuple[int, int, str], str] = {}
     tails: dict[tuple[int, int, int, int], str] = {}
     for first in range(0, len(tasks), TASKS_AT_ONCE):
@@ -169,17 +169,17 @@ def _step(step: int) -> str:
 
 
 def _slices(timeline: Timeline) -> tuple[Bool, Int64]:
-    """Which tasks are drawn, and how long, so that the slices of a row follow one another.
+    """The tasks to draw, and their lengths, so that the slices of a row do not overlap.
 
-    A wait that took no time is not drawn: the empty space before the next task shows what was waited for. Nor is a task
-    that took no time where another one begins at that instant: Perfetto would draw it as a part of that one. And of
-    kernels of one stream that overlap by a few us the first is drawn shorter.
+    Waits of zero length are not drawn: the gap before the next task shows the wait. Neither are tasks of zero length at
+    whose start another one begins: Perfetto would draw them as a part of that one. Of kernels of one
+    stream that overlap by a few us, the first is shortened.
     """
     graph = timeline.graph
     drawn_ns = timeline.end_ns - timeline.start_ns
     drawn = np.asarray((graph.kind != TaskKind.WAIT) | (drawn_ns > 0), dtype=np.bool_)
     tasks = np.flatnonzero(drawn)
-    # Of tasks that begin at the same instant the longest comes last, whichever was recorded first.
+    # Of tasks that start at the same instant the longest comes last, in any recorded order.
     tasks = tasks[np.lexsort((drawn_ns[tasks], timeline.start_ns[tasks], graph.thread[tasks]))]
     before, after = tasks[:-1], tasks[1:]
     same_row = graph.thread[before] == graph.thread[after]
@@ -221,7 +221,7 @@ def _counters(pids: Int64, timeline: Timeline) -> Iterator[str]:
 
 
 def _json(value: object) -> str:
-    """As JSON with the letters of any script as they are: Perfetto shows an escaped one as its escape."""
+    """Encode JSON without escaping non-ASCII letters: Perfetto shows escapes literally."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -236,15 +236,15 @@ _THOUSANDTHS = [f".{n:03d}" for n in range(1000)]
 def _us(times_ns: Int64) -> list[str]:
     """Times in us with three decimals."""
     us, ns = np.divmod(times_ns, 1000)
-    return [f"{whole}{_THOUSANDTHS[part]}" for whole, part in zip(us.tolist(), ns.tolist(), strict=True)]
+    return [f"{integer}{_THOUSANDTHS[part]}" for integer, part in zip(us.tolist(), ns.tolist(), strict=True)]
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
-    """Return a function that writes to a file that replaces ``path`` only if all is written."""
+    """Yield a function that writes to a file that replaces ``path`` only if everything is written."""
     with replacing(path) as part, part.open("wb") as raw:
         if path.name.endswith(".gz"):
-            # No name and no time inside: the same timelines give the same bytes.
+            # No name and no time in the header: equal timelines give equal bytes.
             with _gzip_file(raw) as packed:
                 yield lambda text: packed.write(text.encode("utf-8", "replace"))
         else:
@@ -252,7 +252,7 @@ def _replacing(path: Path) -> Iterator[Callable[[str], int]]:
 
 
 def _gzip_file(raw: IO[bytes]) -> gzip.GzipFile:
-    """A file that compresses into another one, with isal where it is installed."""
+    """A file that compresses into another one, with isal if it is installed."""
     try:
         from isal import igzip
     except ImportError:

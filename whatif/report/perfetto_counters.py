@@ -1,4 +1,4 @@
-"""Counters of a timeline file: what a step keeps in memory, and at which rate its links and copies move bytes."""
+"""Counters of a timeline file: the memory of a step, and the rates of its links and copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.graph.types import TaskKind
 from whatif.simulation.timeline import Timeline
 
 MIB = 2**20
-# What a moment is made of: what stays for the whole step first.
+# Parts of the memory at a moment; those that stay for the whole step come first.
 MEMORY_PARTS = {
     "parameters": "parameters",
     "optimizer_state": "optimizer state",
@@ -23,9 +23,9 @@ MEMORY_PARTS = {
 
 
 def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]:
-    """Return the time, ns, and what is in memory then, MiB by part: each moment of the model where its layer begins.
+    """Return times, ns, and the memory at each, MiB by part: a moment of the model is at the start of its layer.
 
-    The model describes a step layer by layer; a layer that is not in the timeline has no counter.
+    The model describes a step layer by layer; a layer missing from the timeline has no counter.
     """
     graph = timeline.graph
     memory = graph.info.memory
@@ -44,7 +44,7 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
             starts.setdefault((phase, layer), []).append(start_ns)
         now_ns = 0
         for moment in found:
-            # The update is one entry, whatever the layers of its tasks.
+            # The update is one entry for all layers.
             wanted = [key for key in starts if key[0] == moment.phase] if not moment.layer else [
                 (int(moment.phase), layer_code.get(moment.layer, -1))
             ]  # fmt: skip
@@ -59,9 +59,9 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
 
 
 def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, float]]:
-    """Return thread, name, unit, time, ns, and value: the payload that each link and each stream's copies move.
+    """Return thread, name, unit, time, ns, and value: the payload rate of each link and of each stream's copies.
 
-    In Gbit/s for communication and GB/s for copies; 1 and 0 where a transfer's size is not known.
+    Gbit/s for communication and GB/s for copies; 1 and 0 if a transfer's size is unknown.
     """
     graph = timeline.graph
     length_ns = timeline.end_ns - timeline.start_ns
@@ -71,13 +71,13 @@ def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, floa
     ):
         tasks = np.flatnonzero((graph.kind == kind) & (length_ns > 0))
         for thread in np.unique(graph.thread[tasks]).tolist():
-            own = tasks[graph.thread[tasks] == thread]
-            own = own[np.argsort(timeline.start_ns[own], kind="stable")]
-            told = graph.size_bytes[own] >= 0
-            known = bool(told.all())
-            rate = np.where(told, graph.size_bytes[own], 0) * scale / length_ns[own] if known else np.ones(len(own))
-            start_ns, end_ns = timeline.start_ns[own], timeline.end_ns[own]
-            # Where the next one begins at once, no zero stands between them.
+            sent = tasks[graph.thread[tasks] == thread]
+            sent = sent[np.argsort(timeline.start_ns[sent], kind="stable")]
+            sized = graph.size_bytes[sent] >= 0
+            known = bool(sized.all())
+            rate = np.where(sized, graph.size_bytes[sent], 0) * scale / length_ns[sent] if known else np.ones(len(sent))
+            start_ns, end_ns = timeline.start_ns[sent], timeline.end_ns[sent]
+            # No zero between transfers that follow one another immediately.
             rests = np.append(end_ns[:-1] < start_ns[1:], True)
             for begin, end, value, ends in zip(
                 start_ns.tolist(), end_ns.tolist(), rate.tolist(), rests.tolist(), strict=True

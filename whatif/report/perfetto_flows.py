@@ -1,4 +1,4 @@
-"""Arrows of a timeline file: from launches to what they launch, along communication, between the ranks of a collective.
+"""Arrows of a timeline file: from launches to their tasks, along communication, between the ranks of a collective.
 
 An arrow is bound to the slice of its row that is open at its time, so that each end is inside its slice as drawn.
 """
@@ -30,7 +30,7 @@ def flows(timeline: Timeline, drawn: Bool, drawn_ns: Int64) -> Iterator[tuple[st
     """
     launch = timeline.graph.launch_of
     launched = np.flatnonzero((launch >= 0) & drawn)
-    # From the launch's start, as in the traces that people know.
+    # From the launch's start, as in the profiler's traces.
     yield _kept(LAUNCH, launch[launched], launched, timeline.start_ns[launch[launched]], timeline, drawn)
     edges = timeline.graph.dependencies
     edges = edges.take(edges.kind == DependencyKind.COMMUNICATION)
@@ -51,7 +51,7 @@ def _kept(
 
 
 def _between_ranks(timeline: Timeline) -> tuple[Int64, Int64]:
-    """Of each collective the part of the rank that came last, and each of the others' parts."""
+    """Return pairs of the last rank's part of each collective and each of the other parts."""
     graph = timeline.graph
     collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(len(graph), dtype=np.int64)))
     part = np.flatnonzero((collective > 0) & (graph.kind != TaskKind.WAIT))
@@ -63,10 +63,10 @@ def _between_ranks(timeline: Timeline) -> tuple[Int64, Int64]:
     rank = np.array([thread.rank for thread in graph.threads], dtype=np.int64)
     came_last = np.full(len(arrived_ns), -1, dtype=np.int64)
     latest = arrival[timeline.end_ns[arrival] == arrived_ns[collective[arrival]]][::-1]
-    came_last[collective[latest]] = rank[graph.thread[latest]]  # of equals the first, which is written last
+    came_last[collective[latest]] = rank[graph.thread[latest]]  # ties: the first, which is written last
     is_source = rank[graph.thread[part]] == came_last[collective[part]]
     source = np.full(len(arrived_ns), -1, dtype=np.int64)
     source[collective[part[is_source]]] = part[is_source]
-    others = part[~is_source]
-    others = others[source[collective[others]] >= 0]
-    return source[collective[others]], others
+    targets = part[~is_source]
+    targets = targets[source[collective[targets]] >= 0]
+    return source[collective[targets]], targets

@@ -1,4 +1,4 @@
-"""A plot of ``whatif advise``: what each what-if gains, alone and together with others, with the ranges."""
+"""A plot of ``whatif advise``: the gain of each what-if, alone and combined with others, with ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whatif.runtime.errors import WhatifError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A line of a name, and its lines: those of combinations hold several what-ifs.
+# Letters of a line of a name, and its lines: combinations have several what-ifs.
 LINE_LENGTH, MOST_LINES = 46, 2
 ROW_INCHES = 0.3
 
@@ -32,7 +32,7 @@ ROW_INCHES = 0.3
 def advice_figure(advice: Advice, top: int = 10) -> Figure:
     """Return the gains of the best ``top`` what-ifs and combinations as bars with their nominal 90 % ranges.
 
-    Where nothing gains, those that come closest. Raises WhatifError where nothing could be tried.
+    If nothing gains, those that come closest. Raises WhatifError if nothing could be tried.
     """
     from matplotlib.patches import Patch
 
@@ -70,6 +70,6 @@ def advice_figure(advice: Advice, top: int = 10) -> Figure:
 
 
 def _lines(entry: Ranked) -> str:
-    """A combination as it is drawn: broken between its what-ifs."""
+    """The label of a combination, with line breaks between its what-ifs."""
     words = printable(entry.trial.label)
     return "\n".join(wrap(words, LINE_LENGTH, max_lines=MOST_LINES, placeholder=" …"))

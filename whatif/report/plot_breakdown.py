@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Idle time is grey. Hatches distinguish the parts where there is no colour.
+# Idle time is grey. Hatches distinguish the parts without colour.
 PART_COLORS = (COLORS[0], COLORS[2], COLORS[4], COLORS[1], "#d0d0d0")
 PART_HATCHES = ("", "//", "..", "xx", "")
 # A part narrower than this share of the longest bar has no room for its number.
 LEAST_LABELLED = 0.07
 BAR_INCHES = 0.55
-# Of a bar's name.
+# Letters of a line of a bar's name.
 MOST_LINES = 3
 
 
 class Bar(Struct, frozen=True):
-    """One bar: the parts of a step, ms, and where they are known the ends of its range and what was measured."""
+    """One bar: the parts of a step, ms, and, if known, the ends of its range and the measured step."""
 
     name: str
     parts: Breakdown
@@ -59,16 +59,16 @@ def prediction_figure(prediction: Prediction) -> Figure:
         Bar(names, prediction.breakdown, prediction.predicted_ms, prediction.low_ms, prediction.high_ms),
     ]
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
-    # The bars are without the profiler's cost if the recording has it; the recorded step never is.
+    # The bars exclude the profiler's overhead, if any; the recorded step includes it.
     corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
-    told = "recorded, with the profiler's cost" if corrected else "recorded"
-    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", told)
+    legend_label = "recorded, with the profiler's cost" if corrected else "recorded"
+    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", legend_label)
 
 
 def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "", measured: str = "measured") -> Figure:
     """Return some steps as bars under the name of a recording and a few words.
 
-    ``label`` is that of their axis, and ``measured`` what the legend calls the diamonds.
+    ``label`` is that of their axis, and ``measured`` the legend's name of the diamonds.
     """
     figure = new_figure(9, 1.5 + BAR_INCHES * len(bars))
     draw_bars(figure.subplots(), bars, label, measured)
@@ -104,7 +104,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
         if bar.low_ms is not None and bar.high_ms is not None:
             draw_range(axes, bar.step_ms, place, bar.low_ms, bar.high_ms, elinewidth=1.2, capsize=4)
         end = max(bar.step_ms, bar.high_ms or 0.0, bar.measured_ms or 0.0)
-        # The number is the bar's, also where it stands beside a diamond.
+        # The number is the bar's, even beside a diamond.
         also = f" (◆ {ms(bar.measured_ms)})" if bar.measured_ms and ms(bar.measured_ms) != ms(bar.step_ms) else ""
         write_beside(axes, f"{ms(bar.step_ms)} ms{also}", end, place, distance=6, fontsize=9)
     diamonds = [(bar.measured_ms, place) for place, bar in enumerate(bars) if bar.measured_ms]
@@ -112,7 +112,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
         axes.plot(*zip(*diamonds, strict=True), "D", color="black", markersize=5, label=measured)
     name_rows(axes, [_lines(bar.name) for bar in bars], fontsize=9)
     longest = max([longest, *(value for value, _ in diamonds)])
-    axes.set_xlim(0, (1.3 if diamonds else 1.16) * longest)  # room for the number behind the bar
+    axes.set_xlim(0, (1.3 if diamonds else 1.16) * longest)  # room for the number after the bar
     axes.set_xlabel(label)
     axes.tick_params(axis="y", length=0)
     unboxed(axes, "x")
@@ -121,6 +121,6 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str, measured: str = "meas
 
 
 def _lines(name: str) -> str:
-    """A name on as few lines as hold it, of what-ifs a few on each."""
+    """Wrap a name into as few lines as possible, with a few what-ifs on each."""
     words = drawn(name, MOST_LINES * NAME_LENGTH).replace(",", ", ")
     return "\n".join(wrap(words, NAME_LENGTH, max_lines=MOST_LINES, placeholder=" …"))

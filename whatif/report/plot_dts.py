@@ -1,4 +1,4 @@
-"""A plot of ``whatif dts``: the epochs of the architectures, and who does what in the fastest."""
+"""A plot of ``whatif dts``: the epochs of the architectures, and the roles of the fastest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def ranking_figure(ranking: Ranking) -> Figure:
     """Return the epochs as bars with their 5 to 95 % range, beside the network graph of the fastest architecture.
 
-    Raises WhatifError where no architecture is possible.
+    Raises WhatifError if no architecture is possible.
     """
     rows = ranking.possible
     if not rows or rows[0].found is None:

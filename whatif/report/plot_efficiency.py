@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def roofline_figure(found: Efficiency) -> Figure:
-    """Return FLOP/s against FLOPs a byte, both logarithmic, with the peaks of the device's formats."""
+    """Return FLOP/s over FLOPs per byte, both logarithmic, with the peaks of the device's formats."""
     figure = new_figure(9, 5)
     axes = figure.subplots()
     points = found.points

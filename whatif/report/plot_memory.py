@@ -1,4 +1,4 @@
-"""A plot of what a step keeps in memory, layer after layer. matplotlib is imported only where one is drawn."""
+"""A plot of the memory of a step, layer by layer. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def memory_figure(summary: MemorySummary) -> Figure:
     axes.set_ylim(bottom=0)
     unboxed(axes, "y")
     handles, labels = axes.get_legend_handles_labels()
-    # As they lie: what is drawn last is on top.
+    # In stacking order: the last one is on top.
     legend(axes, handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     title(figure, summary.baseline.graph.info.path, f"peak {summary.peak.total / scale:,.4g} {unit}")
     return figure

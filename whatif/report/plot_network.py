@@ -1,4 +1,4 @@
-"""The network graph of roles (DTS §II-D): which processor does what, and what flows between them."""
+"""The network graph of roles (DTS §II-D): the role of each processor, and the data flow between them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def network_graph(found: Estimate) -> networkx.DiGraph[str]:
         source, arrow, target = ends.partition(" -> ")
         if not arrow:
             continue
-        one, other = found.assignment[source], found.assignment[target]
-        wire = found.machines.wire(one, other)
-        before = graph.edges[one, other]["size_bytes"] if graph.has_edge(one, other) else 0
+        source_role, target_role = found.assignment[source], found.assignment[target]
+        wire = found.machines.wire(source_role, target_role)
+        before = graph.edges[source_role, target_role]["size_bytes"] if graph.has_edge(source_role, target_role) else 0
         byte_s = wire.byte_s if wire else 0.0
-        graph.add_edge(one, other, size_bytes=before + activity.size_bytes, byte_s=byte_s)
+        graph.add_edge(source_role, target_role, size_bytes=before + activity.size_bytes, byte_s=byte_s)
     return graph
 
 
 def to_dot(graph: networkx.DiGraph[str]) -> str:
-    """Return the graph in the language of Graphviz."""
+    """Return the graph in Graphviz' DOT language."""
     lines = [f"digraph {_quoted(graph.graph.get('name', ''))} {{", "  rankdir=LR;"]
     for node, facts in graph.nodes(data=True):
         role = str(facts["role"])
@@ -60,13 +60,13 @@ def _quoted(text: str) -> str:
 
 
 def check_export(path: str | Path) -> None:
-    """Raise WhatifError where the ending of ``path`` names no format."""
+    """Raise WhatifError if the suffix of ``path`` is not a supported format."""
     if Path(path).suffix.lower() not in (".dot", *ENDINGS):
         raise WhatifError(f"{path}: expected a file that ends in .dot, {', '.join(ENDINGS)}, got another ending.")
 
 
 def export(found: Estimate, path: str | Path) -> None:
-    """Write the network graph of roles into a file, by its ending: DOT, or a picture."""
+    """Write the network graph of roles to a file, by its suffix: DOT, or a picture."""
     check_export(path)
     graph = network_graph(found)
     if Path(path).suffix.lower() == ".dot":

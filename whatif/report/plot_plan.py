@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def front(rows: list[Row]) -> list[Row]:
-    """Return the plans that no other beats in throughput with as little memory, by ascending memory."""
+    """Return the Pareto-optimal plans in throughput and memory, by ascending memory."""
     found: list[Row] = []
-    for row in sorted(rows, key=lambda one: (one.peak_bytes or 0, -one.samples_per_s)):
+    for row in sorted(rows, key=lambda candidate: (candidate.peak_bytes or 0, -candidate.samples_per_s)):
         if not found or row.samples_per_s > found[-1].samples_per_s:
             found.append(row)
     return found
 
 
 def plan_figure(found: Planned) -> Figure:
-    """Return the figure. Raises WhatifError where the recording does not tell memory."""
+    """Return the figure. Raises WhatifError if the recording lacks memory data."""
     rows = [row for row in found.rows if row.peak_bytes is not None]
     if not rows:
         raise WhatifError("plan: expected a recording with its memory for a plot over it, got one without.")

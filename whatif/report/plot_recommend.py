@@ -1,4 +1,4 @@
-"""A plot of ``whatif recommend``: the step on each device with its range and, where there are prices, what it costs."""
+"""A plot of ``whatif recommend``: the step on each device with its range and, if there are prices, its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROW_INCHES = 0.3
 def recommendation_figure(found: Ranking, top: int = 10) -> Figure:
     """Return the steps of the first ``top`` devices as bars with their ranges, the recorded device in another colour.
 
-    Raises WhatifError where no device is left.
+    Raises WhatifError if no device is left.
     """
     rows = found.candidates[:top]
     if not rows:

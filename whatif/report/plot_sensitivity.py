@@ -1,4 +1,4 @@
-"""A plot of ``whatif explain --sensitivity``: what the step gains against how much faster a part of it is."""
+"""A plot of ``whatif explain --sensitivity``: the gain of the step over the speed-up of one of its parts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINES_PER_PANEL = len(COLORS)
-# What gains next to nothing has to look like it: no panel's scale ends below this.
+# The least end of a panel's scale, so that negligible gains look negligible.
 LEAST_SCALE_PCT = 5.0
 CURVE_PCT = tuple(float(pct) for pct in range(0, 101, 5))
 
 
 def sensitivity_figure(found: Sensitivity) -> Figure:
-    """Return the gain against the speed-up, at every 5 %: a panel for each kind of part, a line for each best part."""
+    """Return the gain over the speed-up, in steps of 5 %: a panel per kind of part, a line per best part."""
     curves = at_speedups(found, CURVE_PCT)
     titles = kind_titles(found.baseline.graph.has_gpu)
     kinds = [kind for kind in KINDS if curves.of_kind(kind)]

@@ -1,4 +1,4 @@
-"""A plot of ``whatif explain --by step``: one dot a step, the slow ones with what they had more of."""
+"""A plot of ``whatif explain --by step``: one dot per step, with the reasons of slow ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from whatif.units import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# More reasons than these would cover one another.
+# The most reasons; more would overlap.
 NAMED_STEPS = 8
 
 
 def steps_figure(found: UnevenSteps) -> Figure:
-    """Return the strip of steps in their order: a dot each, and a line at the median."""
+    """Return the steps in order: a dot each, and a line at the median."""
     figure = new_figure(9, 3.6)
     axes = figure.subplots()
     ms = ms_format(found.median_ms)

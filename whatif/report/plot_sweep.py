@@ -1,4 +1,4 @@
-"""Plots of sweeps and of scaling. matplotlib is imported only where one is drawn."""
+"""Plots of sweeps and of scaling. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 MOST_LINES = len(COLORS)
 # Values that grow by more than this are drawn on a logarithmic scale.
 LOGARITHMIC_FROM = 20.0
-# Of a letter of a label, in widths of the axis.
+# Width of a letter of a label, as a share of the axis.
 LETTER_WIDTH = 0.0115
 _DECIMALS = re.compile(r"\d+\.\d{3,}")
 RANGE_LABEL = "nominal 90 % range"
-# Numbers of workers with a label each.
+# The most labelled numbers of workers.
 MOST_LABELS = 8
 
 
 def sweep_figure(found: Sweep) -> Figure:
-    """Return the step over the last option's values, with its range: a line for each value of the options before it."""
+    """Return the step over the last option's values, with its range: one line per value of the options before it."""
     figure = new_figure(8, 4.5)
     axes = figure.subplots()
     last = found.varied[-1]
@@ -49,7 +49,7 @@ def sweep_figure(found: Sweep) -> Figure:
     if is_number and max(x) > LOGARITHMIC_FROM * min(x):
         axes.set_xscale("log")
     labels = [drawn(_DECIMALS.sub(lambda found: f"{float(found[0]):.3g}", value), NAME_LENGTH) for value in last.values]
-    chosen = _apart(x, labels, logarithmic=axes.get_xscale() == "log")
+    chosen = _spaced_labels(x, labels, logarithmic=axes.get_xscale() == "log")
     axes.set_xticks([x[k] for k in chosen], [labels[k] for k in chosen], fontsize=8, parse_math=False)
     axes.minorticks_off()
     names = drawn(" ".join(transform.name for transform in found.transforms), NAME_LENGTH)
@@ -60,8 +60,8 @@ def sweep_figure(found: Sweep) -> Figure:
     return figure
 
 
-def _apart(x: list[float], labels: list[str], *, logarithmic: bool) -> list[int]:
-    """The places whose labels, from the left, leave room for one another; the axis shows what it can."""
+def _spaced_labels(x: list[float], labels: list[str], *, logarithmic: bool) -> list[int]:
+    """The positions, chosen from the left, whose labels do not overlap."""
     at = [math.log(value) if logarithmic else value for value in x]
     width = max(at) - min(at) or 1.0
     chosen: list[int] = []
@@ -75,7 +75,7 @@ def _apart(x: list[float], labels: list[str], *, logarithmic: bool) -> list[int]
 
 
 def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, label: str, *, with_range: bool) -> None:
-    # From left to right, in whatever order the values were named.
+    # From left to right, whatever the order of the values.
     there = sorted((k for k, point in enumerate(points) if point.step_ms is not None), key=x.__getitem__)
     at, look = [x[k] for k in there], COLORS[place % len(COLORS)]
     step, low, high = ([getattr(points[k], name) for k in there] for name in ("step_ms", "low_ms", "high_ms"))
@@ -89,7 +89,7 @@ def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, lab
 
 
 def scaling_figure(found: Scaling) -> Figure:
-    """Return throughput over workers beside the ideal one, and the step with what communication is exposed in it."""
+    """Return throughput over workers beside the ideal one, and the step with its exposed communication."""
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     rows = [row for row in found.rows if row.step_ms]

@@ -1,4 +1,4 @@
-"""A picture of one step of a timeline: who works when, row by row; for a glance, not for reading single tasks."""
+"""A picture of one step of a timeline, one row per thread: an overview, not for reading single tasks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 8
-# Work that is closer than this share of the step is one bar: the eye sees no gap.
+# Tasks with gaps below this share of the step become one bar: such gaps are invisible.
 CLOSE = 1 / 1200
 ROW_NAME_LENGTH = 26
-# What colours distinguish, in drawing order.
+# Categories with their own colours, in drawing order.
 LOOKS = {"CPU": COLORS[0], "GPU": COLORS[2], "copies": COLORS[4], "communication": COLORS[1]}
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """Return the steady step closest to the median: the busiest execution threads, and when each works."""
+    """Return the steady step closest to the median: the work of the busiest execution threads over time."""
     graph = timeline.graph
     clock = default_clock(graph)
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
@@ -71,14 +71,14 @@ def _pct(part_ns: float, whole_ns: int) -> str:
 
 
 def _working(graph: TaskGraph) -> dict[str, Bool]:
-    """Return the masks of what colours distinguish; waits are not work."""
+    """Return the mask of each colour's tasks; waits are not work."""
     communication, copies = (graph.kind == kind for kind in (TaskKind.COMMUNICATION, TaskKind.MEMCPY))
     kernels = np.asarray(graph.on_gpu & ~communication & ~copies)
     return {"CPU": graph.on_cpu.mask, "GPU": kernels, "copies": copies, "communication": communication}
 
 
 def _bars(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
-    """Begins, from the window's own, and lengths of the bars, ns: work that is close together is one bar."""
+    """Starts, relative to the window, and lengths of the bars, ns: tasks that are close together are one bar."""
     tasks = tasks & (timeline.end_ns > low_ns) & (timeline.start_ns < high_ns) & (timeline.end_ns > timeline.start_ns)
     start_ns = np.clip(timeline.start_ns[tasks], low_ns, high_ns) - low_ns
     end_ns = np.clip(timeline.end_ns[tasks], low_ns, high_ns) - low_ns

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 LOOKS = (("baseline", "#b0b0b0", ""), ("measured", COLORS[0], ""), ("predicted", COLORS[1], "//"))
 WIDTH = 0.26
-# Letters of a name on a line below its bars.
+# Letters per line of a name below its bars.
 LINE_LENGTH = 17
 
 
 def truth_figure(outcomes: Sequence[Outcome], names: Sequence[str], heading: str = "") -> Figure:
-    """Return three bars for each outcome, under its name: the baseline, what was measured, and the prediction.
+    """Return three bars for each outcome, under its name: the baseline, the measurement, and the prediction.
 
-    The prediction has its nominal 90 % range, and above it its error. The steps are shares of the baseline's, so that
-    models of all sizes can be read.
+    The prediction has its nominal 90 % range, and its error above. The steps are relative to the baseline's, so that
+    models of all sizes are legible.
     """
     figure = new_figure(max(6.0, 2.2 + 1.35 * len(outcomes)), 4.2)
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""A plot of ``whatif validate``: predictions beside what was measured, with their ranges."""
+"""A plot of ``whatif validate``: predictions beside measurements, with their ranges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Rows of the right panel; more cannot be read.
+# The most rows of the right panel that are legible.
 MOST_KINDS = 40
 # An error beyond this is drawn at the edge, so that the others stay distinct.
 EDGE_PCT = 60.0
@@ -22,7 +22,7 @@ EDGE_PCT = 60.0
 def validation_figure(found: Validation) -> Figure:
     """Return predicted over measured steps, each with its range, beside the errors of each kind of what-if.
 
-    Raises WhatifError where nothing was compared.
+    Raises WhatifError if nothing was compared.
     """
     if not found.outcomes:
         raise WhatifError("validate: expected a pair that could be compared, got none to draw.")
@@ -41,7 +41,7 @@ def validation_figure(found: Validation) -> Figure:
 
 
 def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
-    """Predicted over measured, both scales logarithmic where they reach far."""
+    """Draw predicted over measured, on logarithmic scales if the steps span a wide range."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     for on_gpu, name, place in ((False, "on a CPU", 0), (True, "on a GPU", 1)):
@@ -60,7 +60,7 @@ def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
     if high > 20 * low:
         axes.set_xscale("log")
         axes.set_yscale("log")
-        # As few as can stand side by side: 1, 2 and 5 of each decade, or over many decades 1 alone.
+        # Few enough ticks to fit: 1, 2 and 5 of each decade, or only 1 over many decades.
         steps = (1.0, 2.0, 5.0) if high < 3e3 * low else (1.0,)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=steps, numticks=12))
@@ -81,7 +81,7 @@ def _steps(axes: Axes, outcomes: tuple[Outcome, ...]) -> None:
 
 
 def _errors(axes: Axes, found: Validation, kinds: list[str]) -> None:
-    """The error of every prediction in the row of its kind; filled where the measured step is inside the range."""
+    """Draw the error of every prediction in the row of its kind, filled if the measured step is inside the range."""
     drawn_kinds = set()
     for outcome in found.outcomes:
         if outcome.kind not in kinds:

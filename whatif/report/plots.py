@@ -1,4 +1,4 @@
-"""What all plots share: colours, figures, axes, ranges, titles, files. matplotlib is imported where one is drawn."""
+"""Common parts of all plots: colours, figures, axes, ranges, titles, files. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
-# Okabe and Ito, "Color Universal Design" (2008): distinguishable with any colour vision; the yellow is left out,
-# which paper does not show. Dashes and markers distinguish the lines where there is no colour.
+# Okabe and Ito, "Color Universal Design" (2008): distinguishable with any colour vision; without the yellow,
+# which is invisible on paper. Dashes and markers distinguish the lines without colour.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -25,7 +25,7 @@ NAME_LENGTH, TITLE_LENGTH = 34, 100
 
 
 def check_plot(path: str | Path, trace: str | Path) -> None:
-    """Raise WhatifError where no plot can be written to ``path``: its ending, its folder, the trace, no matplotlib."""
+    """Raise WhatifError if no plot can be written to ``path``: its suffix, its folder, the trace, no matplotlib."""
     if Path(path).suffix.lower() not in ENDINGS:
         raise WhatifError(f"{path}: expected a plot's name that ends in {', '.join(ENDINGS)}, got another ending.")
     file_beside(path, trace)
@@ -44,7 +44,7 @@ def _figure_class() -> type[Figure]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, laid out so that nothing overlaps; WhatifError without matplotlib."""
+    """Return an empty figure, sizes in inches, in a layout without overlaps. Raises WhatifError without matplotlib."""
     return _figure_class()(figsize=(width, height), layout="constrained")
 
 
@@ -55,7 +55,7 @@ def title(figure: Figure, path: str, what: str = "") -> None:
 
 
 def unboxed(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
-    """Draw axes without a box, and a thin grid behind what is drawn."""
+    """Draw axes without a box, and a thin grid in the background."""
     axes.grid(visible=True, axis=grid, linewidth=0.4, color="#bbbbbb")
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -63,7 +63,7 @@ def unboxed(axes: Axes, grid: Literal["x", "y", "both"]) -> None:
 
 
 def name_rows(axes: Axes, names: Sequence[str], *, tight: bool = False, **look: Any) -> None:
-    """Name the rows of a bar chart as they are, the first one on top; ``tight`` leaves no margins around them."""
+    """Label the rows of a bar chart verbatim, the first one on top; ``tight`` leaves no margins around them."""
     axes.set_yticks(range(len(names)), names, parse_math=False, **{"fontsize": 8, **look})
     if tight:
         axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
@@ -72,13 +72,13 @@ def name_rows(axes: Axes, names: Sequence[str], *, tight: bool = False, **look: 
 
 
 def draw_rows(axes: Axes, values: Sequence[float], colors: Sequence[str], striped: Sequence[bool], **look: Any) -> None:
-    """Draw a bar in each row; stripes distinguish some of them where there is no colour."""
-    hatches = ["//" if one else "" for one in striped]
+    """Draw a bar in each row; stripes distinguish some of them without colour."""
+    hatches = ["//" if is_striped else "" for is_striped in striped]
     axes.barh(range(len(values)), values, color=colors, hatch=hatches, edgecolor="white", height=0.66, **look)
 
 
 def reach(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
-    """Return how far ranges lie below and above their values, as matplotlib draws them."""
+    """Return the distances of range ends below and above their values, in matplotlib's format."""
     below = [max(value - end, 0.0) for value, end in zip(values, low, strict=True)]
     return [below, [max(end - value, 0.0) for value, end in zip(values, high, strict=True)]]
 
@@ -98,22 +98,22 @@ def write_beside(axes: Axes, text: str, x: float, y: float, *, distance: float =
 
 
 def legend(axes: Axes, *what: Any, **place: Any) -> None:
-    """Explain what is drawn, without a box; names of a trace are shown as they are."""
+    """Draw a legend without a box; names of a trace are shown verbatim."""
     for text in axes.legend(*what, **{"fontsize": 8, "frameon": False, **place}).get_texts():
         text.set_parse_math(False)
 
 
 def legend_on_top(axes: Axes, columns: int, **look: Any) -> None:
-    """Explain what is drawn in a line above the axes."""
+    """Draw a legend in a line above the axes."""
     legend(axes, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, **look)
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure: whole or not at all, and the same bytes for the same figure."""
+    """Write a figure atomically; equal figures give equal bytes."""
     import matplotlib
 
     ending = Path(path).suffix.lower()
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
     with replacing(path) as part, warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "whatif"}):
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box replaces it
         figure.savefig(part, format=ending[1:], dpi=150, metadata=undated)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
-# Control characters move the cursor and set colors, format characters turn the writing direction, surrogates cannot be
+# Control characters move the cursor and set colors, format characters reverse the direction, surrogates cannot be
 # encoded, line separators break tables.
 _HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def printable(text: str) -> str:
-    """Return ``text`` on one line, every character that a terminal would obey instead of show replaced by "�"."""
+    """Return ``text`` on one line, with every character that a terminal would interpret replaced by "�"."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -20,6 +20,6 @@ def printable(text: str) -> str:
 
 
 def drawn(name: str, longest: int) -> str:
-    """Return a name of a trace as it is drawn: on one line, not too long."""
+    """Return a name of a trace for drawing: on one line, not too long."""
     shown = printable(name)
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"

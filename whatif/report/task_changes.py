@@ -1,4 +1,4 @@
-"""Which tasks of a graph a transform changed, added or took out."""
+"""The tasks of a graph that a transform changed, added or removed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SAME, CHANGED, ADDED, REMOVED = "same", "changed", "added", "removed"
 
 
 def task_changes(before: TaskGraph, after: TaskGraph) -> tuple[list[str], list[str]]:
-    """Return for every task of both graphs what became of it, and for every task of ``after`` where it came from.
+    """Return the change of every task of both graphs, and the origin of every task of ``after``.
 
-    Tasks are the same where recorded start, thread, kind and name are; of several such tasks the first is paired with
-    the first. A pair is changed where its durations differ.
+    Tasks are equal if recorded start, thread, kind and name are; of several such tasks the first is paired with
+    the first. A pair is changed if its durations differ.
     """
     keys = _keys(before, after)
     n = len(before)
@@ -27,7 +27,7 @@ def task_changes(before: TaskGraph, after: TaskGraph) -> tuple[list[str], list[s
 
 
 def _keys(before: TaskGraph, after: TaskGraph) -> Int64:
-    """One number a task, unique in each graph and equal for the same task of both."""
+    """A number for each task, unique within a graph and equal for the same task of both."""
     columns = [
         np.concatenate([before.start_ns, after.start_ns]),
         np.concatenate([before.kind, after.kind]),

@@ -20,7 +20,7 @@ from whatif.report.layout import (
     report,
 )
 
-# Which source gave the durations that a what-if changed or added (`estimator.Source`; docs/estimates.md).
+# Sources of the durations that a what-if changed or added (`estimator.Source`; docs/estimates.md).
 SOURCE_LABELS = {
     "measured": "measured alone",
     "database": "by the op database",
@@ -33,7 +33,7 @@ SOURCE_LABELS = {
 
 
 def print_prediction(prediction: Prediction) -> None:
-    """Print what ``whatif apply`` reports."""
+    """Print the report of ``whatif apply``."""
     baseline = prediction.baseline
     ms = ms_format(prediction.baseline_ms)
     with report() as out:
@@ -67,7 +67,7 @@ def print_prediction(prediction: Prediction) -> None:
 
 
 def headline(prediction: Prediction) -> str:
-    """Return the sentence on top: the what-ifs, the step before and after."""
+    """Return the headline: the what-ifs, the step before and after."""
     ms = ms_format(prediction.baseline_ms)
     names = spelled_together(prediction.transforms)
     change = f"{ms(prediction.baseline_ms)} → {ms(prediction.predicted_ms)} ms, {_change(prediction)}"
@@ -82,7 +82,7 @@ def _change(prediction: Prediction) -> str:
 
 
 def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
-    """Return the step and its parts before and after, the parts that neither has left out."""
+    """Return the step and its parts before and after, without parts that are absent from both."""
     before, after = prediction.baseline.breakdown, prediction.breakdown
     what = "span" if prediction.baseline.clock == "span" else "step"
     step = (what, prediction.baseline_ms, prediction.predicted_ms)
@@ -97,7 +97,7 @@ def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[
 
 
 def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[float | None], str]) -> None:
-    """What each transform saves, alone and on top of those above it, and what they share."""
+    """Print the saving of each transform, alone and after those above it, and the shared part."""
     composition = prediction.composition
     rows = [
         (spelled(transform), ms(part.alone_ms), ms(part.added_ms))
@@ -116,7 +116,7 @@ def _print_contributions(out: Report, prediction: Prediction, ms: Callable[[floa
 
 
 def add_up(shared_ms: float, ms: Callable[[float | None], str]) -> str:
-    """Say by how much the gains of what-ifs alone differ from what they gain together, and why."""
+    """Return a sentence on the difference between the gains of what-ifs alone and together, with the reason."""
     more, why = ("more", "some save the same time") if shared_ms > 0 else ("less", "one makes another more effective")
     return f"alone they add up to {ms(abs(shared_ms))} ms {more} than together: {why}"
 

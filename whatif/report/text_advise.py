@@ -1,4 +1,4 @@
-"""The text reports of ``whatif advise``: the decision, and with ``--all`` what gains, why, and what does not."""
+"""The text reports of ``whatif advise``: the decision, and with ``--all`` all gains, reasons, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
 from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
 
-# The heading of those that are listed, and what they are called where they are counted.
+# The heading of the list, and the noun for the count.
 REFUSED = (
     ("Does not apply", "that do not apply", Refusal.NOT_APPLICABLE),
     ("Partly done already", "partly done already", Refusal.IN_PART),
@@ -25,7 +25,7 @@ REFUSED = (
 def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) -> None:
     """Print what to do first and the ``top`` single what-ifs; three of them take about 15 lines.
 
-    What the user ``named``, as it is spelled, is shown wherever it ranks, and with its reason where it does not gain.
+    What-ifs ``named`` by the user are shown at any rank, with the reason if they do not gain.
     """
     ranks = {place: entry for place, entry in enumerate(advice.gaining, 1) if place <= top or _is_of(named, entry)}
     shown = list(ranks.values())
@@ -59,7 +59,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
 
 
 def print_advice(advice: Advice, top: int = 10) -> None:
-    """Print what ``whatif advise --all`` reports, ``top`` rows of each ranked table."""
+    """Print the report of ``whatif advise --all``, ``top`` rows of each ranked table."""
     baseline = advice.baseline
     with report() as out:
         _print_verdict(out, advice)
@@ -80,12 +80,12 @@ def print_advice(advice: Advice, top: int = 10) -> None:
 
 
 def other_batch(baseline: Baseline) -> str:
-    """Say what a star beside a time means: its what-if changes the batch."""
+    """Return the footnote of starred times, whose what-if changes the batch."""
     return f"*: another batch size; time scaled to the samples of {RECORDED[baseline.clock]}"
 
 
 def _print_waiting(out: Report, advice: Advice) -> None:
-    """The lines whose waits remove_syncs takes away, each with what that alone gains."""
+    """Print the lines whose waits remove_syncs removes, each with its gain alone."""
     ms = ms_format(advice.baseline.step_ms)
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     out.table(
@@ -97,7 +97,7 @@ def _print_waiting(out: Report, advice: Advice) -> None:
 
 
 def print_refused(out: Report, title: str, refused: Sequence[Refused], baseline: Baseline) -> None:
-    """Print what-ifs and why each is refused, the recording named without its folders."""
+    """Print refused what-ifs with the reasons, naming the recording without its folders."""
     path = baseline.graph.info.path
     short = [r.reason.replace(path, Path(path).name) if path else r.reason for r in refused]
     rows = [(r.label, reason) for r, reason in zip(refused, short, strict=True)]
@@ -111,7 +111,7 @@ def _print_verdict(out: Report, advice: Advice) -> None:
 
 
 def _print_ranked(out: Report, advice: Advice, title: str, entries: Sequence[Ranked]) -> None:
-    """The numbers of some entries, and after them why each gains."""
+    """Print the numbers of some entries, followed by the reasons of their gains."""
     batches = any(not entry.trial.same_training for entry in entries)
     remark = f" ({other_batch(advice.baseline)})" if batches else ""
     headers, rows = _ranked_rows(advice, entries, range(1, len(entries) + 1))
@@ -124,7 +124,7 @@ def _is_of(named: Collection[str], entry: Ranked) -> bool:
 
 
 def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """The headers and the rows of a table of entries at some places of their ranking."""
+    """Return the headers and rows of a table of entries at given places of the ranking."""
     ms = ms_format(advice.baseline.step_ms)
     headers = ["", " ", "gain", "range", "ms", "effort"]
     with_memory = advice.peak_bytes is not None
@@ -159,6 +159,6 @@ def gain_range(entry: Ranked) -> str:
 
 
 def effort(entry: Ranked) -> str:
-    """Return how much work a what-if is, in a word."""
+    """Return the effort of a what-if, in a word."""
     name = entry.trial.effort.size.name.lower()
     return "–" if name == "unknown" else name

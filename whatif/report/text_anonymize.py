@@ -1,16 +1,16 @@
-"""The text report of ``whatif anonymize``: what was taken out, and what was not."""
+"""The text report of ``whatif anonymize``: the removed and the kept texts."""
 
 from __future__ import annotations
 
 from whatif.ingest.anonymize.anonymize import Anonymized
 from whatif.report.layout import report
 
-# Texts of a kind that are shown; ``Anonymized.kept`` has all.
+# Shown texts of each kind; ``Anonymized.kept`` has all.
 MOST_SHOWN = 12
 
 
 def print_anonymized(result: Anonymized) -> None:
-    """Print where the copy is, how much of each kind is no longer in it, and what to look at before sharing it."""
+    """Print the path of the copy, the number of removed texts of each kind, and what to check before sharing."""
     with report() as out:
         out.say(f"{result.path}: written", "bold")
         out.table(

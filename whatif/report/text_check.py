@@ -1,4 +1,4 @@
-"""The text report of ``whatif check``: one line that says it, then causes and the parts that grew most."""
+"""The text report of ``whatif check``: the verdict in one line, then causes and the parts that grew most."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HEADERS = ("", *SIDES, "change")
 
 
 def print_regression(found: Regression) -> None:
-    """Print what ``whatif check`` reports."""
+    """Print the report of ``whatif check``."""
     ms = ms_format(found.two.measured[0].ms)
     with report() as out:
-        # On one line however narrow the page is: logs are searched by line.
+        # On one line at any page width: logs are searched by line.
         out.say(found.verdict, STYLES[found.status], soft_wrap=True)
         print_causes(out, found.causes, ms, HEADERS)
         for what, parts in _grown(found):
@@ -35,6 +35,6 @@ def markdown(found: Regression) -> str:
 
 
 def _grown(found: Regression) -> list[tuple[str, tuple[PartChange, ...]]]:
-    """What grew, in the order of its worth: layers, or where none are known lines before kernels or operators."""
+    """The parts that grew, the most useful first: layers, or lines if there are none, then kernels or operators."""
     parts, lines = (found.parts_are, found.grown), ("lines", found.lines)
     return [parts, lines] if found.parts_are == "layers" else [lines, parts]

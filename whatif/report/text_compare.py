@@ -1,4 +1,4 @@
-"""The text report of ``whatif compare``: the change of the step, what describes it, then the parts that changed."""
+"""The text report of ``whatif compare``: the change of the step, its explanation, then the parts that changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRIES = 8  # names shown of a long list
 
 
 def print_comparison(found: Comparison, top: int = 10) -> None:
-    """Print what ``whatif compare`` reports, ``top`` rows of each table."""
+    """Print the report of ``whatif compare``, ``top`` rows of each table."""
     two = found.two
     ms = ms_format(max(step.ms for step in two.measured))
     with report() as out:
@@ -110,7 +110,7 @@ def markdown_report(
     sides: tuple[str, str],
     described: str = "",
 ) -> str:
-    """Return two recordings set side by side in Markdown: sentences first, then tables, differences and warnings."""
+    """Return a comparison of two recordings in Markdown: sentences first, then tables, differences and warnings."""
     ms = ms_format(max(step.ms for step in two.measured))
     sections = [f"**{markdown_text(sentence_case(headline))}**"]
     if described:
@@ -139,13 +139,13 @@ def _cpu_ms(part: Part) -> float:
 
 
 def _part_label(change: PartChange) -> str:
-    """The name of a part as it is shown, with that in B where it has another one there."""
+    """The label of a part, with its name in B if it differs."""
     name = short_name(change.name)
     return f"{name} → {short_name(change.renamed)}" if change.renamed else name
 
 
 def change_row(change: PartChange, value: Value, ms: Callable[[float | None], str]) -> tuple[str, ...]:
-    """Return the cells of a part: its name, a value of it in A and in B, the change, and how many tasks it has."""
+    """Return the cells of a part: its name, a value in A and in B, the change, and its number of tasks."""
     before, after = (None if part is None else value(part) for part in _sides(change))
     return _part_label(change), *_cells(before, after, ms), _count_cell(change)
 
@@ -155,7 +155,7 @@ def _sides(change: PartChange) -> tuple[Part | None, Part | None]:
 
 
 def _count_cell(change: PartChange) -> str:
-    """How many tasks a part has in a step: one number where that did not change."""
+    """The number of tasks of a part in a step: a single one if it did not change."""
     shown = [count(0.0 if part is None else part.tasks) for part in _sides(change)]
     if change.status in ("new", "gone"):
         return f"{change.status}, {shown[1] if change.before is None else shown[0]}"
@@ -179,13 +179,13 @@ def _timed(measured: MeasuredStep) -> str:
 def print_causes(
     out: Report, causes: Sequence[Cause], ms: Callable[[float | None], str], headers: Sequence[str] = HEADERS
 ) -> None:
-    """Print what the two critical paths run through, the largest change first."""
+    """Print the composition of the two critical paths, the largest change first."""
     rows = [(cause.name, *_cells(cause.before_ms, cause.after_ms, ms), cause.where) for cause in causes]
     out.table("Critical path, ms", [*headers, " "], rows)
 
 
 def _print_breakdown(out: Report, found: Comparison, ms: Callable[[float | None], str]) -> None:
-    """Where the simulated steps go; the tables below show the parts."""
+    """Print the breakdown of the simulated steps; the tables below show the parts."""
     two = found.two
     before, after = (explanation.breakdown.to_dict() for explanation in found.explained)
     rows = [("simulated from the recording", *_cells(two.before.step_ms, two.after.step_ms, ms))]
@@ -206,7 +206,7 @@ def _print_changes(
     ms: Callable[[float | None], str],
     top: int,
 ) -> None:
-    """The parts whose value changed most, and a line that counts the others."""
+    """Print the parts whose value changed most, and a line that counts the others."""
     changed = [change for change in changes if any(part and value(part) for part in _sides(change))]
     changed.sort(key=lambda change: -abs(change.change(value)))
     shown, rest = changed[:top], changed[top:]
@@ -218,7 +218,7 @@ def _print_changes(
 
 
 def _print_names(out: Report, heading: str, changes: tuple[PartChange, ...]) -> None:
-    """Name what only one of the two has, cut to fit the line."""
+    """Print the names of parts that only one of the two has, cut to fit the line."""
     for status, where in (("gone", "only in A"), ("new", "only in B")):
         names = sorted(change.name for change in changes if change.status == status)
         if names:

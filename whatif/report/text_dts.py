@@ -14,7 +14,7 @@ from whatif.report.layout import ms_format, report
 
 
 def print_ranking(ranking: Ranking) -> None:
-    """Print what ``whatif dts`` found."""
+    """Print the report of ``whatif dts``."""
     with report() as out:
         rows = ranking.possible
         if rows:
@@ -49,7 +49,7 @@ def print_ranking(ranking: Ranking) -> None:
 
 
 def print_facts(facts: Any, power: Any) -> None:
-    """Print what `whatif dts --measure` found: `NetworkFacts` and `Power` of `whatif.instrumentation.dts_facts`."""
+    """Print the results of `whatif dts --measure`: `NetworkFacts` and `Power` of `whatif.instrumentation.dts_facts`."""
     with report() as out:
         out.say(
             f"{facts.parameters:,} weights, {facts.flops / 1e6:,.2f} MFLOP forward a sample "

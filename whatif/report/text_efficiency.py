@@ -13,7 +13,7 @@ HEADERS = ("", "count", "ms", "TFLOP/s", "of peak", "GB/s", "of peak", "FLOP/B",
 
 
 def print_efficiency(found: Efficiency) -> None:
-    """Print what each part of a step reaches of its GPU's peaks; "–" is not known."""
+    """Print the share of the GPU's peaks that each part of a step reaches; "–": unknown."""
     with report() as out:
         out.say(found.headline, "bold")
         out.step(found.baseline)
@@ -32,7 +32,7 @@ def print_efficiency(found: Efficiency) -> None:
 
 
 def print_savings(out: Report, savings: Sequence[Use], noun: str) -> None:
-    """Print what the step would gain if families of kernels were as fast as is usual on this GPU."""
+    """Print the gain of the step if families of kernels had the usual speed of this GPU."""
     how = {"shapes": "the op database calls usual for these shapes", "rates": "the rates of large kernels allow"}
     points = [
         f"{use.name}: {use.usual_gain_ms:,.2f} ms of the {noun} ({use.usual_saves_ms:,.2f} ms of GPU time) if as fast "

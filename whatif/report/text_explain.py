@@ -1,4 +1,4 @@
-"""The text report of ``whatif explain``: what limits the step, then where its time goes."""
+"""The text report of ``whatif explain``: the bottleneck of the step, then where its time goes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from whatif.report.layout import (
     some_of,
 )
 
-# A column of a table of parts: its header, and what it shows of a part.
+# A column of a table of parts: its header, and its value for a part.
 Column = tuple[str, Callable[[Part], str]]
 
 MOST_COLLECTIVES = 8
-# The work of all ranks together would say nothing of any of them.
+# The work of all ranks together would describe none of them.
 ONE_RANK = (
     "With several ranks, phases, layers and kernels show the work of the first rank, and a thread shows its own; "
     "the critical path runs through all ranks, so a part's critical time can exceed the first rank's work on it."
@@ -31,7 +31,7 @@ ONE_RANK = (
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print what ``whatif explain`` reports."""
+    """Print the report of ``whatif explain``."""
     baseline, step_ms = explanation.baseline, explanation.baseline_ms
     has_gpu = baseline.graph.has_gpu
     ms = ms_format(step_ms)
@@ -70,7 +70,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 
 def _print_collectives(out: Report, explanation: Explanation) -> None:
-    """The largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
+    """Print the largest kinds and sizes of collectives, with rates as nccl-tests defines them."""
     ms, on_gpu = ms_format(explanation.baseline_ms), explanation.baseline.graph.has_gpu
 
     grouped = any(row.group for row in explanation.collectives)
@@ -90,7 +90,7 @@ def _print_collectives(out: Report, explanation: Explanation) -> None:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without what all of PyTorch's have in common."""
+    """A kernel's name without the common parts of PyTorch's kernel names."""
     for common in ("void ", "at::native::", "(anonymous namespace)::", "<unnamed>::"):
         name = name.replace(common, "")
     return name

@@ -1,4 +1,4 @@
-"""The text report of ``whatif info``: can the recording be trusted, and what is in it."""
+"""The text report of ``whatif info``: the quality of the recording, and its content."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from whatif.report.layout import (
 )
 from whatif.units import counted
 
-# Families below the eighth take a percent or less.
+# Families beyond the eighth take a percent or less.
 SHOWN_FAMILIES = 8
 
-# More do not fit on a screen; eight ranks with their streams do.
+# The most rows on a screen: eight ranks with their streams.
 SHOWN_THREADS = 100
 
 
 def print_summary(summary: Summary) -> None:
-    """Print what ``whatif info`` reports."""
+    """Print the report of ``whatif info``."""
     with report() as out:
         out.say(f"{Path(summary.graph.info.path).name}: {summary.trust}", "bold")
         out.table(None, ["", " "], _facts(summary), gives_way=1)

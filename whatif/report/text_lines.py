@@ -10,17 +10,17 @@ from whatif.report.layout import bar, count, ms_format, pct, report, some_of
 from whatif.report.text_explain import short_name
 from whatif.simulation.steps import CLOCK_NOUNS
 
-# The folders of a path, but for the last one.
+# The folders of a path except the last one.
 _FOLDERS = re.compile(r"/(?:[^/( ]+/)+(?=[^/( ]+/[^/( ]+\(\d+\))")
 
 
 def short_line(text: str) -> str:
-    """Return text in which files that are named by their whole path keep the last folder alone."""
+    """Shorten absolute paths of files in a text to the last folder."""
     return _FOLDERS.sub("", text)
 
 
 def print_flame(found: Flame) -> None:
-    """Print the frames of a flame graph that take a hundredth of the step as a tree."""
+    """Print, as a tree, the frames of a flame graph that take at least a hundredth of the step."""
     ms, whole_ms = ms_format(found.baseline.step_ms), found.whole_ms
     with report() as out:
         out.say(found.headline, "bold")
@@ -34,7 +34,7 @@ def print_flame(found: Flame) -> None:
 
 
 def print_lines(found: LineParts) -> None:
-    """Print the lines, files or layers of a step, and what waiting for the GPU costs on each."""
+    """Print the lines, files or layers of a step, and the time each waits for the GPU."""
     baseline = found.baseline
     has_gpu = baseline.graph.has_gpu
     ms = ms_format(baseline.step_ms)

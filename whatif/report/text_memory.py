@@ -1,4 +1,4 @@
-"""The text report of ``whatif memory``: the peak, what it is made of, the step, what-ifs, what fits."""
+"""The text report of ``whatif memory``: the peak, its composition, the step, what-ifs, what fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCES = {
     "allocations": "from its recorded allocations",
     "shapes": "from the shapes of its operators: allocations were not recorded",
 }
-# What a moment of the memory is made of, as people read it.
+# Display names of the parts of the memory at a moment.
 PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -29,13 +29,13 @@ PARTS = {
 
 
 def source_told(summary: MemorySummary) -> str:
-    """Return what the memory of a step was found from."""
+    """Return the source of a step's memory figures."""
     source = SOURCES.get(summary.memory.source, summary.memory.source)
     return source.replace("recorded", summary.baseline.graph.info.made)
 
 
 def print_memory(summary: MemorySummary, top: int = 10) -> None:
-    """Print what ``whatif memory`` reports, ``top`` layers."""
+    """Print the report of ``whatif memory``, ``top`` layers."""
     baseline, most = summary.baseline, summary.peak
     name = Path(baseline.graph.info.path).name
     with report() as out:
@@ -67,7 +67,7 @@ def _where(phase: Phase, layer: str) -> str:
 
 
 def _at(most: Moment) -> tuple[str, str, str]:
-    """Where a peak is, what it is made of largest part, and how much of it that is."""
+    """The position of a peak, its largest part, and the size of that part."""
     largest = max(PARTS, key=lambda key: getattr(most, key))
     where = "update" if most.phase == Phase.UPDATE else f"{most.phase.name.lower()}, {most.layer or '(no layer)'}"
     return where, PARTS[largest], f"{pct(getattr(most, largest), most.total)} %"
@@ -123,7 +123,7 @@ def _print_what_ifs(out: Report, summary: MemorySummary) -> None:
 
 
 def capacity_sentences(summary: MemorySummary) -> list[str]:
-    """Say whether the step fits, the largest batch that does, and what is not counted; nothing of an unknown size."""
+    """Return whether the step fits, the largest batch that does, and what is not counted; nothing if unknown."""
     capacity, largest = summary.capacity_bytes, summary.largest
     if capacity is None or largest is None:
         return []
@@ -139,7 +139,7 @@ def _fits(fits: bool | None, capacity_bytes: int) -> str:
 
 
 def print_solved(summary: MemorySummary) -> None:
-    """Print what ``whatif memory --solve`` asks for: the largest batch, or the fewest workers."""
+    """Print the answer of ``whatif memory --solve``: the largest batch, or the fewest workers."""
     if summary.fewest is not None:
         sentences = _fewest_sentences(summary, summary.fewest)
     else:
@@ -150,8 +150,8 @@ def print_solved(summary: MemorySummary) -> None:
             out.say(sentence, style)
 
 
-def _beside(found: LargestBatch | FewestWorkers) -> str:
-    """By what every answer to what fits is judged, and what it leaves out."""
+def _caveat(found: LargestBatch | FewestWorkers) -> str:
+    """Return what an answer about fitting is judged by, and what it leaves out."""
     return (
         f"The predicted peak fits; a run may need up to {size(found.high_bytes)} for tensors. A GPU's context and "
         "fragmentation of its allocator need additional memory."
@@ -159,7 +159,7 @@ def _beside(found: LargestBatch | FewestWorkers) -> str:
 
 
 def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:
-    """What is beside the answer: the what-ifs, and the memory of the device on which they put the step."""
+    """The conditions of an answer: the what-ifs, and the memory of the device that they select."""
     other = "" if found.capacity_bytes == summary.capacity_bytes else f" in {size(found.capacity_bytes)}"
     return f"with {' + '.join(found.what_ifs)}{other}" if found.what_ifs else ""
 
@@ -169,13 +169,13 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
     if largest.step is None:
         least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
         return [f"Even {least} does not fit{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
-    # The search ends there, and a larger one may fit as well.
+    # The limit of the search: a larger one may fit as well.
     least = "at least " if largest.factor >= MOST_TIMES else ""
     batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"
     if largest.samples:
         batch = f"has {least}{counted(largest.samples, 'sample')}"
-    told = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
-    return [f"{told}{_takes(summary, largest.step)}.", _beside(largest)]
+    answer = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
+    return [f"{answer}{_takes(summary, largest.step)}.", _caveat(largest)]
 
 
 def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str]:
@@ -184,8 +184,8 @@ def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str
         most = f"No number of workers up to {MOST_WORKERS:,} makes the step fit"
         return [f"{most}: {beside} it takes {size(fewest.peak_bytes)}."]
     count = "1 worker is" if fewest.workers == 1 else f"{fewest.workers:,} workers are"
-    told = f"{count} enough, {beside}: {size(fewest.peak_bytes)} each"
-    return [f"{told}{_takes(summary, fewest.step)}.", _beside(fewest)]
+    answer = f"{count} enough, {beside}: {size(fewest.peak_bytes)} each"
+    return [f"{answer}{_takes(summary, fewest.step)}.", _caveat(fewest)]
 
 
 def _takes(summary: MemorySummary, step: Trial | Refused | None) -> str:

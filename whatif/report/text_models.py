@@ -1,4 +1,4 @@
-"""The report of ``whatif opdb fit``: what was learned, and how far it missed on what it had not seen."""
+"""The report of ``whatif opdb fit``: the fitted models, and their errors on held-out data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.units import counted
 
 
 def print_models(models: Sequence[ModelFacts], folder: Path) -> None:
-    """Print what was learned."""
+    """Print the fitted models."""
     with report() as out:
         out.say(f"{folder}: {counted(len(models), 'model')} written", "bold")
         rows = [
@@ -31,7 +31,7 @@ def print_models(models: Sequence[ModelFacts], folder: Path) -> None:
 
 
 def model_dict(facts: ModelFacts) -> dict[str, object]:
-    """Return what was learned of a model as a JSON object."""
+    """Return the facts of a fitted model as a JSON object."""
     return {
         "device": facts.device or None, "model": facts.kind, "components": facts.components,
         "family": facts.family, "dtype": facts.dtype, "names": list(facts.names),

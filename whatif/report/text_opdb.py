@@ -27,7 +27,7 @@ _WHO = {
 
 
 def print_merged(done: Merged, folder: Path | str) -> None:
-    """Print what an import, merge or export did."""
+    """Print the result of an import, merge or export."""
     with report() as out:
         already = f", {len(done.present)} known" if done.present else ""
         refused = f", {len(done.refused)} refused" if done.refused else ""
@@ -36,16 +36,16 @@ def print_merged(done: Merged, folder: Path | str) -> None:
 
 
 def print_reply(reply: Reply) -> None:
-    """Print what the database says of one operator."""
+    """Print the database's answer for one operator."""
     time = _time_format(reply.t_s or 0.0)
     with report() as out:
-        said = {k: v for k, v in reply.operator.items() if k not in ("family", "name") and v != ""}
-        name = f"{reply.operator['name']}: {', '.join(f'{k}={v}' for k, v in said.items())}"
+        attributes = {k: v for k, v in reply.operator.items() if k not in ("family", "name") and v != ""}
+        name = f"{reply.operator['name']}: {', '.join(f'{k}={v}' for k, v in attributes.items())}"
         out.say(f"{time(reply.t_s)} on {reply.device}", "bold")
         rows = [
             ("operator", name),
             ("range (90 %)", f"{time(reply.low_s)} … {time(reply.high_s)}"),
-            ("source", _who(reply)),
+            ("source", _source(reply)),
         ]
         if reply.basis or reply.operator["family"] != "collective":
             computed = f"computed, {'with' if reply.includes_launch else 'without'} launch"
@@ -75,7 +75,7 @@ def print_contributions(contributions: Sequence[Provenance], folder: Path) -> No
 
 
 def print_difference(difference: Difference, first: Path, second: Path) -> None:
-    """Print how two databases differ."""
+    """Print the differences between two databases."""
     with report() as out:
         out.say(
             f"{difference.both} contributions in both, {len(difference.only_first)} only in {first}, "
@@ -118,7 +118,7 @@ def print_check(check: Check, folder: Path) -> None:
 
 
 def print_evaluation(found: Evaluation) -> None:
-    """Print how far the estimators miss."""
+    """Print the errors of the estimators."""
     with report() as out:
         how = (
             "device by device"
@@ -176,16 +176,16 @@ def _score(score: Score) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _who(reply: Reply) -> str:
-    said = _WHO[reply.answered_by]
+def _source(reply: Reply) -> str:
+    source = _WHO[reply.answered_by]
     if reply.answered_by == "analytic" and reply.basis:
-        said = "mostly from the device's data sheet, and what was measured on other devices"
+        source = "mostly from the device's data sheet, and what was measured on other devices"
     if reply.evidence:
         what = "device" if reply.answered_by == "same_shape" else "row"
-        said += f" ({counted(reply.evidence, what)})"
+        source += f" ({counted(reply.evidence, what)})"
     if reply.outside_doublings > 0:
-        said += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
-    return said
+        source += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
+    return source
 
 
 def _where(contribution: dict[str, Any]) -> str:
@@ -195,17 +195,17 @@ def _where(contribution: dict[str, Any]) -> str:
 
 
 def _method(basis: Basis) -> str:
-    told = [
+    parts = [
         basis.framework if basis.framework != "unknown" else "",
         basis.method.replace("_", " "),
         basis.launch if basis.launch != "unknown" else "",
         f"{basis.cache} cache" if basis.cache != "unknown" else "",
     ]
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, parts))
 
 
 def _time_format(t_s: float) -> Callable[[float | None], str]:
-    """Return the function that writes the times of a report, in the largest unit of which ``t_s`` is one at least."""
+    """Return a formatter for the times of a report, in the largest unit that is not above ``t_s``."""
     unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if t_s * s >= 1), ("us", 1e6))
 
     def write(value: float | None) -> str:

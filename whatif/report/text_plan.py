@@ -1,4 +1,4 @@
-"""The table of ``whatif plan``, and why its first row wins."""
+"""The table of ``whatif plan``, and the reasons for its first row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whatif.units import counted, size
 
 
 def print_plan(found: Planned, top: int) -> None:
-    """Print the first ``top`` plans, why the first one comes first, and how to launch it."""
+    """Print the first ``top`` plans, the reasons for the best, and its launch command."""
     ms = ms_format(found.best.step_ms)
     with report() as out:
         out.say(headline(found), "bold")
@@ -55,7 +55,7 @@ def _headers(found: Planned) -> list[str]:
 
 def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
     where = [row.asked.cluster, f"{row.plan.devices:,}"] if len(found.asked) > 1 else []
-    # Without the prices of all GPUs those that have one stand beside dashes.
+    # If some GPUs have no price, they show dashes.
     cost = [] if found.best.cost is None else [number(row.cost, ",.4g")]
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
     return (
@@ -64,13 +64,13 @@ def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, 
     )  # fmt: skip
 
 
-# Steps that are shown as equal to a tenth of a percent.
+# Steps that are displayed as equal, to a tenth of a percent.
 AS_FAST_PCT = 0.05
 PARTS = ["", "work", "TP comm", "bubble", "exchange", "update", "rest", "step"]
 
 
 def headline(found: Planned) -> str:
-    """Return the sentence on top: the best plan and what it brings."""
+    """Return the headline: the best plan and its gain."""
     best = found.best
     plan = best.plan
     cut = " × ".join(
@@ -88,7 +88,7 @@ def headline(found: Planned) -> str:
 
 
 def described(row: Row) -> tuple[str, ...]:
-    """Return a plan as cells: its groups with chunks and sharding, its micro-batches, what is recomputed."""
+    """Return a plan as cells: its groups with chunks and sharding, its micro-batches, recomputation."""
     plan = row.plan
     stages = f"{plan.pipeline} ({plan.chunks} chunks)" if plan.chunks > 1 else str(plan.pipeline)
     sharding = f" {LEVELS[plan.level]}" if plan.data > 1 else ""
@@ -97,7 +97,7 @@ def described(row: Row) -> tuple[str, ...]:
 
 
 def compared(found: Planned) -> list[tuple[str, Row]]:
-    """Return the rows that are explained: the best, the next, plain DDP and FSDP."""
+    """Return the rows to explain: the best, the next, plain DDP and FSDP."""
     rows = [("best", found.best), *([("next", found.rows[1])] if len(found.rows) > 1 else [])]
     rows += [(f"plain {name}", row) for name, row in found.plain.items() if not isinstance(row, str)]
     return rows
@@ -108,19 +108,19 @@ def _parts(name: str, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
 
 
 def reasons(found: Planned) -> list[str]:
-    """Say what the best plan has over the next, and over plain DDP and FSDP."""
+    """Return the advantages of the best plan over the next, and over plain DDP and FSDP."""
     best = found.best
-    told = []
+    found_reasons = []
     left = best.memory_left
     if left is not None:
-        told.append(f"the best plan leaves {size(left)} of a GPU's memory")
+        found_reasons.append(f"the best plan leaves {size(left)} of a GPU's memory")
     for name, row in compared(found)[1:]:
         if row is best:
-            told.append(f"the best plan is {name}")
+            found_reasons.append(f"the best plan is {name}")
             continue
         gain = 100 * (best.samples_per_s / row.samples_per_s - 1)
         if gain < AS_FAST_PCT:
-            told.append(f"{name} is as fast")
+            found_reasons.append(f"{name} is as fast")
             continue
         differs = {
             "work": row.parts.work_ms - best.parts.work_ms,
@@ -130,10 +130,10 @@ def reasons(found: Planned) -> list[str]:
             "update": row.parts.update_ms - best.parts.update_ms,
         }  # fmt: skip
         largest = max(differs, key=lambda part: differs[part])
-        # Where no piece is longer, only the simulation of the whole step distinguishes them.
+        # If no part is longer, only the simulation of the whole step distinguishes them.
         cause = f": {differs[largest]:,.4g} ms more {largest}" if differs[largest] > 0 else " when simulated"
-        told.append(f"{name} is {gain:.1f} % slower{cause}")
+        found_reasons.append(f"{name} is {gain:.1f} % slower{cause}")
     for name, why in found.plain.items():
         if isinstance(why, str):
-            told.append(f"plain {name}: {why}")
-    return told
+            found_reasons.append(f"plain {name}: {why}")
+    return found_reasons

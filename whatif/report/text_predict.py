@@ -1,4 +1,4 @@
-"""The text report of ``whatif predict``: the step, what it is made of, and who answered for its parts."""
+"""The text report of ``whatif predict``: the step, its composition, and the sources of its durations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWER_SOURCES = {
 
 
 def print_predicted(predicted: PredictedStep) -> None:
-    """Print what ``whatif predict`` reports."""
+    """Print the report of ``whatif predict``."""
     prediction = predicted.prediction
     ms = ms_format(prediction.predicted_ms)
     low_ms, high_ms = predicted.range_ms
@@ -69,5 +69,5 @@ def _facts(predicted: PredictedStep) -> list[str]:
 
 
 def _tflop(tflop: float) -> str:
-    """Two decimals, or as many as three digits take."""
+    """Format with two decimals, or as many as three significant digits need."""
     return f"{tflop:,.2f}" if tflop >= 1 else f"{tflop:.3g}"

@@ -12,7 +12,7 @@ from whatif.units import counted
 
 
 def profiled_dict(done: Any, device: str, folder: Path) -> dict[str, Any]:
-    """Return what was measured as a JSON object; ``done`` is what ``whatif.instrumentation.profile_ops`` says of it."""
+    """Return the measurements as a JSON object; ``done`` is the result of ``whatif.instrumentation.profile_ops``."""
     return {
         "database": str(folder), "device": device, "measured": done.measured, "known": done.present,
         "left_out": dict(sorted(done.left_out.items())), "half_width_pct": _half_width_pct(done),
@@ -21,7 +21,7 @@ def profiled_dict(done: Any, device: str, folder: Path) -> dict[str, Any]:
 
 
 def print_profiled(done: Any, device: str, folder: Path) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     half_width_pct = _half_width_pct(done)
     with report() as out:
         there = f", {done.present:,} known" if done.present else ""

@@ -12,7 +12,7 @@ LAST = "comes last"
 
 
 def rank_values(row: RankRow, *, has_gpu: bool) -> dict[str, float | None]:
-    """Return what is reported of a rank by the header of its column; None where its breakdown is not known."""
+    """Return the reported values of a rank by column header; None if its breakdown is unknown."""
     parts = row.breakdown
     return {
         **({"GPU busy": parts.gpu_busy_ms if parts else None} if has_gpu else {}),
@@ -26,7 +26,7 @@ def rank_values(row: RankRow, *, has_gpu: bool) -> dict[str, float | None]:
 
 
 def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
-    """Print who waits for whom; of more than ``top`` ranks those that hold the others up most."""
+    """Print which ranks wait for which; of more than ``top`` those that delay the others most."""
     ms = ms_format(found.step_ms)
     rows, shown = _shown(found, top)
     with report() as out:
@@ -41,7 +41,7 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
 
 
 def print_clocks(found: RankReport, *, top: int) -> None:
-    """Print which files are which ranks, and how their clocks differ; of more than ``top`` the worst matched ones."""
+    """Print the ranks of the files, and their clock differences; of more than ``top`` the worst matched ones."""
     rows, shown = _shown(found, top)
     with report() as out:
         title = f"Ranks{shown} of {found.world_size}, {found.collectives:,} collectives matched"

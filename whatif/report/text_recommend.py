@@ -11,7 +11,7 @@ from whatif.report.layout import ms_format, plain, report
 
 
 def print_ranking(found: Ranking, top: int) -> None:
-    """Print the first ``top`` devices, and why others are left out."""
+    """Print the first ``top`` devices, and the reasons for omitting others."""
     info = found.baseline.graph.info
     ms = ms_format(found.baseline.step_ms)
     with report() as out:
@@ -22,7 +22,7 @@ def print_ranking(found: Ranking, top: int) -> None:
         shown = found.candidates[:top]
         several = any(one.devices > 1 for one in shown)
         currency = found.currency or "cost"
-        # Columns of which no device has a value are left out.
+        # Columns without any values are omitted.
         optional: list[tuple[str, list[float | None], Callable[[float], str]]] = [
             ("devices", [one.devices if several else None for one in shown], "{:,.0f}".format),
             ("samples/s", [one.samples_per_s for one in shown], "{:,.0f}".format),

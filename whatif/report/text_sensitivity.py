@@ -1,4 +1,4 @@
-"""The report of ``whatif explain --sensitivity``: what a step gains where one of its parts gets faster."""
+"""The report of ``whatif explain --sensitivity``: the gain of a step if one of its parts gets faster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from whatif.questions.sensitivity import (
 from whatif.report.layout import CLOCK_SUBJECTS, Report, ms_format, plain, report, some_of
 from whatif.report.text_explain import print_no_layers, short_name
 
-# The kinds of parts of which one is the best to begin with; a thread or a side of the machine is nothing to work on.
+# The kinds of parts that a headline can recommend: nobody can optimize a thread or a side of the machine as such.
 WORKED_ON = ("layer", "family")
-# A gain below this is not worth a headline, percent of the step.
+# The least gain for a headline, percent of the step.
 HEADLINE_PCT = 0.5
 
 
@@ -48,7 +48,7 @@ def kind_titles(has_gpu: bool) -> dict[str, str]:
 
 
 def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
-    """Print the tables, a kind of part each."""
+    """Print a table for each kind of part."""
     baseline, what = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
     titles = kind_titles(baseline.graph.has_gpu)
     with report() as out:
@@ -74,7 +74,7 @@ def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
 
 
 def headline(found: Sensitivity) -> str:
-    """Say in one sentence which part is worth the work."""
+    """Return a sentence on the part that is most worth optimizing."""
     at = found.speedups_pct.index(50.0)
     best = [part for kind in WORKED_ON for part in found.of_kind(kind)[:1]]
     worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
@@ -107,6 +107,6 @@ def _print_kind(out: Report, found: Sensitivity, kind: str, heading: str) -> Non
 
 
 def gain_cell(value: float) -> str:
-    """Return a gain in percent, without the sign."""
-    # Adding zero turns -0.0, which would be written with its sign, into 0.0.
+    """Format a gain in percent, without the sign."""
+    # Adding zero turns -0.0, which would be printed with its sign, into 0.0.
     return f"{round(value, 1) + 0.0:.1f}"

@@ -1,4 +1,4 @@
-"""The text report of ``whatif explain --by step``: each recorded step, and what the slow ones had more of."""
+"""The text report of ``whatif explain --by step``: each recorded step, and the reasons of slow ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from whatif.units import counted
 
 
 def print_steps(found: UnevenSteps) -> None:
-    """Print every step beside the median, slow ones with their reasons."""
+    """Print every step compared with the median, slow ones with their reasons."""
     ms = ms_format(found.median_ms)
     longest_ms = max((step.ms for step in found.steps), default=0.0)
     with report() as out:
@@ -27,12 +27,12 @@ def print_steps(found: UnevenSteps) -> None:
 
 
 def reasons(step: UnevenStep, ms: object) -> str:
-    """Return what a slow step had more of, in words."""
+    """Return the reasons of a slow step, in words."""
     if not step.slow:
         return ""
     assert callable(ms)
-    told = ", ".join(f"{name} +{ms(part)}" for name, part in step.more_of.items())
+    listed = ", ".join(f"{name} +{ms(part)}" for name, part in step.more_of.items())
     if step.allocator_retries:
         retries = counted(step.allocator_retries, "retry", "retries")
-        told += f"{', ' if told else ''}{retries} of the allocator"
-    return told or "slow, and the recording does not show why"
+        listed += f"{', ' if listed else ''}{retries} of the allocator"
+    return listed or "slow, and the recording does not show why"

@@ -12,14 +12,14 @@ from whatif.questions.sweep.sweep import Point, Sweep
 from whatif.report.layout import ms_format, number, pct, plain, report
 from whatif.simulation.steps import CLOCK_NOUNS
 
-# More rows than this are a plot's matter: the table shows so many, evenly chosen, and says so.
+# The most rows of a table: of more points it shows this many, evenly chosen, and says so.
 MOST_ROWS = 40
 # Steps that differ by no more than this are reported as equal.
 SAME_STEP = 1e-4
 
 
 def print_sweep(found: Sweep) -> None:
-    """Print the table of a sweep: a row a point, or where there are many evenly chosen ones."""
+    """Print the table of a sweep: a row per point, or evenly chosen ones if there are many."""
     baseline_ms = found.baseline.step_ms
     ms = ms_format(baseline_ms)
     shown = _shown(len(found.points))
@@ -60,7 +60,7 @@ def print_sweep(found: Sweep) -> None:
 
 
 def _beside(found: Sweep) -> list[tuple[str, Callable[[Point], str]]]:
-    """Columns of what differs between the points: how many devices train, and what the fullest of them keeps."""
+    """Optional columns, if they differ between points: number of devices, and memory of the fullest one."""
     there = [point for point in found.points if point.step_ms is not None]
     columns: list[tuple[str, Callable[[Point], str]]] = []
     if any(point.devices > 1 for point in there) and len({point.devices for point in there}) > 1:
@@ -73,7 +73,7 @@ def _beside(found: Sweep) -> list[tuple[str, Callable[[Point], str]]]:
 
 
 def headline(found: Sweep) -> str:
-    """Return the sentence on top: where the step is shortest, or where batches differ the most is trained."""
+    """Return the headline: the point with the shortest step, or with the highest throughput if batches differ."""
     best = found.best
     names = " ".join(spelled(transform) for transform in found.transforms)
     if best is None or not best.step_ms:
@@ -91,17 +91,17 @@ def headline(found: Sweep) -> str:
 
 
 def times_cell(found: Sweep, point: Point) -> str:
-    """Return how many times as fast a point is, as it is shown."""
+    """Return the formatted speed-up of a point."""
     return number(found.times_as_fast(point), ".2f", "×")
 
 
 def times_header(found: Sweep) -> str:
-    """Say what the times compare: steps, or where batches differ samples."""
+    """Return the header of the speed-ups: of steps, or of samples if batches differ."""
     return "as fast a sample" if found.by_sample else "as fast"
 
 
 def print_scaling(found: Scaling) -> None:
-    """Print the table of a scaling curve, and up to how many workers it pays."""
+    """Print the table of a scaling curve, and the largest worthwhile number of workers."""
     ms = ms_format(found.single_ms)
     names = " ".join(spelled(transform) for transform in found.transforms)
     with report() as out:
@@ -134,16 +134,16 @@ def print_scaling(found: Scaling) -> None:
 
 
 def efficiency_cell(found: Scaling, row: Workers) -> str:
-    """Return a row's efficiency with its range; one worker, with which the others are compared, has none."""
+    """Return a row's efficiency with its range; the reference, one worker, has no range."""
     ends, efficiency = found.efficiency_range_pct(row), pct(found.efficiency_pct(row) or 0.0)
     if ends is None or row.count == 1:
         return efficiency
-    digits = 0 if ends[0] >= 10 else 1  # so that the cell's range holds its value
+    digits = 0 if ends[0] >= 10 else 1  # so that the displayed range contains the value
     return f"{efficiency} ({ends[0]:.{digits}f} … {ends[1]:.{digits}f})"
 
 
 def exposed(found: Scaling) -> str:
-    """Say which communication counts as exposed."""
+    """Return the definition of exposed communication."""
     work = "computation" if found.baseline.graph.has_gpu else "CPU work (on a CPU, sending is CPU work)"
     return f"exposed: communication that does not overlap with {work}"
 

@@ -13,7 +13,7 @@ from whatif.units import counted
 
 
 def print_validation(validation: Validation) -> None:
-    """Print what ``whatif validate`` reports."""
+    """Print the report of ``whatif validate``."""
     with report() as out:
         out.say(headline(validation), "bold")
         if validation.outcomes:
@@ -54,7 +54,7 @@ def headline(validation: Validation) -> str:
 
 
 def origin(validation: Validation) -> str:
-    """Say what is compared with what."""
+    """Return a sentence on what is compared."""
     recorded = {outcome.pair.changed_untraced is None for outcome in validation.outcomes}
     start = "corrected to its step without the profiler" if validation.calibrated else "as it was recorded"
     parts = {
@@ -65,7 +65,7 @@ def origin(validation: Validation) -> str:
 
 
 def score_cells(score: Score) -> tuple[str, ...]:
-    """Return the cells of a score: scored pairs, median and largest error, ranges that hold, their whole width."""
+    """Return the cells of a score: scored pairs, median and largest error, coverage of ranges, their full width."""
     values = (score.median_error_pct, score.largest_error_pct, score.median_width_pct)
     median, largest, width = (number(value, ".1f", " %") for value in values)
     inside = f"{score.inside} of {score.scored}" if score.scored else "–"

@@ -1,4 +1,4 @@
-"""What ``whatif transforms`` shows: the list of what-ifs, or the options, source and model of one."""
+"""The output of ``whatif transforms``: the list of what-ifs, or the options, source and model of one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from whatif.report.layout import plain, report
 from whatif.runtime.errors import WhatifError
 from whatif.units import QUANTITIES
 
-# The sections of a transform's docstring, and how far their further lines are indented.
+# The sections of a transform's docstring, and the indentation of their continuation lines.
 _LABEL = re.compile(r"(Source|Model|Effort):")
 SECTION_INDENT = 8
 
 
 def listing() -> dict[str, Any]:
-    """Return every built-in and plug-in transform with its summary line, or the reason why it cannot be loaded."""
+    """Return every built-in and plug-in transform with its summary line, or the error on loading it."""
     built_in = [
         {"name": name, "origin": "built-in", "summary": summary, "source": source}
         for name, summary, source in built_in_summaries()
@@ -39,7 +39,7 @@ def listing() -> dict[str, Any]:
 
 
 def _hidden(plug_in: PlugIn) -> dict[str, Any]:
-    """A plug-in hidden by a built-in, because built-in names must not depend on what is installed."""
+    """A plug-in hidden by a built-in: built-in names must not depend on installed packages."""
     reason = f"the package {plug_in.package!r} gives it the name of a built-in transform, which takes precedence"
     return {"name": plug_in.name, "origin": "plug-in", "summary": None, "error": reason}
 
@@ -55,7 +55,7 @@ def _plug_in(name: str) -> dict[str, Any]:
 
 
 def describe(transform: Transform) -> dict[str, Any]:
-    """Return all that is known of one transform: summary, docstring, options with types and defaults, its file."""
+    """Return the details of one transform: summary, docstring, options with types and defaults, its file."""
     return {
         "name": transform.name,
         "summary": transform.summary,
@@ -70,7 +70,7 @@ def describe(transform: Transform) -> dict[str, Any]:
 
 
 def type_text(annotation: Any) -> str:
-    """Return an option's type as people write it: "float", "gpu | cpu", "int | none"."""
+    """Return an option's type in readable form: "float", "gpu | cpu", "int | none"."""
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(repr(a) if a == "" else str(a) for a in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -124,7 +124,7 @@ def print_transform(found: dict[str, Any]) -> None:
 
 
 def fitted(doc: str, width: int) -> list[str]:
-    """Return the lines of a docstring, those of its sections ("Model:  ...") filled anew where they are too long."""
+    """Return the lines of a docstring, with overlong lines of its sections ("Model:  ...") refilled."""
     lines = doc.splitlines()
     if all(len(line) <= width for line in lines):
         return lines
@@ -133,8 +133,8 @@ def fitted(doc: str, width: int) -> list[str]:
         head, *rest = section.split("\n")
         label = _LABEL.match(head)
         indent = " " * (SECTION_INDENT if label else len(head) - len(head.lstrip()))
-        one = label is not None and all(line.startswith("  ") for line in rest)
-        paragraphs = [" ".join([head, *(line.strip() for line in rest)])] if one else [head, *rest]
+        is_section = label is not None and all(line.startswith("  ") for line in rest)
+        paragraphs = [" ".join([head, *(line.strip() for line in rest)])] if is_section else [head, *rest]
         for paragraph in paragraphs:
             filled += textwrap.wrap(
                 paragraph, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -149,7 +149,7 @@ def _default_text(value: Any) -> str:
 
 
 def _example(found: dict[str, Any]) -> str:
-    """What to type in a shell: a script by its path, which is how it is found."""
+    """An example command line, with the path of a script."""
     name = found["name"]
     if name not in {*built_in_names(), *plug_in_names()} or load_transform(name).source != found["source"]:
         name = found["source"]

@@ -1,4 +1,4 @@
-"""Charts as plain numbers, which the page's script draws; beside each stands a table with the same numbers."""
+"""Charts as plain numbers, which the page's script draws, each beside a table with the same numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from whatif.report.printable import drawn
 
 # Colors of the page's palette.
 N_COLORS = 8
-# A longer label on an axis takes the room of what it labels, on up to two lines.
+# Longer labels on an axis, on up to two lines, would leave too little room for the chart.
 LONGEST_LABEL = 84
 
 
 class Series(Struct, frozen=True):
-    """One line or one kind of bar; ``low`` and ``high`` are the ends of its range where it has one."""
+    """One line or one kind of bar; ``low`` and ``high`` are the ends of its range, if it has one."""
 
     name: str
     values: tuple[float | None, ...]
@@ -28,7 +28,7 @@ class Series(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """A chart: ``bars`` lie, one a label; ``stacked`` ones add up; ``lines`` run over numbers ``x`` or the labels."""
+    """A chart: ``bars`` are horizontal, one a label; ``stacked`` ones add up; ``lines`` are over ``x`` or labels."""
 
     kind: str  # bars, stacked, lines, area
     labels: tuple[str, ...]
@@ -36,7 +36,7 @@ class Chart(Struct, frozen=True):
     x_title: str
     y_title: str = ""
     x: tuple[float, ...] = ()
-    ticks: tuple[float, ...] = ()  # of the x axis; some of ``x`` where none are given
+    ticks: tuple[float, ...] = ()  # of the x axis; some of ``x`` if none are given
     logarithmic: bool = False
     both_logarithmic: bool = False
 
@@ -45,23 +45,23 @@ class Chart(Struct, frozen=True):
         return {
             **structs.asdict(self),
             "labels": [drawn(label, LONGEST_LABEL) for label in self.labels],
-            "series": [{**structs.asdict(one), "name": drawn(one.name, LONGEST_LABEL)} for one in self.series],
+            "series": [{**structs.asdict(each), "name": drawn(each.name, LONGEST_LABEL)} for each in self.series],
         }
 
 
-# The charts of a page by the id of their place.
+# The charts of a page by the id of their container.
 Charts = dict[str, Chart]
 
 
-def figure(ident: str, title: str, says: str, *, height: int = 260) -> Html:
-    """Return the place of a chart: its caption, and in one sentence what it shows to those who cannot see it."""
-    canvas = tag("canvas", says, id=ident, role="img", aria_label=says)
-    # A style attribute would need a policy that lets styles be injected: the script sets the height.
+def figure(ident: str, title: str, alternative: str, *, height: int = 260) -> Html:
+    """Return the container of a chart: its caption, and a one-sentence text alternative."""
+    canvas = tag("canvas", alternative, id=ident, role="img", aria_label=alternative)
+    # A style attribute would need a content policy with inline styles: the script sets the height instead.
     place = tag("div", canvas, class_="chart", data_height=str(height))
     caption = tag("figcaption", title, id=f"{ident}-caption")
     return tag("figure", caption, place, class_="plot", aria_labelledby=f"{ident}-caption")
 
 
 def bars_height(labels: Sequence[str]) -> int:
-    """Return how high a chart of bars is that can be read, pixels."""
+    """Return the height of a legible bar chart, pixels."""
     return 60 + 34 * len(labels)

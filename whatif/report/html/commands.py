@@ -1,4 +1,4 @@
-"""The commands that print the same as the page, as typed into a shell in the recording's folder."""
+"""Shell commands, in the recording's folder, that print the same as the page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from whatif.report.printable import printable
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import default_clock
 
-# Where the trace stands among the words of a command.
+# Placeholder of the trace in a command.
 TRACE = object()
 
 
 def command(baseline: Baseline, *words: str | object) -> Html:
-    """Say how a terminal shows the same: ``words`` after ``whatif``, and what ``baseline`` needs to be found again."""
+    """Return the command that prints the same: ``words`` after ``whatif``, and the options that give ``baseline``."""
     shown, remark = _traced(baseline)
     typed = [shown if word is TRACE else shlex.quote(str(word)) for word in (*words, *_options(baseline))]
     code = tag("code", " ".join(["whatif", *typed]))
@@ -28,7 +28,7 @@ def command(baseline: Baseline, *words: str | object) -> Html:
 
 
 def typed(transform: Transform) -> str:
-    """Return a what-if as a command finds it: one of a file by that file, without its folder."""
+    """Return a what-if as a command argument: one from a file by the file's name, without its folder."""
     try:
         known = load_transform(transform.name).source == transform.source
     except WhatifError:
@@ -37,13 +37,13 @@ def typed(transform: Transform) -> str:
 
 
 def _traced(baseline: Baseline) -> tuple[str, str]:
-    """The trace as a command takes it, or a word for it, and what the word stands for."""
+    """The trace as a command argument, or a placeholder and its explanation."""
     info = baseline.graph.info
     if info.ranks:
         return "FOLDER", " (FOLDER: the folder of the ranks' files)"
     if printable(info.path) != info.path:
         return "TRACE", " (TRACE: the recording, whose name cannot be shown as it is)"
-    # What begins with a dash would be taken for an option.
+    # A leading dash would make it an option.
     return shlex.quote(f"./{info.path}" if info.path.startswith("-") else info.path), ""
 
 

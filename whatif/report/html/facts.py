@@ -1,4 +1,4 @@
-"""What the page shows, all of it asked of the library: the answers of its commands to one recording."""
+"""The content of the page, all from the library: the results of its commands for one recording."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress
 from whatif.simulation.steps import RECORDED
 
-# Rows of a table of layers or kernels; what is left out is the smallest, and the page shows how many.
+# Rows of a table of layers or kernels; the smallest are omitted, and the page shows their number.
 MOST_ROWS = 400
-# Ranges cost two simulations a what-if, so that only the best of each table have one.
+# A range costs two simulations per what-if, so only the best of each table have one.
 RANGED = 10
 PARTS = 10
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -42,32 +42,32 @@ Answer = TypeVar("Answer")
 
 
 class Facts(Struct, frozen=True):
-    """The answers of every command to one recording; text is the reason why there is no answer."""
+    """The results of every command for one recording; a string is the reason for a missing result."""
 
     baseline: Baseline
-    asked: tuple[Transform, ...]  # what the user wants to see beside the recording; empty: what to do first is shown
+    asked: tuple[Transform, ...]  # the user's what-ifs; empty: the first recommendation is shown
     summary: Summary
     explanation: Explanation
     efficiency: Efficiency
     flame: Flame
     advice: Advice
-    prediction: Prediction | None  # of ``asked``, else of what to do first; None where nothing gains
-    unchanged: Prediction  # of no what-if: the range of another run
-    faster: Prediction | None  # of a GPU twice as fast, else of such a CPU; None where neither works
+    prediction: Prediction | None  # of ``asked``, else of the first recommendation; None if nothing gains
+    unchanged: Prediction  # without what-ifs: the range of another run
+    faster: Prediction | None  # of a GPU twice as fast, else of a CPU twice as fast; None if neither works
     sensitivity: Sensitivity
     memory: MemorySummary | str
     scaling: Scaling | str
     bandwidth: Sweep | str
     assumed: tuple[str, ...]  # for the last two
     trial: Trial | None = None  # the prediction for the samples of a recorded step, which may be of another batch
-    steps: UnevenSteps | None = None  # where the graph as it was read is at hand
-    ranks: RankReport | None = None  # where the recordings of several ranks were read
+    steps: UnevenSteps | None = None  # if the graph as read is available
+    ranks: RankReport | None = None  # if recordings of several ranks were read
 
     @property
     def as_fast(self) -> str:
-        """How much faster the predicted step is; where its batch is another, how much faster recorded samples are.
+        """The speed-up of the predicted step; if its batch differs, of the recorded samples.
 
-        Then ``for_whom`` says so.
+        In that case ``for_whom`` says so.
         """
         if self.prediction is None:
             return ""
@@ -79,7 +79,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def for_whom(self) -> str:
-        """Which samples ``as_fast`` is of, as the end of a sentence; nothing where the batch stays."""
+        """The samples to which ``as_fast`` refers, as the end of a sentence; empty if the batch stays."""
         same = self.trial is None or self.trial.same_training
         return "" if same else f" for the samples of {RECORDED[self.baseline.clock]}"
 
@@ -93,10 +93,10 @@ def gather(
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Facts:
-    """Ask everything that the page shows. Raises WhatifError where what was asked for does not apply.
+    """Compute everything that the page shows. Raises WhatifError if a requested what-if does not apply.
 
-    ``recorded`` is the graph as it was read, whose steps are compared; ``path`` is its file, for call stacks, where the
-    graph has its name alone; ``ranks`` is what was found about the recordings
+    ``recorded`` is the graph as read, whose steps are compared; ``path`` is its file, for call stacks, if the
+    graph has only its name; ``ranks`` is the report on the recordings
     of several ranks; ``progress(done, total)`` counts the what-ifs that were tried.
     """
     prediction = apply(baseline, *asked) if asked else None
@@ -136,7 +136,7 @@ def _twice_as_fast(baseline: Baseline) -> Prediction | None:
 
 
 def without_folders(graph: TaskGraph) -> TaskGraph:
-    """Return the graph of a recording that is called by its file's name alone: a page is for others to read."""
+    """Return the graph with only the file name of its recording, without folders: pages are shared with others."""
     ranks = tuple(replace(info, path=Path(info.path).name) for info in graph.info.ranks)
     return graph.replace(info=replace(graph.info, path=Path(graph.info.path).name, ranks=ranks))
 
@@ -147,7 +147,7 @@ def _ranks(ranks: Ranks, baseline: Baseline) -> RankReport:
 
 
 def _or_why_not(ask: Callable[[], Answer]) -> Answer | str:
-    """An answer, or the sentence that says why the recording gives none."""
+    """Return a result, or the reason why the recording has none."""
     try:
         return ask()
     except WhatifError as error:

@@ -1,4 +1,4 @@
-"""How each number of the page was made: measured, simulated, predicted or estimated."""
+"""The provenance of each number of the page: measured, simulated, predicted or estimated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.report.text import SOURCE_LABELS
 
 
 class Made(Enum):
-    """Where a number comes from; the value says it in a sentence."""
+    """The provenance of a number; the value describes it in a sentence."""
 
     MEASURED = "Read from the recording, or timed by the recorder beside it."
     SIMULATED = "Found by replaying the recording's tasks, with all they wait for; the replay error says how well."
@@ -20,7 +20,7 @@ class Made(Enum):
 
 
 def read_off(graph: TaskGraph) -> Made:
-    """Where what a recording itself holds comes from: it may be a predicted or a simulated step."""
+    """The provenance of a recording's own numbers: it may be a predicted or a simulated step."""
     return Made.MEASURED if graph.info.is_recorded else Made[graph.info.made.upper()]
 
 
@@ -31,6 +31,6 @@ def badge(made: Made) -> Html:
 
 
 def answered_by(estimates: Mapping[str, int]) -> str:
-    """Return how many durations of a prediction are estimated, by source."""
-    told = [f"{count:,} {SOURCE_LABELS.get(source, source)}" for source, count in estimates.items()]
-    return ", ".join(told) or "recorded durations only"
+    """Return the number of estimated durations of a prediction, by source."""
+    counts = [f"{count:,} {SOURCE_LABELS.get(source, source)}" for source, count in estimates.items()]
+    return ", ".join(counts) or "recorded durations only"

@@ -1,4 +1,4 @@
-"""HTML that is escaped unless it was made here: what a trace calls things is text wherever it stands."""
+"""HTML that is escaped unless it was made here: names from a trace are always text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable
 
 from whatif.report.printable import drawn
 
-# A name longer than this is cut: some templates' names fill whole pages.
+# Longer names are cut: some template names fill whole pages.
 LONGEST = 600
 # A sentence may hold several names.
 LONGEST_SENTENCE = 4 * LONGEST
 
 _VOID = frozenset(("meta", "input", "wbr"))
-# Where a name may be broken into lines: after what separates its parts. Only words that are too long for a column.
+# Line breaks in names, after separators of their parts, and only in words that are too long for a column.
 _LONG_WORD = re.compile(r"\S{16,}")
 _JOINT = re.compile(r"(?<=[:=,;._<>(){}\[\]/+&*-])(?=[^:=,;._<>(){}\[\]/+&*-])")
 _CODE = re.compile(r"`([^`]+)`")
 
 
 class Html(str):
-    """Markup that is safe as it is."""
+    """Markup that is already safe."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ Content = str | Html | Iterable["str | Html"]
 
 
 def text(content: Content) -> Html:
-    """Return content as markup: text is made harmless and escaped, markup stays, a list of both is put together."""
+    """Return content as markup: text is made harmless and escaped, markup stays, lists are joined."""
     if isinstance(content, Html):
         return content
     if not isinstance(content, str):
@@ -39,21 +39,21 @@ def text(content: Content) -> Html:
 
 
 def name(content: str) -> Html:
-    """Return a name of a trace or of a what-if: text that may be broken into lines between its parts."""
+    """Return a name of a trace or of a what-if, with line breaks allowed between its parts."""
 
     def broken(word: re.Match[str]) -> str:
         return "<wbr>".join(html.escape(part) for part in _JOINT.split(word[0]))
 
-    return _apart(_LONG_WORD, drawn(content, LONGEST), broken)
+    return _marked_up(_LONG_WORD, drawn(content, LONGEST), broken)
 
 
 def prose(sentence: str) -> Html:
-    """Return a sentence of the library: what stands between backticks is to be typed, and looks so."""
-    return _apart(_CODE, drawn(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
+    """Return a sentence of the library, with text between backticks as code."""
+    return _marked_up(_CODE, drawn(sentence, LONGEST_SENTENCE), lambda code: tag("code", code[1]))
 
 
-def _apart(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]], str]) -> Html:
-    """Escaped text, in which what matches is marked up."""
+def _marked_up(pattern: re.Pattern[str], shown: str, marked: Callable[[re.Match[str]], str]) -> Html:
+    """Escape text, marking up the matches of a pattern."""
     parts, end = [], 0
     for found in pattern.finditer(shown):
         parts += [html.escape(shown[end : found.start()]), marked(found)]
@@ -84,5 +84,5 @@ def items(sentences: Iterable[str]) -> Html:
 
 
 def section(ident: str, title: str, *contents: Content) -> Html:
-    """Return a part of the page that a link can lead to."""
+    """Return a section of the page with an id for links."""
     return tag("section", tag("h2", title, id=f"{ident}-title"), *contents, id=ident, aria_labelledby=f"{ident}-title")

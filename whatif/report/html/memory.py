@@ -14,12 +14,12 @@ from whatif.report.text_memory import PARTS, capacity_sentences, source_told
 from whatif.units import size
 
 MIB, GIB = 2**20, 2**30
-# From the bottom of the chart: what stays for the whole step first.
+# From the bottom of the chart; parts that stay for the whole step come first.
 STACKED = ("parameters", "optimizer_state", "inputs", "gradients", "activations", "workspace")
 
 
 def memory(facts: Facts, charts: Charts) -> Html:
-    """Return what a step keeps in memory, moment by moment."""
+    """Return the memory of a step over its moments."""
     found = facts.memory
     if isinstance(found, str):
         return section("memory", "Memory over the step", paragraph(prose(found)))
@@ -54,15 +54,15 @@ def memory(facts: Facts, charts: Charts) -> Html:
         [one.name or none, *(Cell(size(part), part) for part in (one.activations, one.gradients, one.workspace))]
         for one in found.layers
     ]
-    says = f"A step needs {size(most.total)} at its peak: " + ", ".join(
+    alternative = f"A step needs {size(most.total)} at its peak: " + ", ".join(
         f"{PARTS[key]} {size(getattr(most, key))}" for key in STACKED
     )
     return section(
         "memory",
         "Memory over the step",
-        paragraph(f"{says}; {source_told(found)}.", class_="lead"),
+        paragraph(f"{alternative}; {source_told(found)}.", class_="lead"),
         *_memory_sentences(found),
-        figure("c-memory", "Memory over the step", f"{says}."),
+        figure("c-memory", "Memory over the step", f"{alternative}."),
         table("t-peak", "At the peak", [Column("part", False), "size", "%"], rows, made=made),
         table(
             "t-moments",
@@ -83,9 +83,9 @@ def memory(facts: Facts, charts: Charts) -> Html:
 
 
 def _memory_sentences(found: MemorySummary) -> list[Html]:
-    told = [paragraph(prose(sentence)) for sentence in found.caveats]
+    paragraphs = [paragraph(prose(sentence)) for sentence in found.caveats]
     if found.measured_bytes:
         error = 100 * (found.peak.total / found.measured_bytes - 1)
-        told.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+z.1f} %)."))
+        paragraphs.append(paragraph(f"The GPU's allocator measured {size(found.measured_bytes)} ({error:+z.1f} %)."))
     fits = capacity_sentences(found)
-    return [*told, paragraph(" ".join(fits))] if fits else told
+    return [*paragraphs, paragraph(" ".join(fits))] if fits else paragraphs

@@ -22,7 +22,7 @@ RANGE = "nominal 90 % range, ms"
 
 
 def network(facts: Facts, charts: Charts) -> Html:
-    """Return the scaling curve and the curve over the speed of the network."""
+    """Return the scaling curve, and the curve over the network's speed."""
     assumed = [items(facts.assumed)] if facts.assumed else []
     return section(
         "network", "More workers, a faster network", *assumed, *_scaling(facts, charts), *_bandwidth(facts, charts)
@@ -100,7 +100,7 @@ def _bandwidth(facts: Facts, charts: Charts) -> list[Html]:
         logarithmic=True,
     )
     rows: list[Row] = []
-    # Speeds that change nothing are one row, from the first to the last of them.
+    # Consecutive speeds with the same step become one row.
     equal = groupby(
         zip(points, numbers, strict=True), lambda pair: (ms(pair[0].step_ms), ms(pair[0].low_ms), ms(pair[0].high_ms))
     )

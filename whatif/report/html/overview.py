@@ -1,4 +1,4 @@
-"""The top of the page: three sentences, the numbers behind them, and whether the recording can be trusted."""
+"""The top of the page: three sentences, the numbers behind them, and the quality of the recording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whatif.units import counted
 
 
 def verdict(facts: Facts) -> Html:
-    """Return the three sentences: what bounds the step, what to do first, what that gains; the numbers beside them."""
+    """Return the three sentences (bottleneck, first recommendation, its gain) and the numbers behind them."""
     sentences = [tag("li", prose(sentence)) for sentence in facts.advice.verdict]
     beside = [*_what_a_step_is(facts), *(facts.ranks.sentences if facts.ranks else ())]
     return section(
@@ -32,7 +32,7 @@ def verdict(facts: Facts) -> Html:
 
 
 def _what_a_step_is(facts: Facts) -> list[str]:
-    """What the times are of, where they are not of a step."""
+    """The subject of the times, if it is not a step."""
     baseline = facts.baseline
     n_steps = baseline.graph.info.n_steps
     if baseline.clock != "span":
@@ -81,7 +81,7 @@ def _card(label: str, shown: str, under: str, made: Made, value: float, key: str
 
 
 def quality(facts: Facts) -> Html:
-    """Return what speaks for and against the recording: replay error, waiting, the profiler's cost, quirks."""
+    """Return the quality of the recording: replay error, waiting, the profiler's overhead, quirks."""
     summary, baseline, info = facts.summary, facts.baseline, facts.summary.graph.info
     ms, noun = ms_format(baseline.step_ms), CLOCK_NOUNS[baseline.clock]
     rows: list[Row] = []
@@ -147,7 +147,7 @@ def _signed(value_pct: float) -> str:
 
 
 def legend(terms: Mapping[str, str]) -> Html:
-    """Return what the labels beside the numbers mean, and the ``terms`` that have hover text: paper has none."""
+    """Return the meaning of the labels, and of the ``terms`` with hover text, which paper lacks."""
     rows = [tag("div", tag("dt", badge(made)), tag("dd", made.value)) for made in Made]
     words = [tag("div", tag("dt", term), tag("dd", meaning)) for term, meaning in sorted(terms.items())]
     return section(

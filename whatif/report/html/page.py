@@ -1,4 +1,4 @@
-"""The report as one file that opens from disk: markup, styles, scripts and data in it, and nothing fetched."""
+"""The report as one self-contained file: markup, styles, scripts and data, without network access."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from whatif.runtime.files import VERSION, replacing
 from whatif.units import counted
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "timeline_data.js", "timeline_view.js", "timeline.js")
-# The parts that name what-ifs; the others show names of a trace, which may be spelled like one.
+# The parts that name what-ifs; the others show names of a trace, which may look like one.
 NAMING = ("verdict", "what-ifs", "prediction", "network")
 CHART_LIBRARY = "chart.umd.min.js"
 
 
 def write_page(path: str | Path, facts: Facts) -> None:
-    """Write the page to ``path``, whole or not at all. Raises WhatifError where it cannot be written."""
+    """Write the page to ``path`` atomically. Raises WhatifError if it cannot be written."""
     content = page(facts)
     with replacing(path) as part:
         part.write_text(content, encoding="utf-8")
 
 
 def page(facts: Facts) -> str:
-    """Return the whole page; the same facts give the same text."""
+    """Return the whole page; equal facts give equal text."""
     charts: dict[str, Chart] = {}
     shown = timelines(facts.baseline, facts.prediction)
     sections = [
@@ -75,17 +75,17 @@ def page(facts: Facts) -> str:
         _data("timeline-data", shown),
         _data("facts", _facts(facts)),
     ]
-    library, own = _script(_library()), _script("".join(_asset(f"assets/{script}") for script in SCRIPTS))
+    library, scripts = _script(_library()), _script("".join(_asset(f"assets/{script}") for script in SCRIPTS))
     style = Html(f"<style>{_asset('assets/style.css')}</style>")
     head = [
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy([library, own], style)),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy([library, scripts], style)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
         tag("title", f"What-if report: {name}"),
         style,
     ]
-    return f'<!doctype html>\n<html lang="en">{tag("head", *head)}\n{tag("body", *body, library, own)}\n</html>\n'
+    return f'<!doctype html>\n<html lang="en">{tag("head", *head)}\n{tag("body", *body, library, scripts)}\n</html>\n'
 
 
 def _ident(part: Html) -> str:
@@ -105,7 +105,7 @@ def _contents(sections: Sequence[Html | None]) -> Html:
 
 
 def _left_out(tasks: int, threads: int) -> str:
-    """Say what the timeline leaves out: threads that do least, with their tasks, and the shortest tasks."""
+    """Return a sentence on what the timeline omits: the least busy threads with their tasks, and the shortest tasks."""
     if not tasks:
         return ""
     which = f"those of {counted(threads, 'more thread')}" if threads else "the shortest ones"
@@ -113,29 +113,29 @@ def _left_out(tasks: int, threads: int) -> str:
 
 
 def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
-    """The place of the timelines, and what they show for those who cannot see them."""
+    """The container of the timelines, and their text alternative."""
     sides, subject = shown["sides"], CLOCK_SUBJECTS[facts.baseline.clock]
     ms = ms_format(facts.baseline.step_ms)
-    told = [
+    sentences = [
         f"{side['title']}: {ms(side['length_ns'] / 1e6)} ms, {counted(side['n'], 'task')} on "
         f"{counted(len(side['threads']), 'execution thread')}" + _left_out(side["left_out"], side["hidden_threads"])
         for side in sides
     ]
     canvas = tag(
         "canvas",
-        "; ".join(told),
+        "; ".join(sentences),
         id="timeline-canvas",
         tabindex=0,
         role="application",
         aria_label=f"Timeline of {subject}. "
-        + "; ".join(told)
+        + "; ".join(sentences)
         + ". Arrow keys go from task to task, plus and minus zoom.",
         aria_describedby="timeline-help",
     )
     return section(
         "timeline",
         f"{sentence_case(subject)}, task by task",
-        paragraph("; ".join(told) + ".", class_="lead"),
+        paragraph("; ".join(sentences) + ".", class_="lead"),
         tag("div", id="timeline-tools", class_="tools"),
         tag("div", canvas, tag("div", id="timeline-tip", class_="tip", hidden=True), class_="timeline"),
         tag("p", id="timeline-task", class_="note", aria_live="polite"),
@@ -155,7 +155,7 @@ def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
 
 
 def _facts(facts: Facts) -> dict[str, Any]:
-    """What the commands answer with --json, for programs that read the page."""
+    """The --json output of the commands, for programs that read the page."""
 
     def answer(found: Any) -> Any:
         return {"reason": found} if isinstance(found, str) else found.to_dict()
@@ -177,7 +177,7 @@ def _facts(facts: Facts) -> dict[str, Any]:
 
 
 def _data(ident: str, value: Any) -> Html:
-    """A JSON object in the page: no character of it can end the element that holds it."""
+    """A JSON object in the page, escaped so that it cannot close its element."""
     written = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         written = written.replace(character, f"\\u{ord(character):04x}")
@@ -193,18 +193,18 @@ def _asset(name: str) -> str:
 
 
 def _library() -> str:
-    """The chart library without the line that has a browser's tools fetch its source map."""
+    """The chart library without the line that makes developer tools fetch its source map."""
     lines = _asset(f"vendor/{CHART_LIBRARY}").splitlines()
     return "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
 
 
 def _policy(scripts: Sequence[Html], style: Html) -> str:
-    """Nothing is fetched, and only these scripts and styles are obeyed."""
+    """A content security policy: nothing is fetched, and only these scripts and styles are allowed."""
     allowed = " ".join(_hash(script) for script in scripts)
     return f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(element: Html) -> str:
-    """The hash by which a policy knows what an element holds."""
+    """The hash of an element's content for the policy."""
     inner = element.split(">", 1)[1].rsplit("</", 1)[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()}'"

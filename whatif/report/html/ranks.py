@@ -1,4 +1,4 @@
-"""Several ranks of one run: who waits for whom, and what makes one come last."""
+"""Several ranks of one run: which waits for which, and the causes of stragglers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.report.text_ranks import LAST, rank_values
 
 
 def ranks(facts: Facts) -> Html | None:
-    """Return the table of ranks; None where the recording is of one alone."""
+    """Return the table of ranks; None if the recording has only one."""
     found = facts.ranks
     if found is None:
         return None

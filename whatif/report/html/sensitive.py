@@ -1,4 +1,4 @@
-"""What a step gains where one of its parts gets faster."""
+"""The gain of a step if one of its parts gets faster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWN_PARTS = 8
 
 
 def sensitivity(facts: Facts, charts: Charts) -> Html:
-    """Return what the step gains where one of its parts gets faster."""
+    """Return the gains of the step for each part that could get faster."""
     found = facts.sensitivity
     titles = kind_titles(facts.baseline.graph.has_gpu)
     ms = ms_format(found.step_ms)

@@ -38,7 +38,7 @@ FRAME_PX = 18
 
 
 def breakdown(facts: Facts, charts: Charts) -> Html:
-    """Return where the step goes, of the baseline and under the what-if, and what it waits for."""
+    """Return the breakdown of the step, for the baseline and under the what-if, and its waits."""
     step_ms = facts.baseline.step_ms
     ms, prediction = ms_format(step_ms), facts.prediction
     noun, subject = CLOCK_NOUNS[facts.baseline.clock], CLOCK_SUBJECTS[facts.baseline.clock]
@@ -46,7 +46,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     after = prediction.breakdown.to_dict() if prediction else {}
     graphs = [facts.baseline.graph, *([prediction.graph] if prediction else [])]
     on_gpu = any(graph.has_gpu for graph in graphs)
-    # Without a GPU most parts are of something that is not there.
+    # Without a GPU most parts do not exist.
     parts = [(key, label) for key, label in BREAKDOWN_LABELS if on_gpu or before[key] or after.get(key)]
     bars = ["baseline"]
     if prediction:
@@ -71,7 +71,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     ]
     columns: list[Header] = [Column("part", False), Column("ms", made=Made.SIMULATED), "%"]
     columns += [Column("predicted ms", made=Made.PREDICTED), "change, ms"] if after else []
-    says = ". ".join(
+    alternative = ". ".join(
         f"{bar}: " + ", ".join(f"{label} {ms(values[key])} ms" for key, label in parts)
         for bar, values in zip(bars, (before, after), strict=False)
     )
@@ -84,7 +84,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
     return section(
         "step",
         f"Where the {noun} goes",
-        figure("c-breakdown", f"The {noun} in parts", f"{sentence_case(says)}.", height=80 + 50 * len(bars)),
+        figure("c-breakdown", f"The {noun} in parts", f"{sentence_case(alternative)}.", height=80 + 50 * len(bars)),
         table("t-breakdown", f"Breakdown of {subject}", columns, rows),
         table(
             "t-path",
@@ -103,7 +103,7 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
 
 
 def flame(facts: Facts) -> Html | None:
-    """Return the flame graph of the step, widths in ms of the critical path; None where nothing takes time."""
+    """Return the flame graph of the step, widths in ms of the critical path; None if nothing takes time."""
     found = facts.flame
     whole_ms = found.whole_ms
     if whole_ms <= 0:
@@ -122,7 +122,7 @@ def flame(facts: Facts) -> Html | None:
         )
         for frame in found.frames
     ]
-    says = sentence_case(found.headline)
+    alternative = sentence_case(found.headline)
     height = FRAME_PX * (1 + max(frame.depth for frame in found.frames))
     rows: list[Row] = [
         [
@@ -136,9 +136,9 @@ def flame(facts: Facts) -> Html | None:
     return section(
         "flame",
         "Which code the step waits for" if found.of == "stacks" else "Which layers the step waits for",
-        paragraph(says, class_="lead"),
+        paragraph(alternative, class_="lead"),
         tag(
-            "div", tag("svg", drawn, class_="flame", height=height, role="img", aria_label=says),
+            "div", tag("svg", drawn, class_="flame", height=height, role="img", aria_label=alternative),
             class_="scroll", tabindex=0, role="region", aria_label="Flame graph",
         ),
         paragraph(
@@ -158,8 +158,8 @@ def layers(facts: Facts) -> Html:
     """Return the table of layers."""
     found = facts.explanation
     if not found.layers:
-        told = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
-        return section("layers", "Layers", told)
+        notice = paragraph(prose("None in this recording: record with `whatif collect` to get them."))
+        return section("layers", "Layers", notice)
     return section(
         "layers",
         "Layers",
@@ -169,7 +169,7 @@ def layers(facts: Facts) -> Html:
 
 
 def kernels(facts: Facts) -> Html:
-    """Return the tables of kernel families and of kernels, of operators where there is no GPU."""
+    """Return the tables of kernel families and of kernels, or of operators without a GPU."""
     found, has_gpu = facts.explanation, facts.baseline.graph.has_gpu
     family, names = ("Kernel families", "Kernels and copies") if has_gpu else ("Operator families", "Operators")
     cut = f"The {MOST_ROWS} that matter most." if len(found.operations) == MOST_ROWS else ""
@@ -183,7 +183,7 @@ def kernels(facts: Facts) -> Html:
 
 
 def efficiency(facts: Facts, charts: Charts) -> Html | None:
-    """Return what families of kernels reach of the GPU's peaks, with a roofline; None where that is not known."""
+    """Return the share of the GPU's peaks that kernel families reach, with a roofline; None if unknown."""
     found = facts.efficiency
     if found.gpu is None or not found.has_rates:
         return None
@@ -216,7 +216,7 @@ def efficiency(facts: Facts, charts: Charts) -> Html | None:
 
 
 def _roofline(found: Efficiency) -> Chart:
-    """TFLOP/s against FLOPs a byte: a roof for each format, a point for each family."""
+    """TFLOP/s over FLOPs per byte: a roof for each format, a point for each family."""
     rate = found.memory_tbyte_s
     reached = [x for _, x, _ in found.points]
     low, high = min(0.5, *reached), max(1000.0, *reached)
@@ -227,8 +227,8 @@ def _roofline(found: Efficiency) -> Chart:
         for color, (name, peak) in enumerate(found.roofs)
     ]
     points = [
-        Series(use.name, tuple(tflops if x == mine else None for x in across), (len(roofs) + place) % N_COLORS)
-        for place, (use, mine, tflops) in enumerate(found.points)
+        Series(use.name, tuple(tflops if x == intensity else None for x in across), (len(roofs) + place) % N_COLORS)
+        for place, (use, intensity, tflops) in enumerate(found.points)
     ]
     return Chart(
         "lines", (), (*roofs, *points), "FLOPs a byte", "TFLOP/s", x=across, ticks=powers, logarithmic=True,
@@ -237,7 +237,7 @@ def _roofline(found: Efficiency) -> Chart:
 
 
 def steps(facts: Facts, charts: Charts) -> Html | None:
-    """Return the recorded steps side by side, with what slow ones had more of; None where there is one at most."""
+    """Return the recorded steps side by side, with the reasons of slow ones; None if there is at most one."""
     found = facts.steps
     if found is None or len(found.steps) < 2:
         return None
@@ -250,7 +250,7 @@ def steps(facts: Facts, charts: Charts) -> Html | None:
     ]
     median = Series("median", (found.median_ms,) * len(numbers), 2, dashed=True)
     charts["c-steps"] = Chart("lines", (), (*strips, median), "step", "ms", x=numbers)
-    says = sentence_case(found.headline)
+    alternative = sentence_case(found.headline)
     rows: list[Row] = [
         [
             str(each.step),
@@ -263,8 +263,8 @@ def steps(facts: Facts, charts: Charts) -> Html | None:
     return section(
         "steps",
         "How the steps differ",
-        paragraph(says, class_="lead"),
-        figure("c-steps", "The time of each step", says),
+        paragraph(alternative, class_="lead"),
+        figure("c-steps", "The time of each step", alternative),
         table(
             "t-steps",
             f"Steps as {facts.baseline.graph.info.made}",

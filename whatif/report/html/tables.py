@@ -1,4 +1,4 @@
-"""Tables that people, screen readers and the page's sorting and searching can read."""
+"""Tables for people, screen readers, and the page's sorting and searching."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from msgspec import Struct
 from whatif.report.html.made import Made, badge
 from whatif.report.html.markup import Content, Html, name, prose, tag, text
 
-# Fewer rows are read faster than a search is typed.
+# The least rows for a search field: fewer are read faster than a search is typed.
 SEARCHED_FROM = 8
-# A cell of more characters is a sentence, which needs room.
+# A cell with more characters is a sentence, which needs room.
 PROSE_FROM = 60
-# On paper a longer name is cut to two lines: hundreds of kernels' names would fill pages.
+# On paper longer names are cut to two lines: hundreds of kernel names would fill pages.
 LONG_NAME_FROM = 120
 
 
 class Cell(Struct, frozen=True):
-    """What a cell shows, the number behind it for sorting, and a share (0 to 1) to draw as a bar."""
+    """The content of a cell, the number behind it for sorting, and a share (0 to 1) to draw as a bar."""
 
     shown: Content
     value: float | None = None
@@ -29,14 +29,14 @@ Row = list[Cell | str]
 
 
 class Column(Struct, frozen=True):
-    """A column: its header; whether it holds numbers; how they were made, where that differs from the table's."""
+    """A column: its header, whether it holds numbers, and their provenance if it differs from the table's."""
 
     header: str
     numbers: bool = True
     made: Made | None = None
 
 
-# A header alone is that of a column of numbers.
+# A plain string is the header of a column of numbers.
 Header = Column | str
 
 
@@ -64,8 +64,8 @@ def table(
         for place, column in enumerate(columns)
     ]
     body = [tag("tr", [_cell(cell, columns[place], place) for place, cell in enumerate(row)]) for row in rows]
-    told = tag("caption", tag("span", caption, id=f"{ident}-caption"), [" ", badge(made)] if made else "")
-    inner = tag("table", told, tag("thead", tag("tr", head)), tag("tbody", body), id=ident)
+    title = tag("caption", tag("span", caption, id=f"{ident}-caption"), [" ", badge(made)] if made else "")
+    inner = tag("table", title, tag("thead", tag("tr", head)), tag("tbody", body), id=ident)
     scrolled = tag("div", inner, class_="scroll", tabindex=0, role="region", aria_labelledby=f"{ident}-caption")
     under = tag("p", note, class_="note") if note else ""
     search = len(rows) >= SEARCHED_FROM and sortable
@@ -73,7 +73,7 @@ def table(
 
 
 def joined(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, those that differ in their first cell alone as one: for reasons, not for parts of a whole."""
+    """Merge rows that differ only in their first cell: for reasons, not for parts of a whole."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(_shown(cell) for cell in row[1:]), []).append(row)
@@ -101,7 +101,7 @@ def _cell(cell: Cell | str, column: Column, place: int) -> Html:
 
 
 def _number(value: float | None) -> str | None:
-    """A number at full precision: what is shown is rounded for people."""
+    """A number at full precision; the displayed one is rounded."""
     return None if value is None else repr(float(value))
 
 

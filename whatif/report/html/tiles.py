@@ -1,4 +1,4 @@
-"""The first screen: five questions, each with one number, its range and a link to its part of the page; one picture."""
+"""The first screen: five questions, each with a number, its range and a link to its section; and one picture."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from whatif.report.layout import CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct, se
 from whatif.report.text_memory import capacity_sentences
 from whatif.units import counted, size
 
-# How many times the recorded workers the fifth tile is about: one machine of the usual kind for one.
+# The factor on the number of workers in the fifth tile: one worker becomes a typical machine of this many.
 WORKERS = 8
 WHY_BELOW = "this recording does not show it; the reason is below"
-# Units of the picture's width.
+# The width of the picture, in its own units.
 WIDE = 1000.0
 
 
 def tiles(facts: Facts) -> Html:
-    """Return the five tiles, as links to the parts of the page that answer at length."""
+    """Return the five tiles, as links to the sections with the details."""
     return tag("div", _why_slow(facts), _what_helps(facts), _fits(facts), _faster(facts), _more(facts), class_="tiles")
 
 
@@ -46,7 +46,7 @@ def _range_ms(found: Prediction) -> str:
 def _why_slow(facts: Facts) -> Html:
     word, _, reason = facts.explanation.verdict.partition(": ")
     baseline_ms = facts.explanation.baseline_ms
-    # The sentence up to its details and its remedy: those have their own places on the page.
+    # The sentence without its details and remedy, which the page shows elsewhere.
     return _tile(
         "Why is it slow?",
         f"{ms_format(baseline_ms)(baseline_ms)} ms",
@@ -74,10 +74,10 @@ def _fits(facts: Facts) -> Html:
     if not isinstance(found, MemorySummary):
         return _tile("Does it fit?", "unknown", "", WHY_BELOW, "memory")
     low, high = size(found.peak.total), size(found.high_bytes)
-    said = capacity_sentences(found)[:1] or ["At the peak of a step."]
+    texts = capacity_sentences(found)[:1] or ["At the peak of a step."]
     spread = f"{low} … {high}" if high != low else f"as {facts.baseline.graph.info.made}"
     number = repr(float(found.peak.total))
-    return _tile("Does it fit?", low, spread, said[0].rstrip("."), "memory", data_value=number, data_key="peak_bytes")
+    return _tile("Does it fit?", low, spread, texts[0].rstrip("."), "memory", data_value=number, data_key="peak_bytes")
 
 
 def _faster(facts: Facts) -> Html:
@@ -112,15 +112,15 @@ def _more(facts: Facts) -> Html:
 def where_it_goes(facts: Facts) -> Html:
     """Return one bar: the critical path of a step by kind of task."""
     path = {kind: part for kind, part in facts.explanation.critical_path_ms.items() if part > 0}
-    whole, begin = sum(path.values()), 0.0
+    total, begin = sum(path.values()), 0.0
     ms, bars, legend = ms_format(facts.explanation.baseline_ms), [], []
     for place, (kind, part) in enumerate(path.items()):
         label, color = KIND_LABELS[kind], min(place, 7)
-        wide = WIDE * part / whole
-        said = f"{label}: {ms(part)} ms, {pct(part, whole)} %"
+        wide = WIDE * part / total
+        label_text = f"{label}: {ms(part)} ms, {pct(part, total)} %"
         rect = tag("rect", x=f"{begin:.2f}", y=0, width=f"{wide:.2f}", height=28, class_=f"f{color}")
-        bars.append(tag("g", tag("title", said), rect))
-        legend.append(tag("li", tag("span", class_=f"swatch b{color}"), said))
+        bars.append(tag("g", tag("title", label_text), rect))
+        legend.append(tag("li", tag("span", class_=f"swatch b{color}"), label_text))
         begin += wide
     subject = CLOCK_SUBJECTS[facts.baseline.clock]
     if not bars:

@@ -1,8 +1,8 @@
-"""One step before and after, as columns so compact that a page of a hundred thousand tasks stays small.
+"""One step before and after, in columns so compact that a page with a hundred thousand tasks stays small.
 
-A side's tasks stand thread by thread, each thread's by their starts. Five columns follow one another, little-endian:
-the start since the one before it on the thread and the duration (uint32, in units), the name, the layer (uint32) and
-what a task is (uint32, bits below). Then deflate and base64.
+The tasks of a side are sorted by thread, then by start. Five columns follow one another, little-endian:
+the start relative to the previous one on the thread and the duration (uint32, in units), the name, the layer (uint32)
+and the properties of a task (uint32, bits below). Then deflate and base64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from whatif.report.text_explain import short_name
 from whatif.simulation.steps import window_ns
 from whatif.simulation.timeline import Timeline
 
-# Of each side; of longer steps the shortest tasks are left out, and the page says how many.
+# The most tasks of each side; of longer steps the shortest tasks are omitted, and the page says how many.
 MOST_TASKS = 60_000
 MOST_THREADS = 40
 NAME_LENGTH = 160
@@ -49,7 +49,7 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
     texts: dict[str, int] = {}
     windows = [window_ns(side.graph, side.start_ns, side.end_ns, baseline.clock) for _, side, _ in sides]
     longest_ns = max((high - low for low, high in windows), default=1)
-    # A start is stored relative to the one before it, but the first one since the window's begin: both have to fit.
+    # Starts are relative to the previous one, the first one to the window's start: both must fit.
     unit_ns = 1 + longest_ns // (2**32 - 1)
     return {
         "unit_ns": int(unit_ns),
@@ -75,8 +75,8 @@ def _packed(
 ) -> dict[str, Any]:
     graph = timeline.graph
     start_ns, end_ns = timeline.start_ns, timeline.end_ns
-    seen = (end_ns > low_ns) & (start_ns < high_ns) & (end_ns > start_ns)
-    tasks = np.flatnonzero(seen)
+    visible = (end_ns > low_ns) & (start_ns < high_ns) & (end_ns > start_ns)
+    tasks = np.flatnonzero(visible)
     duration_ns = np.minimum(end_ns[tasks], high_ns) - np.maximum(start_ns[tasks], low_ns)
     busy_ns = np.bincount(graph.thread[tasks], weights=duration_ns, minlength=len(graph.threads))
     threads = [int(t) for t in np.argsort(-busy_ns, kind="stable")[:MOST_THREADS] if busy_ns[t] > 0]
@@ -121,7 +121,7 @@ def _packed(
 
 
 def _shown(table: tuple[str, ...], codes: Array, texts: dict[str, int]) -> Int64:
-    """Codes of texts as the page shows them, each kept once for both sides."""
+    """Codes of the displayed texts, each stored once for both sides."""
     mapped = np.zeros(len(table), dtype=np.int64)
     for code in np.unique(codes).tolist():
         mapped[code] = texts.setdefault(drawn(short_name(table[code]), NAME_LENGTH), len(texts))

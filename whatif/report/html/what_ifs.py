@@ -1,4 +1,4 @@
-"""The what-ifs: those that gain, ranked and with their ranges, what they do together, and what does not help."""
+"""The what-ifs: those that gain, ranked with their ranges, combinations, and those that do not help."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         low, high = zip(*(entry.gain_range_pct or (0.0, 0.0) for entry in drawn), strict=True)
         x_title = f"gain, % of {CLOCK_SUBJECTS[facts.baseline.clock]}; lines: nominal 90 % range"
         charts["c-gains"] = Chart("bars", labels, (Series("gain", gains, 0, low, high),), x_title)
-        says = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
-        parts.append(figure("c-gains", "What gains most", f"Gain in time: {says}.", height=bars_height(labels)))
+        listed = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
+        parts.append(figure("c-gains", "What gains most", f"Gain in time: {listed}.", height=bars_height(labels)))
     if advice.gaining:
         parts.append(_ranked("t-alone", "What-ifs alone", advice.gaining, facts))
     if advice.together:
@@ -44,8 +44,8 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         parts.append(paragraph(f"{other_batch(facts.baseline)}.", class_="note"))
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
     if alone + together < len(advice.gaining) + len(advice.together):
-        told = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
-        parts.append(paragraph(f"{told} simulations.", class_="note"))
+        note = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
+        parts.append(paragraph(f"{note} simulations.", class_="note"))
     return section("what-ifs", "What would help", *parts, command(advice.baseline, "advise", TRACE))
 
 
@@ -83,7 +83,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
 
 
 def _rest(advice: Advice) -> list[Html]:
-    """What does not help, does not fit or does not apply, each with its reason."""
+    """The what-ifs that do not help, fit or apply, each with its reason."""
     columns: list[Header] = [Column("what-if", False), "gain %", Column("why", False)]
     found: list[Html] = []
     for ident, title, entries in (
@@ -91,10 +91,10 @@ def _rest(advice: Advice) -> list[Html]:
         ("t-large", "Too large for the device's memory", advice.too_large),
     ):
         if entries:
-            told: list[Row] = [
+            others: list[Row] = [
                 [e.trial.label, Cell(f"{e.trial.gain_pct:+z.1f}", e.trial.gain_pct), e.reason] for e in entries
             ]
-            found.append(table(ident, title, columns, joined(told), made=Made.PREDICTED))
+            found.append(table(ident, title, columns, joined(others), made=Made.PREDICTED))
     refused: list[Html] = []
     for title, _, why in REFUSED:
         rows: list[Row] = [[r.label, r.reason] for r in advice.refused if r.why == why]
@@ -111,7 +111,7 @@ def _rest(advice: Advice) -> list[Html]:
 
 
 def prediction(facts: Facts) -> Html | None:
-    """Return the prediction that the page shows beside the recording; None where there is none."""
+    """Return the prediction beside the recording; None if there is none."""
     shown = facts.prediction
     if shown is None:
         return None

@@ -1,4 +1,4 @@
-"""Hover text: what the names of what-ifs and the page's own terms mean, added to the finished markup of a part."""
+"""Hover text: explanations of what-ifs' names and the page's terms, added to the finished markup of a part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.prediction.transform import Transform, built_in_summaries
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, tag
 
-# What stands alone in a header, in the first cell of a row or before the colon of a legend.
+# Text that is the whole header, first cell of a row, or part before the colon of a legend.
 TERMS = {
     "CPU only": "the CPU works and the GPU does not",
     "GPU only": "the GPU works and the CPU does not",
@@ -65,33 +65,33 @@ TERMS = {
     "workspace": "memory that an operator needs while it runs",
     "optimizer state": "what the optimizer keeps for each parameter",
 }
-# Names of what-ifs that sentences also use as words: explained where options follow, or where nothing else stands.
+# Names of what-ifs that are also ordinary words: explained only with options, or alone.
 COMMON_WORDS = frozenset(("bandwidth", "contention", "cpu", "device", "distributed", "kernels", "pipeline", "scale"))
-# An option and its value, as composition.spelled writes them; markup.name breaks long ones.
+# An option and its value, as formatted by composition.spelled; markup.name breaks long ones.
 _OPTION = r"[\w.]+=(?:<wbr>)?(?:[\w.+/]|-(?:<wbr>)?)+"
 _OPTIONS = rf":(?:<wbr>)?{_OPTION}(?:,(?:<wbr>)?{_OPTION})*"
-# A run of text, or of a code element that has to stay as it is.
+# A run of text, or a code element, which must stay unchanged.
 _TEXT = re.compile(r"<(?:code|canvas|svg)\b.*?</(?:code|canvas|svg)>|(?<=>)[^<>]+(?:<wbr>[^<>]+)*(?=<)", re.DOTALL)
 
 
 class Words(Struct):
-    """The what-ifs that a page can name, and the terms that it explained so far."""
+    """The what-ifs that a page can name, and the terms explained so far."""
 
     summaries: Mapping[str, str]
     used: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Facts) -> Words:
-        """Return the words of a page: the built-in what-ifs and the user's own."""
+        """Return the vocabulary of a page: the built-in what-ifs and the user's."""
         advice = facts.advice
         trials = (entry.trial for entry in (*advice.gaining, *advice.together, *advice.not_gaining, *advice.too_large))
-        own: Iterable[Transform] = (*facts.asked, *(transform for trial in trials for transform in trial.transforms))
+        used: Iterable[Transform] = (*facts.asked, *(transform for trial in trials for transform in trial.transforms))
         built_in = {known: summary for known, summary, _ in built_in_summaries()}
-        return cls({**built_in, **{transform.name: transform.summary for transform in own}})
+        return cls({**built_in, **{transform.name: transform.summary for transform in used}})
 
     def explain(self, part: Html, *, what_ifs: bool = True) -> Html:
-        """Return markup in which the page's terms, and with ``what_ifs`` the names of what-ifs, have hover text."""
-        # markup.name may have broken a name after its joints.
+        """Add hover text to the page's terms, and with ``what_ifs`` to the names of what-ifs."""
+        # markup.name may have inserted line breaks into a name.
         known = "|".join(re.escape(each).replace("_", "_(?:<wbr>)?") for each in sorted(self.summaries, key=len)[::-1])
         named = re.compile(rf"(?<![\w./:=&-])({known})({_OPTIONS})?(?![\w(=]|\.\w)")
 
@@ -103,7 +103,7 @@ class Words(Struct):
             if (term := head.rstrip()) in TERMS and (not rest or rest[0].isdigit()):
                 self.used[term] = TERMS[term]
                 return _hover(term, TERMS[term]) + shown[len(term) :]
-            return named.sub(lambda one: self._what_if(one, shown), shown) if what_ifs else shown
+            return named.sub(lambda match: self._what_if(match, shown), shown) if what_ifs else shown
 
         return Html(_TEXT.sub(run, part))
 
