@@ -162,14 +162,14 @@ def resnet_50() -> tuple[Float64, Float64]:
 def table_8_ns(mode: str, gpus: int, pageable_byte_s: float = PAGEABLE_BYTE_S) -> float:
     """Return an iteration on ``gpus`` GPUs, from that on one GPU in the same mode, ns."""
     gradients, operations = resnet_50()
-    one = TABLE_8[mode][1] * 1e9
+    single = TABLE_8[mode][1] * 1e9
     if gpus == 1:
-        return one
+        return single
     read = IMAGES * IMAGE_BYTES / pageable_byte_s * 1e9
     # One GPU exchanges nothing: the extra time of NCCL's mode is its calls, for any batch.
     calls = (TABLE_8["NCCL"][1] - TABLE_8["PS"][1]) * 1e9 if mode == "NCCL" else 0.0
     update = 3 * gradients.sum() / P40_BYTE_S * 1e9
-    computing = (one - read - calls - update) / gpus
+    computing = (single - read - calls - update) / gpus
     work = pei.Iteration(
         read + calls, computing * (1 - BACKWARD_SHARE), computing * BACKWARD_SHARE * operations / operations.sum(),
         update, gradients,

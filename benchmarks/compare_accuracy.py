@@ -49,11 +49,11 @@ def main() -> None:
         verdicts[right, verdict] += 1
         print(f"{verdict:<6} {pair.question}: {right}, named: {names or '-'}", flush=True)
     for name in [*dict.fromkeys(name for name, _ in verdicts), ""]:
-        mine = Counter[str]()
+        counts = Counter[str]()
         for (kind, verdict), count in verdicts.items():
-            mine[verdict] += count if name in ("", kind) else 0
+            counts[verdict] += count if name in ("", kind) else 0
 
-        print(f"{name or 'all'}: {mine['right']} of {mine.total()} right, {mine['wrong']} wrong")
+        print(f"{name or 'all'}: {counts['right']} of {counts.total()} right, {counts['wrong']} wrong")
 
 
 if __name__ == "__main__":

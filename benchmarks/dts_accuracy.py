@@ -58,8 +58,8 @@ def accuracy_table(found: Scores) -> str:
     for (dnn, architecture), accuracies in PAPER.items():
         runs = found[dnn, architecture]
         cells = "".join(
-            f"{one.measured_ms:8,.0f} {one.predicted_ms:7,.0f} {one.error_pct:+6.1f} %  "
-            for one in (runs["batch"], runs["epoch"])
+            f"{outcome.measured_ms:8,.0f} {outcome.predicted_ms:7,.0f} {outcome.error_pct:+6.1f} %  "
+            for outcome in (runs["batch"], runs["epoch"])
         )
         theirs = "".join(f"{100 * (1 - accuracy):6.1f} %" for accuracy in accuracies)
         lines.append(f"{dnn} {architecture.replace('_', ' '):17s}{cells}{theirs}")

@@ -69,7 +69,7 @@ def _together(starts: Times, ends: Times) -> tuple[Times, Times]:
 
 
 def _paced(begin: Times, end: Times, longer: Times) -> tuple[Times, Times]:
-    """Map recorded times to times on a rank whose work before each collective takes ``longer`` times as long."""
+    """Return recorded times, and those on a rank whose work before each collective takes a share ``longer`` more."""
     work = begin - np.append(begin[0], end[:-1])
     ends = begin[0] + np.cumsum(work * (1 + SLOWER) + (end - begin))
     begins = np.append(begin[0], ends[:-1]) + work * (1 + longer)

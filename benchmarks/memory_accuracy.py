@@ -130,7 +130,7 @@ def own_table(scored: list[Scored]) -> str:
 def score_gpu(public: Path) -> list[Scored]:
     """Score the peak from shapes alone for recordings with reliable allocator totals.
 
-    Without totals: the increase of memory within a step.
+    For the recording without totals, scores the increase of memory within a step.
     """
     with_totals, with_sizes = public / WITH_TOTALS, public / WITH_SIZES
     events = read_kineto(with_totals)

@@ -2,10 +2,10 @@
 
 Source: Pei et al., "Iteration Time Prediction for CNN in Multi-GPU Platform: Modeling and Analysis", IEEE Access 2019,
         §III A, D and E, equations 1 and 20 to 32. Layers are numbered from the input; the exchange of layer l is hidden
-        behind the backward work of layer l - 1 alone, and what is left of it shows.
-Deviations from the print: equations 31 and 32 pair the backward work of layer l with the exchange of layer l - 1, which
+        by the backward work of layer l - 1 alone, and the rest is exposed.
+Deviations from the paper: equations 31 and 32 pair the backward work of layer l with the exchange of layer l - 1, which
         comes after it; 27 pairs it with that of layer l + 1, as the text and figure 6 do, and so does this. The second
-        case of 31 is garbled: here the work that is left once the exchange is over goes on undisturbed.
+        case of 31 is garbled: here the work left after the exchange continues undisturbed.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def what_if(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         baseline = Baseline.of(read(trace(name)))
         asked = {question: partial(apply, baseline, load_transform(question)) for question in questions}
         for question, seconds in least_cpu_s(asked, max(rounds, 2)).items():
-            what = f"{len(baseline.graph):,} tasks: {question.partition(':')[0]}, prediction with its range"
-            yield Row("what-if", what, 1e3 * seconds, "ms", 20, 5, True)
+            title = f"{len(baseline.graph):,} tasks: {question.partition(':')[0]}, prediction with its range"
+            yield Row("what-if", title, 1e3 * seconds, "ms", 20, 5, True)
     yield from _beside_a_rival(rounds)
 
 
@@ -53,8 +53,8 @@ def _beside_a_rival(rounds: int) -> Iterator[Row]:
         "scale, transform and one simulation": partial(_transform_and_simulate, transform, graph),
     }
     cpu_s = least_cpu_s(calls, rounds)
-    for what, seconds in list(cpu_s.items())[1:]:
-        yield Row("what-if", f"{len(graph):,} tasks: {what}", 1e3 * seconds, "ms", 20, 5, True)
+    for title, seconds in list(cpu_s.items())[1:]:
+        yield Row("what-if", f"{len(graph):,} tasks: {title}", 1e3 * seconds, "ms", 20, 5, True)
     hta = hta_python()
     rival: dict[str, Any] = candidate("hta_recompute", path, hta) if hta else {"error": "not installable"}
     if "error" in rival:

@@ -189,9 +189,9 @@ def main() -> None:
         args.folder.mkdir(parents=True, exist_ok=True)
         record(args.folder, models, args.rounds)
     found = outcomes(args.folder, models)
-    for name, key in (("model", lambda one: one.model), ("options", lambda one: " ".join(one.options) or "plain")):
-        for group in sorted({key(one) for one in found}):
-            print(f"{name} {group}: {summary([one for one in found if key(one) == group])}")
+    for name, key in (("model", lambda each: each.model), ("options", lambda each: " ".join(each.options) or "plain")):
+        for group in sorted({key(each) for each in found}):
+            print(f"{name} {group}: {summary([each for each in found if key(each) == group])}")
     print(summary(found))
 
 

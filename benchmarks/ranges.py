@@ -57,13 +57,13 @@ def scored(outcomes: Sequence[Outcome]) -> Scored:
 def fitted(pairs: Scored, used: np.ndarray) -> tuple[int, int]:
     """Return the indices of the best floors, for one worker and for several, on the pairs of a mask."""
     best, least = (0, 0), np.inf
-    one, several = used & ~pairs.workers, used & pairs.workers
+    single, several = used & ~pairs.workers, used & pairs.workers
     for first in range(len(FLOORS)):
         for second in range(len(FLOORS)):
-            widths = np.concatenate([pairs.width[first, one], pairs.width[second, several]])
+            widths = np.concatenate([pairs.width[first, single], pairs.width[second, several]])
             if np.median(widths) > WIDEST:
                 break
-            score = pairs.score[first, one].sum() + pairs.score[second, several].sum()
+            score = pairs.score[first, single].sum() + pairs.score[second, several].sum()
             if score < least:
                 best, least = (first, second), score
     return best
@@ -96,9 +96,9 @@ def coverage_table(outcomes: Sequence[Outcome]) -> tuple[str, str]:
             rows.append(
                 (name, f"{inside[chosen].sum()} of {chosen.sum()}", share, f"{100 * np.median(width[chosen]):.1f} %")
             )
-    one, several = fitted(pairs, np.ones(len(pairs.outcomes), dtype=bool))
+    single, several = fitted(pairs, np.ones(len(pairs.outcomes), dtype=bool))
     sentence = (
-        f"Fitted on all of them, two runs of one worker differ by ±{100 * FLOORS[one]:.1f} % and of several by\n"
+        f"Fitted on all of them, two runs of one worker differ by ±{100 * FLOORS[single]:.1f} % and of several by\n"
         f"±{100 * FLOORS[several]:.1f} %; the program uses ±{100 * RUN_TO_RUN:.1f} and "
         f"±{100 * RUN_TO_RUN_WORKERS:.1f} %"
     )

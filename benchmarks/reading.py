@@ -25,8 +25,8 @@ def ingest(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         path = trace("v100-1000")
         yield from _ingest_one(path, 1, BUDGETS["v100-50"], rivals=False)
         peak = best_of([candidate("whatif_graph", path)], "peak_bytes")
-        what = f"{path.name}: peak memory over the file, with the task graph"
-        yield Row("ingest", what, peak and peak / path.stat().st_size, "x", 1.3, None, True)
+        title = f"{path.name}: peak memory over the file, with the task graph"
+        yield Row("ingest", title, peak and peak / path.stat().st_size, "x", 1.3, None, True)
 
 
 def _ingest_one(path: Path, rounds: int, budgets: tuple[int, int], *, rivals: bool = True) -> Iterator[Row]:
@@ -41,17 +41,17 @@ def _ingest_one(path: Path, rounds: int, budgets: tuple[int, int], *, rivals: bo
     cpu_s, size = best_of(ours, "cpu_s"), path.stat().st_size
     if cpu_s is None:
         raise RuntimeError(f"{path.name}: {ours}")
-    what = f"{path.name} ({size / 1e6:.0f} MB)"
-    yield Row("ingest", f"{what}: JSON to columns", size / cpu_s / 1e6, "MB/s", budgets[0])
-    yield Row("ingest", f"{what}: duration events", ours[0]["events"] / cpu_s, "events/s")
+    title = f"{path.name} ({size / 1e6:.0f} MB)"
+    yield Row("ingest", f"{title}: JSON to columns", size / cpu_s / 1e6, "MB/s", budgets[0])
+    yield Row("ingest", f"{title}: duration events", ours[0]["events"] / cpu_s, "events/s")
     peak = best_of(ours, "peak_bytes")
-    yield Row("ingest", f"{what}: peak memory of the process over the file", peak and peak / size, "x", 3.5, 1.5, True)
+    yield Row("ingest", f"{title}: peak memory of the process over the file", peak and peak / size, "x", 3.5, 1.5, True)
     if not rivals:
         return
     json_s, hta_s = best_of(objects, "cpu_s"), best_of(tables, "cpu_s") if hta else None
-    yield Row("ingest", f"{what}: faster than json.load", json_s and json_s / cpu_s, "x")
+    yield Row("ingest", f"{title}: faster than json.load", json_s and json_s / cpu_s, "x")
     failed = next((result["error"] for result in tables if "error" in result), "") if hta else "not installable"
-    yield Row("ingest", f"{what}: faster than HTA's load", hta_s and hta_s / cpu_s, "x", budgets[1], note=failed)
+    yield Row("ingest", f"{title}: faster than HTA's load", hta_s and hta_s / cpu_s, "x", budgets[1], note=failed)
 
 
 def build(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
@@ -61,5 +61,5 @@ def build(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         events = read_kineto(path)
         n_tasks = len(graph_of_events(events, str(path)))
         cpu_s = least_cpu_s({"": partial(graph_of_events, events, str(path))}, rounds)[""]
-        what = f"{path.name}: {len(events):,} events to {n_tasks:,} tasks"
-        yield Row("graph", what, n_tasks / cpu_s / 1e6, "M tasks/s", 2.5, 8)
+        title = f"{path.name}: {len(events):,} events to {n_tasks:,} tasks"
+        yield Row("graph", title, n_tasks / cpu_s / 1e6, "M tasks/s", 2.5, 8)

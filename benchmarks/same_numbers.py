@@ -305,9 +305,9 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _progress(what: str) -> None:
+def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{what[:100]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ def transferable(samples: Sequence[Sample]) -> list[Sample]:
 def fit_shipped(samples: Sequence[Sample], *, own: bool = True, across: bool = True) -> Iterator[Fitted]:
     """Fit models for each device (``own``) and ``across`` devices."""
 
-    def say(what: str) -> None:
-        print(f"fitting {what}", file=sys.stderr, flush=True)
+    def say(text: str) -> None:
+        print(f"fitting {text}", file=sys.stderr, flush=True)
 
     for launch in (True, False) if own else ():
         part = [s for s in samples if s.launch == launch]

@@ -77,12 +77,12 @@ def _rivals(graph: TaskGraph, ours_s: dict[str, float], rounds: int) -> Iterator
     plain()
     assert algorithm_1(as_nx) == times.max() == simulate(graph).makespan_ns
     cpu_s = least_cpu_s({"python": plain, "nx": partial(algorithm_1, as_nx)}, rounds)
-    for key, what in (("python", "the sweep in plain Python"), ("nx", "Algorithm 1 on networkx with a heap")):
-        yield Row("simulate", f"10^5 tasks, {what}", 1e9 * cpu_s[key] / len(graph), "ns/task")
-        yield Row("simulate", f"10^5 tasks, in all faster than {what}", cpu_s[key] / ours_s["simulate"], "x")
+    for key, title in (("python", "the sweep in plain Python"), ("nx", "Algorithm 1 on networkx with a heap")):
+        yield Row("simulate", f"10^5 tasks, {title}", 1e9 * cpu_s[key] / len(graph), "ns/task")
+        yield Row("simulate", f"10^5 tasks, in all faster than {title}", cpu_s[key] / ours_s["simulate"], "x")
 
 
-def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
+def _memory(graph: TaskGraph, title: str) -> Iterator[Row]:
     n = len(graph)
     prepared = _prepared(graph)
     dependencies = graph.dependencies
@@ -91,15 +91,15 @@ def _memory(graph: TaskGraph, what: str) -> Iterator[Row]:
     stored_bytes = bytes_of(stored)
     result_bytes = 2 * 8 * n
     extra = sum(array.nbytes for array in prepared) + result_bytes
-    own = graph.thread.nbytes + graph.duration_ns.nbytes + extra
-    yield Row("simulate", f"{what}: arrays of the sweep", own / n, "B/task", None, 70, True)
-    whole = stored_bytes + extra
-    yield Row("simulate", f"{what}: graph and arrays of the sweep", whole / n, "B/task", 102, None, True)
+    own_bytes = graph.thread.nbytes + graph.duration_ns.nbytes + extra
+    yield Row("simulate", f"{title}: arrays of the sweep", own_bytes / n, "B/task", None, 70, True)
+    total_bytes = stored_bytes + extra
+    yield Row("simulate", f"{title}: graph and arrays of the sweep", total_bytes / n, "B/task", 102, None, True)
     tracemalloc.start()
     _simulate_anew(graph)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    yield Row("simulate", f"{what}: peak beside the graph while simulating", peak / n, "B/task")
+    yield Row("simulate", f"{title}: peak beside the graph while simulating", peak / n, "B/task")
 
 
 def free_choices(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
@@ -130,9 +130,9 @@ def python_schedule(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
 
     simulate(graph, watched)
     cpu_s = least_cpu_s({"all": partial(simulate, graph, earliest), "one": partial(simulate, graph, first)}, rounds)
-    what = f"10^5 tasks, {np.mean(widths):.1f} ready on average, at most {max(widths)}"
-    yield Row("schedule", f"{what}: looks at all of them", n / cpu_s["all"], "tasks/s", 300_000)
-    yield Row("schedule", f"{what}: takes the first", n / cpu_s["one"], "tasks/s")
+    title = f"10^5 tasks, {np.mean(widths):.1f} ready on average, at most {max(widths)}"
+    yield Row("schedule", f"{title}: looks at all of them", n / cpu_s["all"], "tasks/s", 300_000)
+    yield Row("schedule", f"{title}: takes the first", n / cpu_s["one"], "tasks/s")
 
 
 def scenarios(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
@@ -143,5 +143,5 @@ def scenarios(rounds: int, quick: bool, large: bool) -> Iterator[Row]:
         x = np.linspace(0.1, 10, count)
         simulate_scenarios(graph, slope_ns, x[:2])
         cpu_s = least_cpu_s({"": partial(simulate_scenarios, graph, slope_ns, x)}, rounds)[""]
-        what = f"10^{len(str(n)) - 1} tasks, {count} scenarios"
-        yield Row("sweep", what, n * count / cpu_s / 1e6, "M task·scenarios/s", 1_500)
+        title = f"10^{len(str(n)) - 1} tasks, {count} scenarios"
+        yield Row("sweep", title, n * count / cpu_s / 1e6, "M task·scenarios/s", 1_500)

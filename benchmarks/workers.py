@@ -45,9 +45,9 @@ def main() -> None:
         "1,024 workers, one of them slower": lambda: scaling(of_one, slowed, [1024]),
         "2 workers, one of them slower": lambda: scaling(of_one, slowed, [2]),
     }
-    for what, call in calls.items():
+    for title, call in calls.items():
         call()  # load compiled loops and fill caches
-        print(f"| {what} | {least_cpu_s(call):.2f} s |")
+        print(f"| {title} | {least_cpu_s(call):.2f} s |")
     print(f"peak memory of all that: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
 

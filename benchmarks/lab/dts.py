@@ -153,16 +153,16 @@ class DtsJob:
     def _workers(self, found: list[Seat], network: Hosts) -> list[Worker]:
         place = {seat.role: number for number, seat in enumerate(found)}
         cables: dict[str, list[dict[str, Any]]] = {seat.role: [] for seat in found}
-        pairs = [(seat.role, other) for seat in found for other in seat.partners if place[seat.role] < place[other]]
+        pairs = [(seat.role, right) for seat in found for right in seat.partners if place[seat.role] < place[right]]
         addresses = {}
-        for number, (one, other) in enumerate(pairs):
-            hosts = network.hosts[place[one]], network.hosts[place[other]]
-            addresses[one, other] = lay_cable(number, hosts[0].namespace, hosts[1].namespace, self.rate_mbit_s)
+        for number, (left, right) in enumerate(pairs):
+            hosts = network.hosts[place[left]], network.hosts[place[right]]
+            addresses[left, right] = lay_cable(number, hosts[0].namespace, hosts[1].namespace, self.rate_mbit_s)
         for seat in found:
-            for other in seat.partners:
-                listens = place[seat.role] < place[other]
-                pair = (seat.role, other) if listens else (other, seat.role)
-                cables[seat.role].append({"partner": other, "listens": listens, "address": addresses[pair]})
+            for right in seat.partners:
+                listens = place[seat.role] < place[right]
+                pair = (seat.role, right) if listens else (right, seat.role)
+                cables[seat.role].append({"partner": right, "listens": listens, "address": addresses[pair]})
         lead = {
             "twins": [[place[seat.role], place[seat.twin]] for seat in found if seat.twin],
             "local_ranks": [place[seat.role] for seat in found if seat.local],
@@ -190,11 +190,11 @@ def what_if(architecture: str, dnn: str, rate_mbit_s: float, batches: int) -> st
     return f"dts:architecture={architecture},{options},batches={batches},bandwidth={rate_mbit_s:g}Mbps"
 
 
-def lay_cable(number: int, one: str, other: str, rate_mbit_s: float) -> str:
+def lay_cable(number: int, left: str, right: str, rate_mbit_s: float) -> str:
     """Join two namespaces by a pair of rate-limited devices; return the first one's address."""
     device, addresses = f"cable{number}", (f"10.78.{number}.1", f"10.78.{number}.2")
-    _in(one, "link", "add", device, "type", "veth", "peer", "name", device, "netns", other)
-    for namespace, address in zip((one, other), addresses, strict=True):
+    _in(left, "link", "add", device, "type", "veth", "peer", "name", device, "netns", right)
+    for namespace, address in zip((left, right), addresses, strict=True):
         _in(namespace, "addr", "add", f"{address}/30", "dev", device)
         _in(namespace, "link", "set", device, "up")
         _limit(namespace, device, rate_mbit_s)

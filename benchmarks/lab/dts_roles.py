@@ -87,10 +87,10 @@ class Part:
     """Layers that really compute; `forward` of the last ones includes the loss, `backward` the update."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        whole = build(request["dnn"])
+        network = build(request["dnn"])
         self.images, self.labels = batch_of(request["dnn"], request["seed"])
-        before = part_of(whole, None, request["first"]) if request["first"] else nn.Identity()
-        self.module = part_of(whole, request["first"], request["last"])
+        before = part_of(network, None, request["first"]) if request["first"] else nn.Identity()
+        self.module = part_of(network, request["first"], request["last"])
         self.is_last = request["last"] is None
         with torch.no_grad():
             self.input = before(self.images).contiguous()

@@ -95,8 +95,8 @@ class _Stages:
 
     def _halves(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's half, and its neighbour's."""
-        own, other = buffer.chunk(2)
-        return (own, other) if self._place == 0 else (other, own)
+        own_half, other_half = buffer.chunk(2)
+        return (own_half, other_half) if self._place == 0 else (other_half, own_half)
 
     def _reduce_scatter(self, buffer: torch.Tensor) -> None:
         own_half, other_half = self._halves(buffer)

@@ -195,11 +195,11 @@ class Stage:
         coming = [self.link.receive(buffer, back + micro) for micro, buffer in enumerate(self.buffers)]
         ends: dict[int, tuple[Tensor, Tensor]] = {}
         sent = []
-        for one in self._passes:
-            message = (self.backward if one.backward else self.forward)(one, coming, ends)
+        for pass_ in self._passes:
+            message = (self.backward if pass_.backward else self.forward)(pass_, coming, ends)
             if message is not None:
                 # The message's memory must stay alive until it is sent.
-                sent.append((message, self.link.send(message, self.count - back + one.micro_batch)))
+                sent.append((message, self.link.send(message, self.count - back + pass_.micro_batch)))
         for _, work in sent:
             work.wait()
         self.update()

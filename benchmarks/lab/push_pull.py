@@ -83,9 +83,9 @@ class Client:
         self._use: dict[int, int] = {}  # the order of first use, by parameter number
         self._came = threading.Condition()
         for module in model.modules():
-            own = [self._number[id(parameter)] for parameter in module.parameters(recurse=False)]
-            if own:
-                module.register_forward_pre_hook(lambda module, inputs, own=own: self._need(own))
+            used = [self._number[id(parameter)] for parameter in module.parameters(recurse=False)]
+            if used:
+                module.register_forward_pre_hook(lambda module, inputs, used=used: self._need(used))
         for parameter in self._parameters:
             untyped: Any = parameter
             untyped.register_post_accumulate_grad_hook(self._push)

@@ -85,7 +85,7 @@ def _devices(folder: Path) -> Iterator[Row]:
 
 def _launches(traces: Path) -> Iterator[Row]:
     nano, zx = traces / "nano-vllm-h100", traces / "zx3xyy-a100-2.7b"
-    for what, before, what_if, after, steps in (
+    for group, before, what_if, after, steps in (
         ("100 small kernels", nano / "trace_eager.json.gz", "cuda_graph", nano / "trace_graph.json.gz", 20),
         (
             "2.7 B forward pass", zx / "result_2_7B_clean.sqlite", "compile:mode=reduce-overhead",
@@ -96,7 +96,7 @@ def _launches(traces: Path) -> Iterator[Row]:
         truth = whatif.read(after).info
         measured = float(np.median(truth.measured_step_ns["gpu"][slice(*truth.steady)])) / 1e6
         low, high = prediction.low_ms, prediction.high_ms
-        yield Row("launches", f"{what}, {what_if}", prediction.predicted_ms, measured, low, high)
+        yield Row("launches", f"{group}, {what_if}", prediction.predicted_ms, measured, low, high)
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def _row(table: int, row: Trained) -> Row:
     sizes = [micro for micro in known if row.batch % (data * micro) == 0]
     ways = {micro: predicted(row, micro) for micro in sizes}
     fitting = [micro for micro in sizes if ways[micro][3] <= GPU_BYTES] or sizes[:1]
-    micro = max(fitting, key=lambda one: ways[one][0])
+    micro = max(fitting, key=lambda micro_batch: ways[micro_batch][0])
     rate, low, high, _ = ways[micro]
     plan = "ZeRO-3" if row.zero_3 else f"t {row.tensor} p {row.pipeline}"
     scheme = "ZeRO-3" if row.zero_3 else "PTD-P"

@@ -153,12 +153,12 @@ def _operation(node: dict[str, Any], phase: Phase, caller: str, sequence: int) -
         return None
     if not len(values) == len(shapes) == len(types):
         return None
-    spelled = [_argument(*told) for told in zip(values, shapes, types, strict=True)]
+    spelled = [_argument(*results) for results in zip(values, shapes, types, strict=True)]
     storages = {_storage(value) for value in values}
     outputs = []
-    told = [node["outputs"].get(key) for key in ("values", "shapes", "types")]
-    if all(isinstance(column, list) for column in told):
-        for value, shape, kind in zip(*told, strict=False):
+    results = [node["outputs"].get(key) for key in ("values", "shapes", "types")]
+    if all(isinstance(column, list) for column in results):
+        for value, shape, kind in zip(*results, strict=False):
             tensor = _TENSOR.fullmatch(kind) if isinstance(kind, str) else None
             # An output that shares its memory with an input is a view, unless the operator works in place.
             view = _storage(value) in storages and not node["name"].endswith("_")

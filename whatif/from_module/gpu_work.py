@@ -84,15 +84,15 @@ def _as_operator(operation: Operation) -> Described | None:
 
 
 def _elementwise(name: str, operation: Operation) -> list[Kernel]:
-    what = _as_operator(operation)
-    if what is None or what.family != "elementwise":
-        what = traffic(*moved_bytes(operation, name), format_of(operation))
-    return [named(kind_of(name), name, what)]
+    operator = _as_operator(operation)
+    if operator is None or operator.family != "elementwise":
+        operator = traffic(*moved_bytes(operation, name), format_of(operation))
+    return [named(kind_of(name), name, operator)]
 
 
 def _product(name: str, operation: Operation) -> list[Kernel]:
-    what = _as_operator(operation)
-    return [named("gemm", name, what)] if what is not None else _unknown(name, operation)
+    operator = _as_operator(operation)
+    return [named("gemm", name, operator)] if operator is not None else _unknown(name, operation)
 
 
 def _unknown(name: str, operation: Operation) -> list[Kernel]:
@@ -100,13 +100,13 @@ def _unknown(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _convolution(name: str, operation: Operation) -> list[Kernel]:
-    what = _as_operator(operation)
-    if what is None:
+    operator = _as_operator(operation)
+    if operator is None:
         return _unknown(name, operation)
-    found = [named("conv_fprop", name, what)]
+    found = [named("conv_fprop", name, operator)]
     if len(operation.types) > 2 and operation.types[2] in ELEMENT_BYTES:  # a separate kernel adds the bias
         out = bytes_of(operation.outputs)
-        found.append(named("elementwise_bias", name, traffic(out, out, what.dtype)))
+        found.append(named("elementwise_bias", name, traffic(out, out, operator.dtype)))
     return found
 
 
@@ -116,8 +116,8 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     for kind, place, asked in (("dgrad", 0, "[True, False, False]"), ("wgrad", 1, "[False, True, False]")):
         if mask[place] == "True":
             half = replace(operation, concrete=[*operation.concrete[:10], asked])
-            what = _as_operator(half)
-            found += [named(f"conv_{kind}", name, what)] if what is not None else _unknown(name, operation)[:1]
+            operator = _as_operator(half)
+            found += [named(f"conv_{kind}", name, operator)] if operator is not None else _unknown(name, operation)[:1]
     if mask[2:3] == ["True"]:
         gradient = bytes_of(tensors_of(operation)[:1])
         found.append(named("reduce", "bias_gradient", traffic(gradient, 0, format_of(operation))))
@@ -135,9 +135,9 @@ def _batch_norm(name: str, operation: Operation) -> list[Kernel]:
     trains = "True" in operation.concrete
     backward = name.endswith("backward")
     reads = (2 if trains else 1) * (2 if backward else 1)
-    what = traffic(2 * x, x, format_of(operation))
+    operator = traffic(2 * x, x, format_of(operation))
     share = (BATCH_NORM_BACKWARD if backward else BATCH_NORM) * (reads + 1) / 3
-    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, what, share)]
+    return [named("batch_norm_bw" if backward else "batch_norm_fw", name, operator, share)]
 
 
 # Time over that of moving as many bytes: windows overlap, and the backward pass searches for each window's largest one.
@@ -162,8 +162,8 @@ _LONGEST_IN_A_WARP = 1024
 def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
     x, dtype = bytes_of(tensors_of(operation)[:1]), format_of(operation)
     if not name.endswith("backward"):
-        what = _as_operator(operation)
-        return [named("layer_norm", name, what or traffic(x, x, dtype))]
+        operator = _as_operator(operation)
+        return [named("layer_norm", name, operator or traffic(x, x, dtype))]
     if name == "native_layer_norm_backward":
         columns = prod(map(int, re.findall(r"\d+", operation.concrete[2])))
         sizes = (("rows", prod(operation.dims[1]) // columns), ("columns", columns))
@@ -179,8 +179,8 @@ def _layer_norm(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _softmax(name: str, operation: Operation) -> list[Kernel]:
-    what = _as_operator(operation)
-    return [named("softmax", name, what)] if what is not None else _elementwise(name, operation)
+    operator = _as_operator(operation)
+    return [named("softmax", name, operator)] if operator is not None else _elementwise(name, operation)
 
 
 def _softmax_backward(name: str, operation: Operation) -> list[Kernel]:
@@ -188,8 +188,8 @@ def _softmax_backward(name: str, operation: Operation) -> list[Kernel]:
     if int(operation.concrete[2]) % len(shape) != len(shape) - 1 or shape[-1] > _LONGEST_IN_A_WARP:
         return _elementwise(name, operation)
     sizes = (("rows", prod(shape[:-1])), ("columns", shape[-1]))
-    what = Described("normalization", "softmax", format_of(operation), sizes)
-    return [named("softmax", name, what, SOFTMAX_BACKWARD)]
+    operator = Described("normalization", "softmax", format_of(operation), sizes)
+    return [named("softmax", name, operator, SOFTMAX_BACKWARD)]
 
 
 def as_they_lie(kernel: Kernel) -> Kernel:
@@ -224,10 +224,10 @@ ATTENTION_BACKWARD = 2.5
 
 def _attention(name: str, operation: Operation) -> list[Kernel]:
     backward = "backward" in name
-    what = attention_of(operation.name, operation.dims, format_of(operation), operation.concrete)
-    if what is None:
+    operator = attention_of(operation.name, operation.dims, format_of(operation), operation.concrete)
+    if operator is None:
         return _unknown(name, operation)
-    return [named(f"flash_{'bwd' if backward else 'fwd'}", name, what, ATTENTION_BACKWARD if backward else 1.0)]
+    return [named(f"flash_{'bwd' if backward else 'fwd'}", name, operator, ATTENTION_BACKWARD if backward else 1.0)]
 
 
 def _loss_backward(name: str, operation: Operation) -> list[Kernel]:

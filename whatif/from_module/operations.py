@@ -27,7 +27,7 @@ class Operation(Struct, frozen=True):
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     sequence: int = -1  # links a node of the backward pass to the operator that created it
     node: str = ""  # the autograd node that calls it ("AddmmBackward0"); "" in the forward pass
-    on_device: bool = True  # False: all its tensors lie in the host's memory
+    on_device: bool = True  # False: all its tensors are in the host's memory
     autocast_share: float = 0.0
     autocast_casts: int = 0
 

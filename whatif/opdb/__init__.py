@@ -1,1 +1,1 @@
-"""The op database: measured durations of operators, kept with where they come from, looked up and estimated from."""
+"""The op database: measured durations of operators with their origin, for look-up and estimates."""

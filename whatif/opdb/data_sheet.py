@@ -107,8 +107,8 @@ LAUNCH_FLOOR_S = 20e-6
 # ones load more for each multiplication. Our estimate.
 _TILES = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.8), (64, 32, 0.65), (32, 32, 0.5))
 # How many parts a library splits the sum into if a product's tiles would leave multiprocessors idle, and the least
-# length of a part (CUTLASS, "Efficient GEMM in CUDA", parallelized reductions). Our estimate: with it linear layers
-# miss 24 % and not 29 % of NeuSight's times.
+# length of a part (CUTLASS, "Efficient GEMM in CUDA", parallelized reductions). Our estimate: with it the error on
+# NeuSight's linear layers is 24 % and not 29 %.
 _SPLITS, _LEAST_K = (1, 2, 4, 8, 16), 128
 # Kernels are often slower than this estimate, hardly ever faster: clocks drop under load, libraries choose badly.
 # Our estimate; docs/opdb.md says how often the range holds.

@@ -106,19 +106,19 @@ def read_contributions(
     contributions, damaged = store.contributions()
     # Of the same measurements described twice, the description that states their method comes first, and counts.
     contributions.sort(key=lambda entry: entry.provenance.origin.method.name == "unknown")
-    found, seen = [], set()
+    found, known = [], set()
     for place, contribution in enumerate(contributions):
         if progress:
             progress(place, len(contributions))
         provenance = contribution.provenance
-        if (provenance.origin.device.name, provenance.times_sha256) in seen:
+        if (provenance.origin.device.name, provenance.times_sha256) in known:
             continue
         try:
             rows, dropped = sound_part(contribution.read())
         except WhatifError as error:
             damaged.append(str(error))
             continue
-        seen.add((provenance.origin.device.name, provenance.times_sha256))
+        known.add((provenance.origin.device.name, provenance.times_sha256))
         if dropped:
             damaged.append(
                 f"{contribution.shard}: {counted(dropped, 'row')} left out: times or sizes that no device can have."

@@ -189,7 +189,7 @@ def read_model(
 
 
 def _check(facts: ModelFacts) -> None:
-    """Raise ValueError where the parts of a model do not fit one another."""
+    """Raise ValueError if the parts of a model do not fit one another."""
     if (facts.version, facts.features_version) != (MODEL_VERSION, FEATURES_VERSION):
         raise ValueError(f"version {facts.version}.{facts.features_version}")
     if facts.family not in LEARNABLE or facts.kind not in KINDS or (facts.kind == PRINCIPAL and facts.across):

@@ -116,28 +116,28 @@ def is_depthwise(ops: Operators) -> Bool:
 
 
 @lru_cache(maxsize=4096)
-def layout_changes(gpu: Gpu, what: Described) -> tuple[tuple[str, float], ...]:
+def layout_changes(gpu: Gpu, conv: Described) -> tuple[tuple[str, float], ...]:
     """Return the transposes around one convolution of tensors in NCHW: direction, and bytes of the tensor.
 
     Only for input and output; weights are small beside them. None around depthwise and grouped convolutions, without
     tensor cores, or on GPUs of other vendors, for which they are unknown.
     """
-    c = {name: np.array(float(value)) for name, value in what.integers}
-    tensor_cores = gpu.vendor == "nvidia" and on_tensor_cores(gpu, what.dtype)
-    if what.family != "conv" or not tensor_cores or what.layout == NHWC or c["groups"] > 1:
+    c = {name: np.array(float(value)) for name, value in conv.integers}
+    tensor_cores = gpu.vendor == "nvidia" and on_tensor_cores(gpu, conv.dtype)
+    if conv.family != "conv" or not tensor_cores or conv.layout == NHWC or c["groups"] > 1:
         return ()
-    size = DTYPE_BYTES[what.dtype]
+    size = DTYPE_BYTES[conv.dtype]
     x = float(c["batch"] * c["in_channels"] * c["in_h"] * c["in_w"] * size)
     y = float(c["batch"] * c["out_channels"] * output_size(c, "h") * output_size(c, "w") * size)
     read, written = {
         "fwd": ([x], [y]), "dgrad": ([y], [x]), "wgrad": ([x, y], []), "bwd": ([x, y, y], [x]),
-    }[what.phase]  # fmt: skip
+    }[conv.phase]  # fmt: skip
     return (*(("nchwToNhwc", size) for size in read), *(("nhwcToNchw", size) for size in written))
 
 
-def converted(what: Described, dtype: str, layout: str) -> Described:
+def converted(operator: Described, dtype: str, layout: str) -> Described:
     """Return the same operator in another number format and layout ("nhwc", or "" for NCHW)."""
-    return replace(what, dtype=dtype, layout=layout if what.family == "conv" else what.layout)
+    return replace(operator, dtype=dtype, layout=layout if operator.family == "conv" else operator.layout)
 
 
 def _is_text(ops: Operators, column: str, text: str) -> Bool:

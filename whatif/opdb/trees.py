@@ -68,7 +68,7 @@ class Forest(Struct, frozen=True, dict=True):
         return total + self.base
 
     def bins(self, x: Float64) -> Uint8:
-        """Return the bin of every feature, shape (n, f): how many edges lie below it."""
+        """Return the bin of every feature, shape (n, f): the number of edges below it."""
         codes = np.empty(x.shape, dtype=np.uint8)
         for feature in range(x.shape[1]):
             edges = self.edges[self.edge_starts[feature] : self.edge_starts[feature + 1]]

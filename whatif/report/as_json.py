@@ -8,7 +8,7 @@ from typing import Any
 
 
 def print_json(report: dict[str, Any]) -> None:
-    """Print ``report`` as one JSON object: plain ASCII, and null where a number is not finite."""
+    """Print ``report`` as one JSON object: plain ASCII, with null for numbers that are not finite."""
     print(json.dumps(finite(report), indent=2, allow_nan=False))
 
 

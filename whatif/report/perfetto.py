@@ -212,8 +212,8 @@ def _counters(pids: Int64, timeline: Timeline) -> Iterator[str]:
     for time_ns, parts in memory_counter(timeline):
         values = ",".join(f'"{part}":{value:.3f}' for part, value in parts.items())
         yield f'{{"ph":"C","pid":{pids[0]},"tid":0,"ts":{_one_us(time_ns)},"name":"memory (MiB)","args":{{{values}}}}}'
-    for thread, what, unit, time_ns, value in rate_counters(timeline):
-        name = _json(f"{what}: {graph.threads[thread].name}")
+    for thread, title, unit, time_ns, value in rate_counters(timeline):
+        name = _json(f"{title}: {graph.threads[thread].name}")
         yield (
             f'{{"ph":"C","pid":{pids[thread]},"tid":0,"ts":{_one_us(time_ns)},"name":{name},'
             f'"args":{{"{unit}":{value:.6g}}}}}'

@@ -65,7 +65,7 @@ def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, floa
     """
     graph = timeline.graph
     length_ns = timeline.end_ns - timeline.start_ns
-    for kind, what, unit, scale in (
+    for kind, title, unit, scale in (
         (TaskKind.COMMUNICATION, "link", "Gbit/s of payload", 8.0),
         (TaskKind.MEMCPY, "copies", "GB/s", 1.0),
     ):
@@ -82,6 +82,6 @@ def rate_counters(timeline: Timeline) -> Iterator[tuple[int, str, str, int, floa
             for begin, end, value, ends in zip(
                 start_ns.tolist(), end_ns.tolist(), rate.tolist(), rests.tolist(), strict=True
             ):
-                yield thread, what, unit if known else "busy", begin, value
+                yield thread, title, unit if known else "busy", begin, value
                 if ends:
-                    yield thread, what, unit if known else "busy", end, 0.0
+                    yield thread, title, unit if known else "busy", end, 0.0

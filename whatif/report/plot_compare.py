@@ -50,7 +50,7 @@ def comparison_figure(found: Comparison, top: int = 10) -> Figure:
 
 def _changes(axes: Axes, name: str, parts: list[PartChange]) -> None:
     longer = [part.work_change_ms > 0 for part in parts]
-    draw_rows(axes, [part.work_change_ms for part in parts], [COLORS[one] for one in longer], longer)
+    draw_rows(axes, [part.work_change_ms for part in parts], [COLORS[is_longer] for is_longer in longer], longer)
     name_rows(axes, [drawn(short_name(part.name), NAME_LENGTH) for part in parts])
     axes.axvline(0, color="0.3", linewidth=0.8)
     axes.set_title(f"{name}: where the work changed", fontsize=10, loc="left")

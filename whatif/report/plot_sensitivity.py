@@ -34,8 +34,8 @@ def sensitivity_figure(found: Sensitivity) -> Figure:
     for axes in panels[len(kinds) :]:
         axes.set_axis_off()
     baseline, ms = found.baseline, ms_format(found.step_ms)
-    what = f"{CLOCK_SUBJECTS[baseline.clock]}: {ms(found.step_ms)} ms, {CLOCK_LABELS[baseline.clock]}"
-    title(figure, baseline.graph.info.path, what)
+    subtitle = f"{CLOCK_SUBJECTS[baseline.clock]}: {ms(found.step_ms)} ms, {CLOCK_LABELS[baseline.clock]}"
+    title(figure, baseline.graph.info.path, subtitle)
     figure.supxlabel("each panel has a scale of its own", fontsize=8)
     return figure
 

@@ -38,6 +38,6 @@ def steps_figure(found: UnevenSteps) -> Figure:
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=7, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     unboxed(axes, "y")
-    what = f"{counted(len(found.steps), 'step')}, median {ms(found.median_ms)} ms, {CLOCK_LABELS[found.clock]}"
-    title(figure, found.baseline.graph.info.path, what)
+    subtitle = f"{counted(len(found.steps), 'step')}, median {ms(found.median_ms)} ms, {CLOCK_LABELS[found.clock]}"
+    title(figure, found.baseline.graph.info.path, subtitle)
     return figure

@@ -76,10 +76,10 @@ def _spaced_labels(x: list[float], labels: list[str], *, logarithmic: bool) -> l
 
 def _line(axes: Axes, x: list[float], points: tuple[Point, ...], place: int, label: str, *, with_range: bool) -> None:
     # From left to right, whatever the order of the values.
-    there = sorted((k for k, point in enumerate(points) if point.step_ms is not None), key=x.__getitem__)
-    at, look = [x[k] for k in there], COLORS[place % len(COLORS)]
-    step, low, high = ([getattr(points[k], name) for k in there] for name in ("step_ms", "low_ms", "high_ms"))
-    marker = MARKERS[place % len(MARKERS)] if len(there) <= 40 else None
+    drawn = sorted((k for k, point in enumerate(points) if point.step_ms is not None), key=x.__getitem__)
+    at, look = [x[k] for k in drawn], COLORS[place % len(COLORS)]
+    step, low, high = ([getattr(points[k], name) for k in drawn] for name in ("step_ms", "low_ms", "high_ms"))
+    marker = MARKERS[place % len(MARKERS)] if len(drawn) <= 40 else None
     axes.plot(
         at, step, color=look, linestyle=DASHES[place % len(DASHES)], marker=marker,
         markersize=4, linewidth=1.4, label=label or "predicted",

@@ -62,8 +62,8 @@ def print_prediction(prediction: Prediction) -> None:
         if calibration and calibration.untraced:
             untraced = calibration.untraced
             near = "to" if calibration.met else f"within {calibration.missed_pct:.1f} % of"
-            what = UNTRACED_LABELS[untraced.clock]
-            out.say(f"  baseline calibrated {near} {what} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
+            subject = UNTRACED_LABELS[untraced.clock]
+            out.say(f"  baseline calibrated {near} {subject} ({ms(untraced.median_ns / 1e6)} ms)", "dim")
 
 
 def headline(prediction: Prediction) -> str:
@@ -84,14 +84,14 @@ def _change(prediction: Prediction) -> str:
 def compared(prediction: Prediction, ms: Callable[[float | None], str]) -> list[tuple[str | Text, ...]]:
     """Return the step and its parts before and after, without parts that are absent from both."""
     before, after = prediction.baseline.breakdown, prediction.breakdown
-    what = "span" if prediction.baseline.clock == "span" else "step"
-    step = (what, prediction.baseline_ms, prediction.predicted_ms)
+    noun = "span" if prediction.baseline.clock == "span" else "step"
+    step = (noun, prediction.baseline_ms, prediction.predicted_ms)
     parts = [(label, getattr(before, key), getattr(after, key)) for key, label in BREAKDOWN_LABELS]
     parts.append(("GPU busy", before.gpu_busy_ms, after.gpu_busy_ms))
     rows = [
         (label, ms(old), ms(new), ("+" if new > old else "") + ms(new - old))
         for label, old, new in (step, *parts)
-        if label == what or old or new
+        if label == noun or old or new
     ]
     return [tuple(plain(cell, "bold") for cell in rows[0]), *rows[1:]]
 

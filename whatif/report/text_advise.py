@@ -30,8 +30,8 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
     ranks = {place: entry for place, entry in enumerate(advice.gaining, 1) if place <= top or _is_of(named, entry)}
     shown = list(ranks.values())
     rest = [
-        f"{count} {what}"
-        for what, count in (
+        f"{count} {noun}"
+        for noun, count in (
             ("that gain", len(advice.gaining) - len(shown)),
             ("combination" if len(advice.together) == 1 else "combinations", len(advice.together)),
             ("without gain", len(advice.not_gaining)),

@@ -19,9 +19,9 @@ def print_regression(found: Regression) -> None:
         # On one line at any page width: logs are searched by line.
         out.say(found.verdict, STYLES[found.status], soft_wrap=True)
         print_causes(out, found.causes, ms, HEADERS)
-        for what, parts in _grown(found):
+        for noun, parts in _grown(found):
             rows = [change_row(change, work_ms, ms) for change in parts]
-            out.table(f"{what.capitalize()} that grew most: work, ms a step", [*HEADERS, "tasks"], rows)
+            out.table(f"{noun.capitalize()} that grew most: work, ms a step", [*HEADERS, "tasks"], rows)
         changed = [str(item) for item in found.two.differences if not item.blocks]
         out.table("The recordings differ in", [" "], [(text,) for text in changed])
 
@@ -29,7 +29,7 @@ def print_regression(found: Regression) -> None:
 def markdown(found: Regression) -> str:
     """Return the verdict for a pull request: the sentence, the critical paths and the parts that grew most."""
     verdict, _, cause = found.verdict.partition("; cause: ")
-    grown = [(f"{what} that grew most", parts, work_ms) for what, parts in _grown(found)]
+    grown = [(f"{noun} that grew most", parts, work_ms) for noun, parts in _grown(found)]
     differs = [str(item) for item in found.two.differences if not item.blocks]
     return markdown_report(verdict, cause, found.causes, grown, differs, found.warnings, found.two, SIDES)
 

@@ -48,8 +48,8 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         steps = []
         for name, file, side, measured in sides:
             out.say(f"{name}: {file}", "dim")
-            how = _timed(measured) if side.graph.info.is_recorded else side.graph.info.made
-            steps.append((name, ms(measured.ms), _spread(measured, ms), how))
+            source = _timed(measured) if side.graph.info.is_recorded else side.graph.info.made
+            steps.append((name, ms(measured.ms), _spread(measured, ms), source))
         out.table(
             f"{'The whole span' if two.clock == 'span' else 'A step'} as measured, ms",
             ["", "median", "spread", " "],
@@ -81,8 +81,8 @@ def markdown(found: Comparison, top: int = 10) -> str:
     work = _gpu_ms if two.on_gpu else _cpu_ms
     operations = "kernels and copies" if two.on_gpu else "operators"
     changed = [
-        (f"{what} that changed most", sorted(parts, key=lambda part: -abs(part.change(work)))[:top], work)
-        for what, parts in (("layers", found.layers), ("lines", found.lines), (operations, found.operations))
+        (f"{noun} that changed most", sorted(parts, key=lambda part: -abs(part.change(work)))[:top], work)
+        for noun, parts in (("layers", found.layers), ("lines", found.lines), (operations, found.operations))
     ]
     differs = [f"{item.what}: {item.before} → {item.after}" for item in two.differences]
     described = "" if found.description is None else found.description.sentence
@@ -120,10 +120,10 @@ def markdown_report(
     if causes:
         rows = [(each.name, *_cells(each.before_ms, each.after_ms, ms), each.where) for each in causes]
         sections.append(markdown_table(("critical path, ms a step", *sides, "change", "most in"), rows))
-    for what, parts, value in changed:
+    for noun, parts, value in changed:
         if parts:
             cells = [change_row(part, value, ms) for part in parts]
-            sections.append(markdown_table((f"{what}, ms a step", *sides, "change", "tasks"), cells))
+            sections.append(markdown_table((f"{noun}, ms a step", *sides, "change", "tasks"), cells))
     if differs:
         sections.append("\n".join(f"- differs in {markdown_text(text)}" for text in differs))
     sections += [f"> {markdown_text(sentence_case(warning))}." for warning in warnings]

@@ -33,10 +33,10 @@ def print_efficiency(found: Efficiency) -> None:
 
 def print_savings(out: Report, savings: Sequence[Use], noun: str) -> None:
     """Print the gain of the step if families of kernels had the usual speed of this GPU."""
-    how = {"shapes": "the op database calls usual for these shapes", "rates": "the rates of large kernels allow"}
+    basis = {"shapes": "the op database calls usual for these shapes", "rates": "the rates of large kernels allow"}
     points = [
         f"{use.name}: {use.usual_gain_ms:,.2f} ms of the {noun} ({use.usual_saves_ms:,.2f} ms of GPU time) if as fast "
-        f"as {how[use.usual_by]}"
+        f"as {basis[use.usual_by]}"
         for use in savings
     ]
     out.points("What kernels at usual speed would save", points)

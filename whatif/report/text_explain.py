@@ -35,7 +35,7 @@ def print_explanation(explanation: Explanation) -> None:
     baseline, step_ms = explanation.baseline, explanation.baseline_ms
     has_gpu = baseline.graph.has_gpu
     ms = ms_format(step_ms)
-    what = CLOCK_SUBJECTS[baseline.clock]
+    subject = CLOCK_SUBJECTS[baseline.clock]
     tasks: Column = ("count", lambda part: count(part.tasks))
     critical: Column = ("critical ms", lambda part: ms(part.critical_ms))
     gpu: Column = ("GPU ms", lambda part: ms(part.gpu_ms))
@@ -55,7 +55,7 @@ def print_explanation(explanation: Explanation) -> None:
             shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]
             _print_shares(out, "Where the time goes", shares, step_ms)
         path = [(KIND_LABELS[kind], part_ms) for kind, part_ms in explanation.critical_path_ms.items()]
-        _print_shares(out, f"Critical path: what {what} waits for", path, step_ms)
+        _print_shares(out, f"Critical path: what {subject} waits for", path, step_ms)
         _print_parts(out, "Phases", explanation.phases, both)
         if len(explanation.threads) > 1:
             _print_parts(out, "Execution threads", explanation.threads, both)

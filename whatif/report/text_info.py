@@ -60,9 +60,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     )
     facts = [("GPU", gpu + known + unknown), ("steps", steps)]
     if info.batch_size:
-        own = sorted({rank.batch_size or 0 for rank in info.ranks})
+        sizes = sorted({rank.batch_size or 0 for rank in info.ranks})
         batch = (
-            " or ".join(str(one or "unknown") for one in own) + ", by rank" if len(own) > 1 else str(info.batch_size)
+            " or ".join(str(n or "unknown") for n in sizes) + ", by rank" if len(sizes) > 1 else str(info.batch_size)
         )
         facts.append(("batch size", batch))
     if has_gpu and (summary.graph.launch_of >= 0).any():
@@ -115,8 +115,8 @@ def _print_shares(out: Report, summary: Summary) -> None:
     ]
     out.table(title, ["", "", " "], rows, gives_way=2)
     families = [(name.replace("_", " "), share) for name, share in summary.families_pct.items()][:SHOWN_FAMILIES]
-    what = "Kernel" if summary.time_share_of == "gpu" else "Operator"
-    for heading, shares in ((f"{what} families", families), ("Number formats", list(summary.dtypes_pct.items()))):
+    noun = "Kernel" if summary.time_share_of == "gpu" else "Operator"
+    for heading, shares in ((f"{noun} families", families), ("Number formats", list(summary.dtypes_pct.items()))):
         out.table(heading, ["", "", " "], [(name, f"{pct(share)} %", bar(share, 100)) for name, share in shares])
 
 

@@ -15,7 +15,7 @@ from whatif.report.layout import report
 from whatif.units import counted
 
 # Labels of the sources of an answer.
-_WHO = {
+_SOURCES = {
     "exact": "measured",
     "interpolated": "interpolated between measured sizes",
     "learned": "learned from what was measured there",
@@ -125,14 +125,14 @@ def print_evaluation(found: Evaluation) -> None:
             if found.seed is None or found.share is None
             else f"{found.share:.0%} of the operators, seed {found.seed}"
         )
-        who = ", ".join(f"{count:,} {name}" for name, count in found.sources.items())
+        sources = ", ".join(f"{count:,} {name}" for name, count in found.sources.items())
         out.say(
             f"{found.held_out:,} of {found.rows:,} rows held out ({how}): "
             f"mean error {found.total.mape_pct:.1f} %, median {found.total.median_pct:.1f} %; "
             f"90 % ranges hold {found.total.coverage_pct:.1f} %",
             "bold",
         )
-        out.say(f"answered by: {who}", "dim")
+        out.say(f"answered by: {sources}", "dim")
         headers = ["", "rows", "mean", "median", "90 %", "bias", "in range", "half-width"]
         printed = [f"{v:.2f}" if (v := found.published.mape_pct.get(s.name)) else "" for s in found.by_operator]
         rows = [(s.name, *_score(s), p) for s, p in zip((*found.by_operator, found.total), [*printed, ""], strict=True)]
@@ -154,9 +154,9 @@ def print_evaluation(found: Evaluation) -> None:
             title = "Models side by side: mean error on the rows that all of them answer, percent"
             out.table(title, ["", "device", "rows", *kinds, "answer", "printed"], table, text_columns=2)
         by_source = [(s.rung, s) for s in found.by_source] if len(found.sources) > 1 else []
-        for what, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
+        for heading, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
             cells = [(s.name, of, *_score(s)) for of, s in scores]
-            out.table(f"By operator and {what}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
+            out.table(f"By operator and {heading}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
         if found.errors:
             asked = [
                 (f"{e.name} {e.dtype}", e.device, e.source, f"{e.rows:,}", f"{e.bias_log:+z.2f}", f"{e.rms_log:.2f}")
@@ -177,12 +177,12 @@ def _score(score: Score) -> tuple[str, ...]:
 
 
 def _source(reply: Reply) -> str:
-    source = _WHO[reply.answered_by]
+    source = _SOURCES[reply.answered_by]
     if reply.answered_by == "analytic" and reply.basis:
         source = "mostly from the device's data sheet, and what was measured on other devices"
     if reply.evidence:
-        what = "device" if reply.answered_by == "same_shape" else "row"
-        source += f" ({counted(reply.evidence, what)})"
+        noun = "device" if reply.answered_by == "same_shape" else "row"
+        source += f" ({counted(reply.evidence, noun)})"
     if reply.outside_doublings > 0:
         source += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
     return source

@@ -81,10 +81,10 @@ def headline(found: Planned) -> str:
         )
         if count > 1
     ) or "one device"  # fmt: skip
-    what = "cheapest" if found.by == "cost" else "fastest"
+    adjective = "cheapest" if found.by == "cost" else "fastest"
     price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
     micro = f"{plan.micro_batch}" if found.in_samples else f"{plan.micro_batch} × the recorded batch"
-    return f"{what}: {cut}, micro-batch {micro}, {best.samples_per_s:,.4g} {found.unit}/s{price}"
+    return f"{adjective}: {cut}, micro-batch {micro}, {best.samples_per_s:,.4g} {found.unit}/s{price}"
 
 
 def described(row: Row) -> tuple[str, ...]:

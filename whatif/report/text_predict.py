@@ -63,8 +63,8 @@ def _facts(predicted: PredictedStep) -> list[str]:
         found.append(f"FLOPs: {CONVENTION}")
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
-        has = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
-        found.append(f"{predicted.peak_bytes / 2**30:,.2f} GiB at the peak{has}")
+        memory = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
+        found.append(f"{predicted.peak_bytes / 2**30:,.2f} GiB at the peak{memory}")
     return found
 
 

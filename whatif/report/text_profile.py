@@ -24,8 +24,8 @@ def print_profiled(done: Any, device: str, folder: Path) -> None:
     """Print the measurements."""
     half_width_pct = _half_width_pct(done)
     with report() as out:
-        there = f", {done.present:,} known" if done.present else ""
-        out.say(f"{folder}: {counted(done.measured, 'operator')} measured on {device}{there}", "bold")
+        known = f", {done.present:,} known" if done.present else ""
+        out.say(f"{folder}: {counted(done.measured, 'operator')} measured on {device}{known}", "bold")
         if half_width_pct is not None:
             out.say(f"Median half-width of the 90 % intervals: {half_width_pct:.1f} %.")
         if done.interrupted:

@@ -32,8 +32,8 @@ def print_ranks(found: RankReport, *, top: int, has_gpu: bool) -> None:
     with report() as out:
         columns = [rank_values(row, has_gpu=has_gpu) for row in rows]
         cells = [
-            [f"rank {row.rank}", *(f"{pct(value or 0.0)} %" if of == LAST else ms(value) for of, value in own.items())]
-            for row, own in zip(rows, columns, strict=True)
+            [f"rank {row.rank}", *(f"{pct(value or 0.0)} %" if of == LAST else ms(value) for of, value in data.items())]
+            for row, data in zip(rows, columns, strict=True)
         ]
         out.table(f"Ranks{shown}, ms a {found.noun}", ["", *columns[0]], cells)
         for sentence in found.sentences[:3]:

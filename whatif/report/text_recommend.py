@@ -20,31 +20,31 @@ def print_ranking(found: Ranking, top: int) -> None:
         on = f" on {info.gpu}" if info.gpu else ""
         out.step(found.baseline, f"; on each device{with_them}" if with_them else "", on=on)
         shown = found.candidates[:top]
-        several = any(one.devices > 1 for one in shown)
+        several = any(row.devices > 1 for row in shown)
         currency = found.currency or "cost"
         # Columns without any values are omitted.
         optional: list[tuple[str, list[float | None], Callable[[float], str]]] = [
-            ("devices", [one.devices if several else None for one in shown], "{:,.0f}".format),
-            ("samples/s", [one.samples_per_s for one in shown], "{:,.0f}".format),
-            ("kJ/step", [one.energy_j and one.energy_j / 1e3 if several else None for one in shown], "{:,.2f}".format),
-            ("GiB", [one.peak_bytes and one.peak_bytes / 2**30 for one in shown], "{:.1f}".format),
-            (f"{currency}/1000 steps", [one.cost and one.cost * 1e3 for one in shown], _money),
-            ("epoch (h)", [one.epoch_hours for one in shown], "{:,.2f}".format),
-            (f"{currency}/epoch", [one.epoch_cost for one in shown], _money),
+            ("devices", [row.devices if several else None for row in shown], "{:,.0f}".format),
+            ("samples/s", [row.samples_per_s for row in shown], "{:,.0f}".format),
+            ("kJ/step", [row.energy_j and row.energy_j / 1e3 if several else None for row in shown], "{:,.2f}".format),
+            ("GiB", [row.peak_bytes and row.peak_bytes / 2**30 for row in shown], "{:.1f}".format),
+            (f"{currency}/1000 steps", [row.cost and row.cost * 1e3 for row in shown], _money),
+            ("epoch (h)", [row.epoch_hours for row in shown], "{:,.2f}".format),
+            (f"{currency}/epoch", [row.epoch_cost for row in shown], _money),
         ]
         columns = [column for column in optional if any(value is not None for value in column[1])]
         rows: list[tuple[Cell, ...]] = [
             (
-                plain(one.device + (" *" if one.recorded else ""), "bold" if one.recorded else ""),
-                ms(one.step_ms),
-                f"{ms(one.low_ms)}–{ms(one.high_ms)}",
+                plain(row.device + (" *" if row.recorded else ""), "bold" if row.recorded else ""),
+                ms(row.step_ms),
+                f"{ms(row.low_ms)}–{ms(row.high_ms)}",
                 *("–" if value is None else show(value) for _, values, show in columns for value in [values[place]]),
             )
-            for place, one in enumerate(shown)
+            for place, row in enumerate(shown)
         ]
         out.table("", ["device", "step (ms)", "range", *(header for header, _, _ in columns)], rows)
         out.say()
-        if any(one.recorded for one in shown):
+        if any(row.recorded for row in shown):
             out.say("  * the recorded device", "dim")
         if several:
             out.say("  each over its usual node and network, unless a what-if names another; --json has them", "dim")

@@ -49,7 +49,7 @@ def kind_titles(has_gpu: bool) -> dict[str, str]:
 
 def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
     """Print a table for each kind of part."""
-    baseline, what = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
+    baseline, subject = found.baseline, CLOCK_SUBJECTS[found.baseline.clock]
     titles = kind_titles(baseline.graph.has_gpu)
     with report() as out:
         out.say(headline(found), "bold")
@@ -57,8 +57,8 @@ def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
         out.step(baseline)
         out.say()
         faster = ", ".join(f"{speedup:g} %" for speedup in found.speedups_pct)
-        out.say(f"  {faster}: gain, in percent of {what}, if the part takes that much less time", "dim")
-        out.say(f"  work %: of {what}; it adds up over threads, so it can be above 100", "dim")
+        out.say(f"  {faster}: gain, in percent of {subject}, if the part takes that much less time", "dim")
+        out.say(f"  work %: of {subject}; it adds up over threads, so it can be above 100", "dim")
         for kind in KINDS:
             _print_kind(out, found, kind, titles[kind])
         if not found.n_parts.get("layer"):
@@ -70,7 +70,7 @@ def print_sensitivity(found: Sensitivity, explanation: Explanation) -> None:
             share = f"{100 * HIDDEN_BELOW:.0f} %"
             out.say(f"  {HIDDEN}: overlaps with other work; less than {share} of its time counts", "dim")
         if CHANGES_NOTHING in notes:
-            out.say(f"  {CHANGES_NOTHING}: {what} takes as long even if the part takes no time", "dim")
+            out.say(f"  {CHANGES_NOTHING}: {subject} takes as long even if the part takes no time", "dim")
 
 
 def headline(found: Sensitivity) -> str:
@@ -79,13 +79,13 @@ def headline(found: Sensitivity) -> str:
     best = [part for kind in WORKED_ON for part in found.of_kind(kind)[:1]]
     worth = [part for part in best if found.pct(part.gain_ms[at]) >= HEADLINE_PCT]
     worth.sort(key=lambda part: -part.gain_ms[at])
-    what = CLOCK_SUBJECTS[found.baseline.clock]
+    subject = CLOCK_SUBJECTS[found.baseline.clock]
     family = f"{'kernel' if found.baseline.graph.has_gpu else 'operator'} family"
     if not worth:
         kinds = "layer and no " if found.n_parts.get("layer") else ""
-        return f"no {kinds}{family} shortens {what} by {HEADLINE_PCT} % if it takes 50 % less time."
+        return f"no {kinds}{family} shortens {subject} by {HEADLINE_PCT} % if it takes 50 % less time."
     of = {"layer": "layer", "family": family}
-    named = [f"best {of[part.kind]}: {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {what}" for part in worth]
+    named = [f"best {of[part.kind]}: {part.name}, {found.pct(part.gain_ms[at]):.1f} % of {subject}" for part in worth]
     return f"gain if one part takes half its time: {'; '.join(named)}."
 
 

@@ -61,11 +61,11 @@ def print_sweep(found: Sweep) -> None:
 
 def _beside(found: Sweep) -> list[tuple[str, Callable[[Point], str]]]:
     """Optional columns, if they differ between points: number of devices, and memory of the fullest one."""
-    there = [point for point in found.points if point.step_ms is not None]
+    applying = [point for point in found.points if point.step_ms is not None]
     columns: list[tuple[str, Callable[[Point], str]]] = []
-    if any(point.devices > 1 for point in there) and len({point.devices for point in there}) > 1:
+    if any(point.devices > 1 for point in applying) and len({point.devices for point in applying}) > 1:
         columns.append(("devices", lambda point: f"{point.devices:,}"))
-    if len({point.peak_bytes for point in there} - {None}) > 1:
+    if len({point.peak_bytes for point in applying} - {None}) > 1:
         columns.append(
             ("peak GiB", lambda point: "–" if point.peak_bytes is None else f"{point.peak_bytes / 2**30:.2f}")
         )
@@ -83,8 +83,8 @@ def headline(found: Sweep) -> str:
     times = times_cell(found, best)
     steps = [point.step_ms for point in found.points if point.step_ms is not None]
     if len(found.points) > 1 and max(steps) - min(steps) <= SAME_STEP * min(steps):
-        which = "every value" if len(steps) == len(found.points) else "every value that applies"
-        return f"{names}: {step} with {which} ({times} {times_header(found)})"
+        values = "every value" if len(steps) == len(found.points) else "every value that applies"
+        return f"{names}: {step} with {values} ({times} {times_header(found)})"
     if found.by_throughput:
         return f"{names}: most samples a second with {at}: {best.samples_per_s:,.1f} ({times} as many), {step} a step"
     return f"{names}: shortest with {at}: {step} ({times} {times_header(found)})"

@@ -47,7 +47,7 @@ _BROKEN_COLLECTIVES = ("l40s",)
 
 
 def read_aiconfigurator(path: Path, *, author: str | None = None) -> Found:
-    """Read the tables of products, attention and collectives below ``path``; WhatifError where there are none."""
+    """Read the tables of products, attention and collectives below ``path``. Raises WhatifError if there are none."""
     found = Found()
     files = [file for file in sorted(path.rglob("*.parquet")) if file.name in _TABLES]
     if not files:

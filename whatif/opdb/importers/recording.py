@@ -32,7 +32,7 @@ from whatif.runtime.errors import WhatifError
 def read_recording(path: Path, *, device: str | None = None, author: str | None = None) -> Found:
     """Read a Kineto trace or a recording with shapes. Raises WhatifError if it has no operator shapes.
 
-    ``device`` names the device where the recording does not.
+    ``device`` names the device if the recording does not.
     """
     events = read_kineto(path)
     metadata = events.header.get("whatif")
@@ -106,8 +106,8 @@ def _gpu_operators(events: Events) -> Iterator[Timed]:
     total_ns = np.add.reduceat(events.duration_ns[task], first)
     last = np.append(first[1:], len(task))
     for what, members in _distinct(events, called):
-        one = int(members[0])
-        kernels = ";".join(events.names[code] for code in events.name[task[first[one] : last[one]]].tolist())
+        call = int(members[0])
+        kernels = ";".join(events.names[code] for code in events.name[task[first[call] : last[call]]].tolist())
         yield _timed(what, total_ns[members].astype(np.float64), kernels[:LONGEST_TEXT])
 
 
@@ -138,33 +138,33 @@ def _distinct(events: Events, rows: Int64) -> Iterator[tuple[Described, Int64]]:
     for code, start, end in zip(codes.tolist(), first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
         name, shape = divmod(code, len(events.shapes))
         call = (events.names[name], *events.shapes[shape])
-        what = describe(*call) or describe_other(*call)
-        if what is not None:
-            by_operator.setdefault(what, []).append(order[start:end])
-    for what, members in by_operator.items():
-        yield what, np.concatenate(members)
+        operator = describe(*call) or describe_other(*call)
+        if operator is not None:
+            by_operator.setdefault(operator, []).append(order[start:end])
+    for operator, members in by_operator.items():
+        yield operator, np.concatenate(members)
 
 
-def _timed(what: Described, durations_ns: Float64, kernels: str) -> Timed:
+def _timed(operator: Described, durations_ns: Float64, kernels: str) -> Timed:
     low, middle, high = (np.quantile(durations_ns, (0.1, 0.5, 0.9)) * 1e-9).tolist()
     count = len(durations_ns)
     if count < 2:
         low = high = float("nan")
-    return Timed(what, middle, low, high, count, kernels)
+    return Timed(operator, middle, low, high, count, kernels)
 
 
 def _measured_alone(recorded: Recorded) -> Iterator[Timed]:
-    """The table "operator_times": times as recorded, and in bf16 where the operator's family is known."""
+    """The table "operator_times": times as recorded, and in bf16 if the operator's family is known."""
     for row in recorded.operator_times:
         call = (row.op, row.dims, row.types, row.concrete)
-        what = describe(*call) or describe_other(*call)
+        operator = describe(*call) or describe_other(*call)
         for form in ("recorded", "bf16"):
             ns = row.ns.get(form)
-            if what is None or ns is None or (form == "bf16" and what.family == "other"):
+            if operator is None or ns is None or (form == "bf16" and operator.family == "other"):
                 continue
             share = row.spread.get(form)
             # The recorder gives the quartile range: 10 to 90 % of a normal distribution is 1.9 times as wide.
             half = 0.95 * share if share is not None and share < 1 else float("nan")
-            measured = what if form == "recorded" else replace(what, dtype="bf16")
+            measured = operator if form == "recorded" else replace(operator, dtype="bf16")
             t = float(ns) * 1e-9
             yield Timed(measured, t, t * (1 - min(half, 0.99)), t * (1 + half))

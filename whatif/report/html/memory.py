@@ -51,8 +51,8 @@ def memory(facts: Facts, charts: Charts) -> Html:
         for first, last, m in shown_moments(found.moments)
     ]
     layers: list[Row] = [
-        [one.name or none, *(Cell(size(part), part) for part in (one.activations, one.gradients, one.workspace))]
-        for one in found.layers
+        [row.name or none, *(Cell(size(part), part) for part in (row.activations, row.gradients, row.workspace))]
+        for row in found.layers
     ]
     alternative = f"A step needs {size(most.total)} at its peak: " + ", ".join(
         f"{PARTS[key]} {size(getattr(most, key))}" for key in STACKED

@@ -86,11 +86,11 @@ def quality(facts: Facts) -> Html:
     ms, noun = ms_format(baseline.step_ms), CLOCK_NOUNS[baseline.clock]
     rows: list[Row] = []
 
-    def add(what: str, shown: str, how: str, made: Made, value: float | None = None) -> None:
-        rows.append([what, Cell(shown, value), Cell([prose(how), " ", badge(made)])])
+    def add(label: str, shown: str, explanation: str, made: Made, value: float | None = None) -> None:
+        rows.append([label, Cell(shown, value), Cell([prose(explanation), " ", badge(made)])])
 
-    def add_ms(what: str, value_ms: float, how: str, made: Made) -> None:
-        add(what, f"{ms(value_ms)} ms", how, made, value_ms)
+    def add_ms(label: str, value_ms: float, explanation: str, made: Made) -> None:
+        add(label, f"{ms(value_ms)} ms", explanation, made, value_ms)
 
     if info.untraced_step_ns:
         add_ms("step without the profiler", info.untraced_step_ns / 1e6, "timed before the recording", Made.MEASURED)

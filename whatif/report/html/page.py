@@ -108,8 +108,8 @@ def _left_out(tasks: int, threads: int) -> str:
     """Return a sentence on what the timeline omits: the least busy threads with their tasks, and the shortest tasks."""
     if not tasks:
         return ""
-    which = f"those of {counted(threads, 'more thread')}" if threads else "the shortest ones"
-    return f" (left out: {counted(tasks, 'task')}, {which})"
+    omitted = f"those of {counted(threads, 'more thread')}" if threads else "the shortest ones"
+    return f" (left out: {counted(tasks, 'task')}, {omitted})"
 
 
 def _timeline(shown: dict[str, Any], facts: Facts) -> Html:

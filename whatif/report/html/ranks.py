@@ -19,8 +19,8 @@ def ranks(facts: Facts) -> Html | None:
 
     values = [rank_values(row, has_gpu=has_gpu) for row in found.rows]
     rows: list[Row] = [
-        [f"rank {row.rank}", *(Cell(pct(v or 0.0) if of == LAST else ms(v), v) for of, v in own.items())]
-        for row, own in zip(found.rows, values, strict=True)
+        [f"rank {row.rank}", *(Cell(pct(v or 0.0) if of == LAST else ms(v), v) for of, v in cells.items())]
+        for row, cells in zip(found.rows, values, strict=True)
     ]
     headers = [f"{of}, %" if of == LAST else of for of in values[0]]
     caption = f"Ranks ({len(found.rows):,}), ms of {CLOCK_SUBJECTS[facts.baseline.clock]}"

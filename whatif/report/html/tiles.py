@@ -26,7 +26,7 @@ def tiles(facts: Facts) -> Html:
 
 
 def _tile(question: str, shown: str, spread: str, under: str, part: str, **number: str | float) -> Html:
-    """A tile; ``number`` is the data behind what is shown, where a command answers with it."""
+    """Return a tile; ``number`` has the data attributes of the value, if a command outputs it."""
     return tag(
         "a",
         tag("span", question, class_="label"),

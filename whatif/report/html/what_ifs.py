@@ -65,7 +65,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
     rows: list[Row] = []
     for entry in entries:
         trial, gains = entry.trial, entry.gain_range_pct
-        how = "" if entry.alone_pct else trial.effort.how
+        work = "" if entry.alone_pct else trial.effort.how
         star = "" if trial.same_training else "*"
         rows.append(
             [
@@ -75,7 +75,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
                 *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort(entry), float(trial.effort.size)),
-                Cell([prose(entry.reason), *([paragraph(prose(f"How: {how}"), class_="note")] if how else [])]),
+                Cell([prose(entry.reason), *([paragraph(prose(f"How: {work}"), class_="note")] if work else [])]),
                 answered_by(trial.estimates),
             ]
         )
@@ -117,7 +117,7 @@ def prediction(facts: Facts) -> Html | None:
         return None
     ms = ms_format(shown.baseline_ms)
     names = spelled_together(shown.transforms)
-    which = "as asked for" if facts.asked else "what advise names first"
+    origin = "as asked for" if facts.asked else "what advise names first"
     parts: list[Html] = [
         paragraph(
             f"{names}: {ms(shown.baseline_ms)} → {ms(shown.predicted_ms)} ms, nominal 90 % range {ms(shown.low_ms)} … "
@@ -140,4 +140,4 @@ def prediction(facts: Facts) -> Html | None:
     if shown.warnings:
         parts += [tag("h3", "Warnings and notes"), items(shown.warnings)]
     parts.append(command(shown.baseline, "apply", *map(typed, shown.transforms), TRACE))
-    return section("prediction", f"The prediction: {which}", *parts)
+    return section("prediction", f"The prediction: {origin}", *parts)
