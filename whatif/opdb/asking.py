@@ -115,7 +115,7 @@ class Reply(Struct, frozen=True):
     known_devices: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as a JSON object."""
         return {
             "operator": self.operator, "device": self.device, "answered_by": self.answered_by, "t_s": self.t_s,
             "low_s": self.low_s, "high_s": self.high_s,

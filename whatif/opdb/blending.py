@@ -1,7 +1,7 @@
 """Blend the sources for an unmeasured device, weighted by the error of each on devices left out.
 
 ``source_errors.json`` gives the error of each source by operator, number format and device left out (`whatif opdb
-evaluate --unseen-devices --errors FILE` writes it). The logs of the times are averaged, weighted by the inverse square
+evaluate --unseen-device --errors FILE` writes it). The logs of the times are averaged, weighted by the inverse square
 of their expected errors, which are larger outside a model's training data and devices.
 """
 

@@ -33,7 +33,7 @@ class Check(Struct, frozen=True):
     set_aside: tuple[SetAside, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as a JSON object."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 

@@ -105,7 +105,7 @@ class Evaluation(Struct, frozen=True):
         return UNSEEN_DEVICES if self.seed is None else UNSEEN_SHAPES
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as a JSON object."""
         return {
             "published": {"source": self.published.source, "mape_pct": dict(self.published.mape_pct)},
             "seed": self.seed, "held_out_share": self.share, "rows": self.rows, "held_out": self.held_out,

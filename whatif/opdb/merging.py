@@ -48,7 +48,7 @@ class Merged(Struct):
             raise WhatifError(self.refused[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as a JSON object."""
         return {"added": self.added, "present": self.present, "rows_added": self.rows, "refused": self.refused}
 
 
@@ -121,7 +121,7 @@ class Difference(Struct, frozen=True):
     compared: tuple[Compared, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as a JSON object."""
         return {
             "only_first": [described(c.provenance) for c in self.only_first],
             "only_second": [described(c.provenance) for c in self.only_second],
