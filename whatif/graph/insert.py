@@ -97,7 +97,7 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
     or durations are out of range.
     """
     n = len(graph)
-    names = dict.fromkeys(graph.names)
+    names = {name: code for code, name in enumerate(graph.names)}
     new: list[Columns] = []
     behind, rank, counts = [], [], []
     done = 0
@@ -111,18 +111,15 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
         counts.append((count, 0 if launched_after is None else count))
         if not count:
             continue
-        names.setdefault(tasks.name)
-        if launched_after is not None:
-            names.setdefault(tasks.launch_name)
-        name_ids = {name: code for code, name in enumerate(names)}
         place_in_turn = done + 2 * np.arange(count)
         done += 2 * count
-        rows = _rows(graph, tasks, after, name_ids[tasks.name])
+        rows = _rows(graph, tasks, after, names.setdefault(tasks.name, len(names)))
         new.append(rows)
         behind.append(np.max([ids for ids in (after, launched_after, launched_by) if ids is not None], axis=0))
         rank.append(place_in_turn + 2)
         if launched_after is not None:
-            new.append(_launch_rows(graph, tasks, launched_after, name_ids[tasks.launch_name], rows))
+            name_id = names.setdefault(tasks.launch_name, len(names))
+            new.append(_launch_rows(graph, tasks, launched_after, name_id, rows))
             behind.append(launched_after)
             rank.append(place_in_turn + 1)
     if not new:
@@ -138,7 +135,7 @@ def _check_given(tasks: NewTasks) -> None:
     if not isinstance(tasks.name, str):
         raise WhatifError(f"insert: expected a text as the name, got {tasks.name!r}.")
     kinds = np.asarray(tasks.kind)
-    if kinds.dtype.kind not in "iu" or not np.isin(kinds, list(TaskKind)).all():
+    if kinds.dtype.kind not in "iu" or not among(kinds, TaskKind).all():
         raise WhatifError(f"insert: expected a TaskKind, as in TaskKind.KERNEL, got {tasks.kind!r}.")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.order import each_once
+from whatif.graph.order import each_once, grouped
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int64, among
 from whatif.simulation.rate_sharing import User, rates
@@ -25,9 +25,9 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
     """
     before = graph.attached.get(USES)
     changed = graph.attach(**{USES: uses})
-    shares_now = _share_of_time(graph, uses)
-    shares_before = _share_of_time(graph, before) if before is not None else np.ones(len(graph))
-    factor = shares_now / shares_before
+    factor = _share_of_time(graph, uses)
+    if before is not None:
+        factor /= _share_of_time(graph, before)
     moved = np.flatnonzero(factor != 1.0)
     return changed.scale(moved, factor[moved]) if len(moved) else changed
 
@@ -77,7 +77,7 @@ def _one_at_a_time(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """
     start = graph.start_ns[tasks]
     end = start + graph.duration_ns[tasks]
-    order = np.argsort(graph.thread[tasks], kind="stable")
+    _, order = grouped(len(graph.threads), graph.thread[tasks])
     same = np.diff(graph.thread[tasks][order]) == 0
     following = np.where(same, start[order][1:], np.iinfo(np.int64).max)
     end[order[:-1]] = np.maximum(np.minimum(end[order[:-1]], following), start[order[:-1]])
