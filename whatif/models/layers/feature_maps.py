@@ -42,14 +42,12 @@ def memory_rows(graph: TaskGraph, calls: Calls) -> Int64:
     found = np.full(len(calls), -1, dtype=np.int64)
     if graph.info.memory is None:
         return found
-    known = set(graph.layers)
-    by_layer: dict[str, list[int]] = {}
-    by_role: dict[int, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for number, row in enumerate(graph.info.memory.layers):
-        if row.name in known:
-            by_layer.setdefault(row.name, []).append(number)
-        else:
-            by_role.setdefault(role_of_operator(f"aten::{row.name}"), []).append(number)
+        by_name.setdefault(row.name, []).append(number)
+    by_role: dict[int, list[int]] = {}
+    for name in by_name.keys() - set(graph.layers):
+        by_role.setdefault(role_of_operator(f"aten::{name}"), []).extend(by_name[name])
     forward = np.flatnonzero(~calls.backward & ((calls.layer > 0) | (calls.role != CallRole.OTHER)))
     # Calls of one layer, or without one of one role, belong together.
     which = np.where(calls.layer > 0, calls.layer, -calls.role)[forward]
@@ -58,7 +56,7 @@ def memory_rows(graph: TaskGraph, calls: Calls) -> Int64:
     begins = (np.diff(calls.run[order]) != 0) | (np.diff(which) != 0)
     for mine in np.split(order, np.flatnonzero(begins) + 1) if len(order) else ():
         layer = int(calls.layer[mine[0]])
-        rows = by_layer.get(graph.layers[layer], []) if layer else by_role.get(int(calls.role[mine[0]]), [])
+        rows = by_name.get(graph.layers[layer], []) if layer else sorted(by_role.get(int(calls.role[mine[0]]), []))
         if len(rows) == len(mine):
             found[mine] = rows
         elif rows and layer:
