@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import apply, makespan_ns
+from tests.helpers import CHANNEL, Build, apply, makespan_ns, replace
 from tests.transforms.communication_graphs import (
     SERVERS,
     SLICED,
@@ -21,7 +21,7 @@ from tests.transforms.communication_graphs import (
     training,
     two_layers,
 )
-from whatif import ByPriority, Frontier, Phase, TaskGraph, TaskKind, simulate
+from whatif import Anchor, ByPriority, Frontier, Phase, TaskGraph, TaskKind, simulate
 from whatif.models.exchange.priority import attached_priority
 
 pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
@@ -139,6 +139,23 @@ def test_the_schedule_is_algorithm_7s(graph: TaskGraph, options: str, data: st.D
     urgency = np.array(data.draw(st.lists(st.integers(-3, 3), min_size=len(changed), max_size=len(changed))))
     changed = changed.attach(priority=urgency)
     fast, slow = simulate(changed, ByPriority(attached_priority)), simulate(changed, slowly)
+    np.testing.assert_array_equal(fast.start_ns, slow.start_ns)
+
+
+@pytest.mark.parametrize("least_lag", [0, -1, -3])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_schedule_is_algorithm_7s_beside_threads_in_fixed_order(seed: int, least_lag: int) -> None:
+    """Whether or not the simulator runs the tasks of those threads ahead of time."""
+    random = np.random.default_rng(seed)
+    build = Build(*[replace(CHANNEL, ordered=t % 2 == 0) for t in range(5)])
+    for _ in range(80):
+        build.task(int(random.integers(5)), int(random.integers(4)))
+    for _ in range(70):
+        source = int(random.integers(0, 70))
+        lag_ns, anchor = int(random.integers(least_lag, 3)), Anchor(int(random.integers(2)))
+        build.edge(source, int(random.integers(source + 1, 80)), lag_ns, anchor=anchor)
+    graph = build.graph().attach(priority=random.integers(-2, 3, 80))
+    fast, slow = simulate(graph, ByPriority(attached_priority)), simulate(graph, slowly)
     np.testing.assert_array_equal(fast.start_ns, slow.start_ns)
 
 
