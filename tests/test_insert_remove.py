@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers import CPU, OTHER, STREAM, Build, ends, id_of, ids_of, names, replace, starts, step
+from tests.helpers import (
+    CPU,
+    OTHER,
+    STREAM,
+    Build,
+    ends,
+    id_of,
+    ids_of,
+    launched,
+    names,
+    op,
+    read_events,
+    replace,
+    starts,
+    step,
+)
 from whatif import (
     DependencyKind,
     NewTasks,
@@ -20,6 +36,7 @@ from whatif import (
     simulate,
 )
 from whatif.graph.edit import add_thread
+from whatif.models.layers.calls import last_gpu_before
 
 # -- remove --------------------------------------------------------------------------------------------------------
 
@@ -277,3 +294,21 @@ def test_a_hundred_thousand_insertions_in_one_call_stay_linear() -> None:
         return best
 
     assert cpu_time(100_000) < 30 * cpu_time(10_000)
+
+
+def test_what_the_gpu_ran_last_is_by_launches_not_by_a_collective_in_between(tmp_path: Path) -> None:
+    """
+    ::
+
+        CPU     1 2                      3
+        GPU         one = sum = two ===========  three   the sum has no launch, and two is launched before it runs
+    """
+    kernels = [("one", 5, 30, 50), ("two", 10, 150, 100), ("three", 200, 300, 5)]
+    events = [op("aten::mm", 0, 5)]
+    for correlation, (name, call, at, us) in enumerate(kernels):
+        events += launched(name, call, 2, at, us, 1 + correlation)
+    graph = read_events(tmp_path, events)
+    graph = graph.insert(NewTasks(ids_of(graph, "one"), "sum", TaskKind.COMMUNICATION, 20_000)).graph
+    calls = graph.launch_of[ids_of(graph, "three")]
+    assert id_of(graph, "sum") < calls[0]
+    assert last_gpu_before(graph, calls).tolist() == [id_of(graph, "two")]
