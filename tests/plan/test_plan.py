@@ -222,6 +222,15 @@ def test_a_span_of_several_steps_is_divided(predicted: Baseline) -> None:
     assert not usual.notes
 
 
+def test_a_cpu_recording_is_planned_for_cpus(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a cluster of GPUs it takes the network alone, and says so."""
+    path = own_traces / "resnet18_cifar_cpu.json.gz"
+    assert main(["plan", str(path), "--gpus", "2", "--cluster", "dgx-h100"]) == 0
+    said = capsys.readouterr().out
+    assert "2 CPUs like the recorded one, on the network of dgx-h100; " in " ".join(said.split())
+    assert "GPU" not in said
+
+
 def test_a_stock_trace_gives_the_same_table_and_launch_flags(
     shared_traces: Path, predicted_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,11 @@ def print_plan(found: Planned, top: int) -> None:
         held = f", {size(asked.memory_bytes)} each" if asked.memory_bytes else ""
         out.step(found.baseline)
         if not several:
+            devices = f"{counted(asked.gpus, 'GPU')} of"
+            if not found.baseline.graph.has_gpu:
+                devices = f"{counted(asked.gpus, 'CPU')} like the recorded one, on the network of"
             out.say(
-                f"{counted(asked.gpus, 'GPU')} of {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
+                f"{devices} {asked.cluster}{held}; {asked.global_batch:,} {found.unit} a step; "
                 f"{counted(found.counted, 'plan')} estimated, "
                 f"the best {sum(row.simulated for row in found.rows)} simulated (*)"
             )
