@@ -11,6 +11,7 @@ import pytest
 import whatif
 from tests.helpers import Event, call, kernel, mark, need, op, write_trace
 from whatif import WhatifError
+from whatif.cli.main import main
 from whatif.graph.columns import TASK_COLUMNS
 from whatif.ingest.ranks.files import RankFacts, find_recordings, place
 from whatif.ingest.ranks.read import read_ranks
@@ -153,6 +154,13 @@ def test_some_ranks_of_many(tmp_path: Path) -> None:
     for i, file in enumerate(sorted(tmp_path.iterdir())):
         file.rename(tmp_path / f"{'dcba'[i]}.json")
     assert read_ranks([tmp_path], only=[0, 2]).numbers == (0, 2)
+
+
+def test_one_rank_of_a_run_is_explained_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks(tmp_path, *[events() for _ in range(2)])
+    for chosen, of_several in (("0,1", True), ("1", False)):
+        assert main(["explain", str(tmp_path), "--ranks", chosen]) == 0
+        assert ("With several ranks" in capsys.readouterr().out) == of_several
 
 
 def test_processes_and_an_address_give_the_same(tmp_path: Path) -> None:

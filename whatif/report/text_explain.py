@@ -64,7 +64,7 @@ def print_explanation(explanation: Explanation) -> None:
         _print_parts(out, f"{family} families", explanation.kernels, [tasks, side, critical])
         _print_parts(out, names, explanation.operations, [tasks, side, critical])
         _print_collectives(out, explanation)
-        if baseline.graph.info.ranks:
+        if len(baseline.graph.info.ranks) > 1:
             out.say()
             out.say(ONE_RANK, "dim")
 
