@@ -127,6 +127,16 @@ def test_a_peak_is_not_said_to_be_of_all_ranks_together(files: list[str], capsys
     assert all("peak memory of the rank that needs most " in reason for reason in told)
 
 
+def test_recorded_exchanges_are_not_said_to_be_a_what_ifs(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The refusal asked for another order of what-ifs, where there was one."""
+    assert main(["apply", "distributed", *files]) == 1
+    assert "record one worker, or set the number of workers (workers=8)" in capsys.readouterr().err
+    # On a CPU one rank's recording has no collectives that another number of workers could change.
+    assert main(["apply", "distributed:workers=8", files[0]]) == 1
+    assert "record one worker, or name the files of all ranks" in capsys.readouterr().err
+    assert main(["apply", "distributed:workers=8", *files]) == 0
+
+
 def test_no_output_takes_the_place_of_a_ranks_recording(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,10 +86,12 @@ def check_exchanges_nothing(graph: TaskGraph, name: str, *, updates: bool = True
             "which is modelled for one device; leave one of the two out."
         )
     if communicates(graph):
-        put_in = bool((workers_of(graph) > 0).any())
+        # Of several ranks the recorded collectives know their workers, too.
+        put_in = bool(((workers_of(graph) > 0) & (graph.start_ns < 0)).any())
         told = "name it before the what-if that added this" if put_in else "record one worker"
         if not put_in and name in FROM_MANY:
-            told += ", or set the number of workers (workers=8)"
+            exchanged = bool((graph.kind == TaskKind.COMMUNICATION).any())
+            told += ", or " + ("set the number of workers (workers=8)" if exchanged else "name the files of all ranks")
         raise WhatifError(f"{name}: expected steps that exchange no gradients yet, got some that do; {told}.")
 
 
