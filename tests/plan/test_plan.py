@@ -356,3 +356,9 @@ def test_plans_none_of_which_applies_are_refused_with_the_reason(
     monkeypatch.setattr("whatif.questions.plan.search.simulated", refuse)
     with pytest.raises(WhatifError, match="distributed: expected other collectives"):
         plan(predicted, [asked_of(predicted, 4, CLUSTER, global_batch=32)])
+
+
+def test_several_ranks_are_no_step_of_one_gpu(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The work of all ranks was that of one: plans of DLRM on eight V100s had 72 ms of work in steps of 11."""
+    assert main(["plan", str(own_traces / "ranks_cpu" / "even"), "--gpus", "4", "--cluster", "dgx-h100"]) == 1
+    assert "expected a step of one GPU, got the recordings of 2 ranks" in capsys.readouterr().err

@@ -166,8 +166,8 @@ def asked_of(
     """Return what is asked, with what the cluster and the recording say of it.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on an unknown cluster or
-    GPU, on ``device`` among the what-ifs, and on one that adds devices itself.
+    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on several ranks, an unknown
+    cluster or GPU, on ``device`` among the what-ifs, and on one that adds devices itself.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
@@ -184,6 +184,11 @@ def asked_of(
                 f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
             )
     info = baseline.graph.info
+    if info.ranks:
+        raise WhatifError(
+            f"plan: expected a step of one GPU, got the recordings of {counted(len(info.ranks), 'rank')}, whose work "
+            "is that of all together; record one worker."
+        )
     found = load_cluster(cluster)
     own = device(baseline.graph)
     gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.has_gpu else own
