@@ -67,8 +67,7 @@ def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers:
     cores = graph.info.recorded.cpu_cores
     free_cores = workers if cores is None else max(cores - 1, 1)
     batch_ms = loading_ms / min(workers, free_cores)
-    without = graph.scale(loading, 0.0)
-    rest_ms = simulate(without).step_ns / 1e6
+    rest_ms = simulate(graph.scale(loading, 0.0)).step_ns / 1e6
     return max(batch_ms - rest_ms, FETCH_MS)
 
 
