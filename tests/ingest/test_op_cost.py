@@ -166,6 +166,16 @@ def test_a_forward_convolution_uses_its_concrete_stride_and_padding() -> None:
     assert op_cost("aten::convolution", dims, types, transposed) is None
 
 
+def test_a_transposed_convolution_multiplies_each_input_with_its_weights() -> None:
+    """Two groups of 4 -> 3 channels, 4 x 4, stride 2, padding 1: 5 -> 10, and 11 with an output padding of 1."""
+    dims = [[2, 8, 5, 5], [8, 3, 4, 4], [], [], [], [], [], [], []]
+    types = [F, F, "", L, L, L, S, L, S]
+    for added, size in ((0, 10), (1, 11)):
+        options = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "True", f"[{added}, {added}]", "2"]
+        moved = 4 * (2 * 8 * 25 + 8 * 3 * 16 + 2 * 6 * size * size)
+        assert op_cost("aten::convolution", dims, types, options) == OpCost(2 * 2 * 8 * 25 * 3 * 16, moved, "fp32")
+
+
 def test_the_output_mask_drops_the_input_gradient_of_a_first_layer() -> None:
     dims = [[2, 8, 4, 4], [2, 3, 4, 4], [8, 3, 3, 3], [], [], [], [], [], [], [], []]
     types = [F, F, F, L, L, L, L, S, L, S, L]

@@ -225,22 +225,31 @@ def integers_of(concrete: list[Any], position: int, rank: int) -> list[int]:
 def _convolution(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     x, weight = _need(inputs, 0, 1)
     rank = len(weight.shape) - 2
-    if rank < 1 or len(x.shape) != rank + 2 or x.shape[1] % weight.shape[1]:
-        return None
-    if name in ("convolution", "_convolution") and text_of(concrete, 6) == "True":  # transposed
+    if rank < 1 or len(x.shape) != rank + 2:
         return None
     places = CONVOLUTION_OPTIONS.get(name, (3, 4, 5))
     stride, padding, dilation = (integers_of(concrete, position, rank) for position in places)
-    spatial = [
-        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, spread in zip(
-            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
-    if min(spatial) < 0:
-        return None
-    out = (x.shape[0], weight.shape[0], *spatial)
-    return _cost(2 * prod(out) * prod(weight.shape[1:]), _present(inputs), out, x)
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    if name in ("convolution", "_convolution") and text_of(concrete, 6) == "True":  # transposed
+        groups = int(text_of(concrete, 8))
+        if x.shape[1] != weight.shape[0] or groups < 1:
+            return None
+        added = integers_of(concrete, 7, rank)
+        spatial = [
+            (size - 1) * step - 2 * pad + spread * (kernel - 1) + 1 + more
+            for (size, kernel, step, pad, spread), more in zip(sizes, added, strict=True)
+        ]
+        out = (x.shape[0], groups * weight.shape[1], *spatial)
+        products = x.elements * prod(weight.shape[1:])
+    else:
+        if x.shape[1] % weight.shape[1]:
+            return None
+        spatial = [
+            (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, spread in sizes
+        ]
+        out = (x.shape[0], weight.shape[0], *spatial)
+        products = prod(out) * prod(weight.shape[1:])
+    return _cost(2 * products, _present(inputs), out, x) if min(spatial) >= 0 else None
 
 
 def _convolution_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
