@@ -162,14 +162,18 @@ def _table(columns: Sequence[tuple[Column, int]], cells: Sequence[Sequence[Text 
     tops = [wrapped(column.header, width) for column, width in columns]
     height = max(top.count("\n") for top in tops)
     has_header = any(column.header.strip() for column, _ in columns)
-    result = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), show_header=has_header, header_style="dim")
+    # The gaps are columns: whether the last column has padding depends on the version of rich (pad_edge).
+    result = Table(box=None, padding=0, show_header=has_header, header_style="dim")
     for (column, width), top in zip(columns, tops, strict=True):
+        if result.columns:
+            result.add_column(width=COLUMN_GAP)
         lower = "\n" * (height - top.count("\n"))
         justify: Literal["left", "right"] = "left" if column.is_text else "right"
         result.add_column(lower + top, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in cells:
-        shown = []
+        shown: list[Text | str] = []
         for column, width in columns:
+            shown += [""] if shown else []
             cell = row[column.place]
             if isinstance(cell, Bar):
                 shown.append(cell.drawn(width))
