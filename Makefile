@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
+OLDEST_VENV ?= .venv-oldest
 
 # Compiled as the package is installed: a change to one of them installs it again.
 LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/_*.py))
@@ -10,7 +11,7 @@ LOOPS := setup.py $(filter-out %/__init__.py %/__main__.py, $(wildcard whatif/*/
 # and each process compiles all modules of whatif.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-all lint docs bench clean
+.PHONY: demo test test-slow test-all test-oldest lint docs bench clean
 
 # A predicted step of a GPU with its report; needs neither torch nor a GPU.
 demo: $(DEMO_VENV)/.ready
@@ -27,6 +28,13 @@ test-slow: $(VENV)/.ready
 # Both in one run: tests are collected once, and the last of them are waited for once.
 test-all: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -n auto --dist worksteal --durations=30
+
+# The fast tests under the oldest versions of what users install; not in CI: torch of that age brings CUDA's libraries.
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(PYTHON) tests/floors.py > $(OLDEST_VENV)/floors.txt
+	$(OLDEST_VENV)/bin/python -m pip install -q --no-compile -c $(OLDEST_VENV)/floors.txt -e ".[record,plot,fast,opdb,cluster,test]"
+	$(OLDEST_VENV)/bin/python -m pytest -n auto --dist loadfile -m "not slow"
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -57,4 +65,4 @@ $(VENV)/.ready: pyproject.toml tests/constraints.txt $(LOOPS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist site *.egg-info whatif/*/*.so
+	rm -rf $(VENV) $(DEMO_VENV) $(OLDEST_VENV) build dist site *.egg-info whatif/*/*.so
