@@ -240,6 +240,44 @@ def test_advice_names_the_line_that_waits(tmp_path: Path, capsys: pytest.Capture
     assert Page(tmp_path / "page.html").data("facts")["advise"]["waiting_lines"] == [line]
 
 
+def with_logging(folder: Path, printing: str = "train.py(9): report") -> Path:
+    """A step of 1 ms in which the user's report takes 400 us behind the backward pass; no other line is of interest."""
+    events = []
+    for step in range(6):
+        at = 1000 * step
+        forward = {"Sequence number": step, "Fwd thread id": 0}
+        events += [
+            mark(f"ProfilerStep#{step}", at, 1000),
+            python("train.py(5): main", at, 99),
+            mark("whatif::layer::fc", at + 1, 98),
+            op("aten::mm", at + 2, 96, **forward),
+            python("train.py(6): main", at + 100, 200),
+            op("MmBackward0", at + 101, 198, **{"Sequence number": step, "Fwd thread id": 1}),
+            python(printing, at + 300, 400),
+            op("aten::mean", at + 301, 300),
+            python("train.py(7): main", at + 700, 300),
+            mark("Optimizer.step#SGD.step", at + 701, 298),
+            op("aten::add_", at + 702, 296),
+        ]
+    return write_trace(folder / "logging.json", events)
+
+
+def test_advice_names_the_line_that_costs_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the layers' line is proposed, nor that of the backward pass, nor that of the optimizer's step."""
+    trace = str(with_logging(tmp_path))
+    assert main(["advise", trace, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (line,) = found["costly_lines"]
+    assert (line["line"], line["gain_pct"]) == ("train.py(9): report", pytest.approx(40, abs=1))
+    assert found["verdict"][1] == "Do first: make train.py(9): report cheaper, or run it less often."
+    assert main(["explain", "--by", "line", trace, "--json"]) == 0
+    lines = {line["line"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
+    assert line["gain_ms"] == lines["train.py(9): report"]["gain_ms"]
+    assert f"({line['gain_pct']:.0f} %)" in found["verdict"][2]
+    assert main(["advise", str(with_logging(tmp_path, "train.py(5): main")), "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["costly_lines"]
+
+
 def test_what_waits_for_the_gpu_is_named(tmp_path: Path) -> None:
     graph = whatif.read(with_item(tmp_path))
     found = line_parts(Baseline.of(graph, calibrated=False), "line")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import SYNC_NAME, Bool, Float64, Int64, TaskKind
-from whatif.ingest.lines import By, Lines, lines_if_any, read_lines
+from whatif.graph.types import SYNC_NAME, Bool, Float64, Int64, Phase, TaskKind
+from whatif.ingest.lines import By, Lines, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
 from whatif.questions.explain import Part, parts_by
@@ -23,6 +22,11 @@ from whatif.simulation.timeline import Timeline
 MOST_GAINS = 12
 # Lines that wait for the GPU are named in advice; our choice.
 MOST_WAITING = 3
+# Our choices: a line costs much if the mean step is shorter by this share without it, and it is outside the training
+# itself if no more than this share of its work lies in that.
+COSTLY, IN_TRAINING = 0.05, 0.1
+# How read_lines names the backward pass of a line's operators.
+BACKWARD_OF = "backward of "
 
 
 class LinePart(Struct, frozen=True):
@@ -169,15 +173,10 @@ class WaitingLine(Struct, frozen=True):
         }
 
 
-def waiting_lines(baseline: Baseline, path: Path | None = None) -> tuple[WaitingLine, ...]:
-    """Return the lines of a step that wait for the GPU longest; none where the trace holds no stacks.
-
-    A line's gain is that of ``remove_syncs`` for its waits alone. ``path`` is as of ``read_lines``.
-    """
+def waiting_lines(baseline: Baseline, lines: Lines) -> tuple[WaitingLine, ...]:
+    """Return the lines of a step that wait for the GPU longest; a line's gain is that of ``remove_syncs`` for it."""
     graph = baseline.graph
     waiting_ms = blocked(baseline) / 1e6
-    if not waiting_ms.any() or (lines := lines_if_any(graph, path=path)) is None:
-        return ()
     counted, n_steps = _steps(baseline)
     chosen = counted & (waiting_ms > 0) & (lines.code >= 0)
     size = len(lines.names)
@@ -192,6 +191,62 @@ def waiting_lines(baseline: Baseline, path: Path | None = None) -> tuple[Waiting
         for code in np.argsort(-blocked_ms, kind="stable")[:MOST_WAITING].tolist()
         if blocked_ms[code] > 0
     )  # fmt: skip
+
+
+class CostlyLine(Struct, frozen=True):
+    """A line outside the training itself: the main thread's work on it, and what the mean step gains without, ms."""
+
+    line: str
+    mean_ms: float
+    gain_ms: float  # as of LinePart
+    step_ms: float  # the mean step
+
+    @property
+    def gain_pct(self) -> float:
+        """The gain, percent of the mean step."""
+        return 100.0 * self.gain_ms / self.step_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        return {
+            "line": self.line,
+            "mean_cpu_ms": round(self.mean_ms, 6),
+            "gain_ms": round(self.gain_ms, 6),
+            "gain_pct": round(self.gain_pct, 6),
+            "mean_ms": self.step_ms,
+        }
+
+
+def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
+    """Return the lines outside the layers, the backward pass and the optimizer without which a step gains most.
+
+    None if the recording does not show all three of these. A line whose operators have a backward pass is none either.
+    """
+    graph = baseline.graph
+    before_ms = mean_step_ms(baseline, baseline.timeline)
+    parts = (graph.layer > 0, graph.phase == Phase.BACKWARD, graph.in_optimizer)
+    if not before_ms or not all(part.any() for part in parts):
+        return ()
+    training = np.logical_or.reduce(parts) | (graph.phase == Phase.DATA) | (graph.kind == TaskKind.COMMUNICATION)
+    counted, n_steps = _steps(baseline)
+    main = counted & (lines.code >= 0) & (graph.thread == 0) & graph.on_cpu.mask
+
+    def by_line(chosen: Bool) -> Float64:
+        ns = np.bincount(lines.code[chosen], weights=graph.duration_ns[chosen], minlength=len(lines.names))
+        return np.asarray(ns / 1e6 / n_steps)
+
+    mean_ms = by_line(main)
+    followed = [name.startswith(BACKWARD_OF) or f"{BACKWARD_OF}{name}" in lines.names for name in lines.names]
+    chosen = (mean_ms >= COSTLY * before_ms) & (by_line(main & training) <= IN_TRAINING * mean_ms) & ~np.array(followed)
+    found = [
+        CostlyLine(
+            lines.names[code], float(mean_ms[code]),
+            before_ms - mean_step_ms(baseline, simulate(_without(graph, lines.code == code))), before_ms,
+        )
+        for code in np.flatnonzero(chosen).tolist()
+    ]  # fmt: skip
+    costly = [line for line in found if line.gain_ms >= COSTLY * before_ms]
+    return tuple(sorted(costly, key=lambda line: -line.gain_ms))
 
 
 def waits_for_gpu(graph: TaskGraph) -> Int64:

@@ -45,7 +45,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         if shown:
             headers, rows = _ranked_rows(advice, shown, list(ranks))
             out.table("", [headers[0], "what-if", *headers[2:]], rows, text_columns=2, gives_way=1)
-        _print_waiting(out, advice)
+        _print_lines(out, advice)
         for title, entries in (
             ("Too large for the device's memory", advice.too_large),
             ("No gain", advice.not_gaining),
@@ -69,7 +69,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, _, why in REFUSED:
             print_refused(out, title, [r for r in advice.refused if r.why == why], baseline)
-        _print_waiting(out, advice)
+        _print_lines(out, advice)
         print_savings(out, advice.savings, CLOCK_NOUNS[baseline.clock])
         if advice.hypothetical:
             out.say()
@@ -84,10 +84,17 @@ def other_batch(baseline: Baseline) -> str:
     return f"*: another batch size; time scaled to the samples of {RECORDED[baseline.clock]}"
 
 
-def _print_waiting(out: Report, advice: Advice) -> None:
-    """Print the lines whose waits remove_syncs removes, each with its gain alone."""
+def _print_lines(out: Report, advice: Advice) -> None:
+    """Print the lines that cost much, and those whose waits remove_syncs removes, each with its gain alone."""
     ms = ms_format(advice.baseline.step_ms)
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
+    costly = [(line.line, ms(line.mean_ms), ms(line.gain_ms), f"{line.gain_pct:.1f} %") for line in advice.costly]
+    out.table(
+        f"Lines of your code outside the training itself, per mean {CLOCK_NOUNS[advice.baseline.clock]}",
+        ["", "mean CPU ms", "gain ms without it", "gain"],
+        costly,
+        gives_way=0,
+    )
     out.table(
         "Lines of your code that wait for the GPU (remove_syncs removes these waits), per step",
         ["", "waits", "blocked ms", "gain ms"],

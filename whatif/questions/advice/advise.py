@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from whatif.ingest.lines import lines_if_any
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
 from whatif.questions.advice.candidates import IN_PART, Candidates, installed
@@ -25,10 +26,10 @@ from whatif.questions.advice.trial import (
 from whatif.questions.advice.warm_up import warm_up
 from whatif.questions.efficiency import Use, efficiency
 from whatif.questions.explain import step_facts
-from whatif.questions.lines import WaitingLine, waiting_lines
+from whatif.questions.lines import CostlyLine, WaitingLine, costly_lines, waiting_lines
 from whatif.questions.verdict import NAMED_FROM
 from whatif.runtime.progress import Progress, reported
-from whatif.simulation.steps import RECORDED
+from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
 
 # Our choice: more effort is worth it where it gains twice as much as what takes little.
 WORTH_MORE_EFFORT = 2.0
@@ -90,6 +91,7 @@ class Advice(Struct, frozen=True):
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
     warm_up: str = ""  # what of the step a later one has not, where it looks so
     waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
+    costly: tuple[CostlyLine, ...] = ()  # lines outside the training itself, if the trace has lines
 
     @property
     def first(self) -> Ranked | None:
@@ -104,6 +106,14 @@ class Advice(Struct, frozen=True):
             return None
         small = next((entry for entry in same if entry.trial.effort.size == EffortSize.SMALL), same[0])
         return small if small.trial.gain_pct * WORTH_MORE_EFFORT >= same[0].trial.gain_pct else same[0]
+
+    @property
+    def first_line(self) -> CostlyLine | None:
+        """The costliest line of code, if it gains more than the what-if to do first, and the steps are warm."""
+        if self.warm_up or not self.costly:
+            return None
+        line = self.costly[0]
+        return line if self.first is None or line.gain_pct > self.first.trial.gain_pct else None
 
     @property
     def savings(self) -> tuple[Use, ...]:
@@ -131,15 +141,20 @@ class Advice(Struct, frozen=True):
 
         Where the step looks like the first one of a program, what to do first is to record a later one.
         """
-        first = self.first
+        first, line = self.first, self.first_line
+        spared, do_line = "", ""
+        if line is not None:
+            mean = f"the mean {CLOCK_NOUNS[self.baseline.clock]} of {line.step_ms:,.2f} ms"
+            spared = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
+            do_line = f"Do first: make {line.line} cheaper, or run it less often."
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
             most = f"; the most is {best.trial.label} with {best.trial.gain_pct:+z.1f} %." if best else "."
             return (
                 self.bound,
-                self._again or "No optimization helps this run as it is.",
-                f"None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
+                self._again or do_line or "No optimization helps this run as it is.",
+                f"{spared}None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
             )
         trial, gains = first.trial, first.gain_range_pct
         how = trial.effort.how.rstrip(".")
@@ -151,6 +166,8 @@ class Advice(Struct, frozen=True):
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 4
         subject = f"As it was recorded, {first.trial.label}" if self._again else "It"
+        if line is not None:
+            subject = f"{spared}Of the what-ifs, {first.trial.label}"
         gain = (
             f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
         )
@@ -160,7 +177,7 @@ class Advice(Struct, frozen=True):
         if self._waited_for and not self._relieves(trial):
             gain += f"; no what-if that was tried removes the {self._waited_for}"
         do_first = f"Do first: {first.trial.label}" + (f" ({how})." if how else ".")
-        return self.bound, self._again or do_first, gain + "."
+        return self.bound, self._again or do_line or do_first, gain + "."
 
     @property
     def _again(self) -> str:
@@ -193,6 +210,7 @@ class Advice(Struct, frozen=True):
             "failed": reasons(Refusal.FAILED),
             "not_tried": list(self.hypothetical),
             "waiting_lines": [line.to_dict() for line in self.waiting],
+            "costly_lines": [line.to_dict() for line in self.costly],
             "usual_rates": [use.to_dict("family") for use in self.savings],
         }
 
@@ -209,7 +227,7 @@ def advise(
 
     Ranges are found for the ``top`` entries of each list. ``progress(done, total)`` counts what was tried alone. A
     transform that does not apply, or fails, is listed with its reason and stops nothing. ``path`` is the trace, for the
-    lines that wait, if the graph no longer says where it lies.
+    lines of code, if the graph no longer says where it lies.
     """
     candidates = installed() if candidates is None else candidates
     refused = list(candidates.broken)
@@ -240,6 +258,7 @@ def advise(
         return tuple(entries)
 
     fitting = [t for t in trials if trier.fits(t)]
+    lines = lines_if_any(baseline.graph, path=path)
     result = Advice(
         baseline=baseline,
         bound=bound[:1].upper() + bound[1:],
@@ -253,7 +272,8 @@ def advise(
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
         warm_up=warm_up(baseline),
-        waiting=waiting_lines(baseline, path),
+        waiting=waiting_lines(baseline, lines) if lines else (),
+        costly=costly_lines(baseline, lines) if lines else (),
     )
     first = result.first
     if first is None or first.range_ms is not None:
