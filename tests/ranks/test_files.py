@@ -163,6 +163,16 @@ def test_one_rank_of_a_run_is_explained_as_one(tmp_path: Path, capsys: pytest.Ca
         assert ("With several ranks" in capsys.readouterr().out) == of_several
 
 
+def test_lines_are_asked_of_the_rank_that_holds_the_others_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ranks(tmp_path, events(20, spent_us=70), events(70, spent_us=20))
+    assert main(["explain", "--by", "line", *map(str, files)]) == 1
+    assert "got 2 ranks of a run; name the file of rank 1, for which the others wait" in capsys.readouterr().err
+    assert main(["explain", "--by", "stack", *map(str, files)]) == 0
+    assert "the recording has no call stacks" not in capsys.readouterr().out
+
+
 def test_processes_and_an_address_give_the_same(tmp_path: Path) -> None:
     fsspec = need("fsspec")
     ranks(tmp_path, events(20, spent_us=70), events(70, spent_us=20))

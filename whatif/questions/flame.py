@@ -64,7 +64,10 @@ class Flame(Struct, frozen=True):
     def headline(self) -> str:
         """Say what the widths are, of which frames, and what is left out."""
         what, of = CLOCK_NOUNS[self.baseline.clock], "call stacks" if self.of == "stacks" else "phases and layers"
-        why = "" if self.of == "stacks" else " (the recording has no call stacks)"
+        why = " (the recording has no call stacks)"
+        if self.baseline.graph.info.ranks:
+            why = " (call stacks are read of one rank's file, named alone)"
+        why = "" if self.of == "stacks" else why
         left = self.n_frames - len(self.frames)
         narrow = f"; {left:,} narrower frames are not shown" if left else ""
         return f"what the {what} of {self.baseline.step_ms:,.2f} ms waits for, by {of}{why}{narrow}."

@@ -13,10 +13,12 @@ from whatif.ingest.lines import By, Lines, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
 from whatif.questions.explain import Part, parts_by
+from whatif.questions.stragglers import held_up_by
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, steady
 from whatif.simulation.timeline import Timeline
+from whatif.units import counted
 
 # More lines than these are not simulated without, and not shown by default.
 MOST_GAINS = 12
@@ -116,11 +118,19 @@ def nowhere(by: By) -> str:
 def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     """Return the lines (files, layers) of a baseline's step, read from its trace; ``top`` of them are to be shown.
 
-    Layers are those of the recording where it has any. Raises WhatifError where the trace holds no stacks.
+    Layers are those of the recording where it has any. Raises WhatifError where the trace holds no stacks, and on
+    several ranks.
     """
     graph = baseline.graph
     if by == "layer" and (graph.layer > 0).any():
         lines = Lines(by, graph.layers, np.where(graph.layer > 0, graph.layer, -1).astype(np.int32))
+    elif graph.info.ranks:
+        held = held_up_by(baseline)
+        which = f"rank {held[0]}, for which the others wait longest" if held else "one rank"
+        raise WhatifError(
+            f"{graph.info.path}: expected the file of one rank alone, whose call stacks name each {by}, got "
+            f"{counted(len(graph.info.ranks), 'rank')} of a run; name the file of {which}."
+        )
     else:
         lines = read_lines(graph, by)
     if len(lines.code) != len(graph):
@@ -129,15 +139,15 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     codes = np.where(lines.code >= 0, lines.code, unknown)
     names = [*lines.names, nowhere(by)]
     blocked_ns = blocked(baseline)
-    counted, n_steps = _steps(baseline)
+    inside, n_steps = _steps(baseline)
 
     def by_line(chosen: Bool, values: Float64) -> Float64:
         return np.bincount(codes[chosen], weights=values[chosen], minlength=len(names)) / n_steps
 
-    waits = by_line(counted & (blocked_ns > 0), np.ones(len(graph)))
-    blocked_ms = by_line(counted, blocked_ns / 1e6)
+    waits = by_line(inside & (blocked_ns > 0), np.ones(len(graph)))
+    blocked_ms = by_line(inside, blocked_ns / 1e6)
     # What one step in three does is not in the step that is shown.
-    mean_ms = by_line(counted & (graph.thread == 0) & graph.on_cpu.mask, graph.duration_ns / 1e6)
+    mean_ms = by_line(inside & (graph.thread == 0) & graph.on_cpu.mask, graph.duration_ns / 1e6)
     place = {name: code for code, name in enumerate(names)}
     parts = parts_by(baseline, codes, names)
     seen = {part.name for part in parts}
@@ -177,8 +187,8 @@ def waiting_lines(baseline: Baseline, lines: Lines) -> tuple[WaitingLine, ...]:
     """Return the lines of a step that wait for the GPU longest; a line's gain is that of ``remove_syncs`` for it."""
     graph = baseline.graph
     waiting_ms = blocked(baseline) / 1e6
-    counted, n_steps = _steps(baseline)
-    chosen = counted & (waiting_ms > 0) & (lines.code >= 0)
+    inside, n_steps = _steps(baseline)
+    chosen = inside & (waiting_ms > 0) & (lines.code >= 0)
     size = len(lines.names)
     blocked_ms = np.bincount(lines.code[chosen], weights=waiting_ms[chosen], minlength=size) / n_steps
     waits = np.bincount(lines.code[chosen], minlength=size) / n_steps
@@ -228,8 +238,8 @@ def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
     if not before_ms or not all(part.any() for part in parts):
         return ()
     training = np.logical_or.reduce(parts) | (graph.phase == Phase.DATA) | (graph.kind == TaskKind.COMMUNICATION)
-    counted, n_steps = _steps(baseline)
-    main = counted & (lines.code >= 0) & (graph.thread == 0) & graph.on_cpu.mask
+    inside, n_steps = _steps(baseline)
+    main = inside & (lines.code >= 0) & (graph.thread == 0) & graph.on_cpu.mask
 
     def by_line(chosen: Bool) -> Float64:
         ns = np.bincount(lines.code[chosen], weights=graph.duration_ns[chosen], minlength=len(lines.names))
