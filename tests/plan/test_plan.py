@@ -358,7 +358,12 @@ def test_plans_none_of_which_applies_are_refused_with_the_reason(
         plan(predicted, [asked_of(predicted, 4, CLUSTER, global_batch=32)])
 
 
-def test_several_ranks_are_no_step_of_one_gpu(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_no_step_of_one_gpu(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The work of all ranks was that of one: plans of DLRM on eight V100s had 72 ms of work in steps of 11."""
-    assert main(["plan", str(own_traces / "ranks_cpu" / "even"), "--gpus", "4", "--cluster", "dgx-h100"]) == 1
-    assert "expected a step of one GPU, got the recordings of 2 ranks" in capsys.readouterr().err
+    ranks = own_traces / "ranks_cpu" / "even"
+    for trace, got in (
+        (ranks, "the recordings of 2 ranks"),
+        (ranks / "rank1.json.gz", "that of one worker of several"),
+    ):
+        assert main(["plan", str(trace), "--gpus", "4", "--cluster", "dgx-h100"]) == 1
+        assert f"expected a step of one GPU, got {got}" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.models.durations.estimator import device
+from whatif.models.exchange.collective_tasks import communicates, recorded_workers
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order
 from whatif.prediction.predict import apply
@@ -166,8 +167,9 @@ def asked_of(
     """Return what is asked, with what the cluster and the recording say of it.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on several ranks, an unknown
-    cluster or GPU, on ``device`` among the what-ifs, and on one that adds devices itself.
+    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on the
+    recording of one of several workers or of all, on an unknown cluster or GPU, on ``device`` among the what-ifs, and
+    on one that adds devices itself.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
@@ -184,10 +186,12 @@ def asked_of(
                 f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
             )
     info = baseline.graph.info
-    if info.ranks:
+    several = f"the recordings of {counted(len(info.ranks), 'rank')}, whose work is that of all together"
+    one_of_several = "that of one worker of several, which waits for the others"
+    if info.ranks or communicates(baseline.graph) or (recorded_workers(baseline.graph) or 1) > 1:
         raise WhatifError(
-            f"plan: expected a step of one GPU, got the recordings of {counted(len(info.ranks), 'rank')}, whose work "
-            "is that of all together; record one worker."
+            f"plan: expected a step of one GPU, got {several if info.ranks else one_of_several}; record one worker, or "
+            "ask for one plan with `whatif apply distributed:workers=8` and the files of all ranks."
         )
     found = load_cluster(cluster)
     own = device(baseline.graph)
