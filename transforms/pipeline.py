@@ -75,5 +75,5 @@ def transform(
     planned, changed = fastest_of(graph, ways, orders, network)
     return with_stage_memory(changed, planned, orders, factor).note(
         f"pipeline: {described(graph, planned, stages)}; equal stages would wait for a bubble of "
-        f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work"
+        f"{100 * (stages - 1) / (chunks * micro_batches):.0f} % of their work{network.unused and f'; {network.unused}'}"
     )

@@ -45,6 +45,16 @@ def test_after_another_device_the_network_is_its_own_and_says_how_to_give_anothe
         assert network_of(there, "mine", workers=4, **options).described == "4 at 25 Gbit/s and 14 us"
 
 
+def test_what_is_given_for_links_that_no_worker_uses_is_named() -> None:
+    """Four workers of a node of eight kept their 2,960 Gbit/s, without a word."""
+    options: dict[str, Any] = {"cluster": "dgx-h100", "bandwidth": Bandwidth("8Gbps")}
+    assert network_of(GPU, "mine", workers=4, **options).described == (
+        "4 at 2,960 Gbit/s and 3.4 us (bandwidth= of the outermost links, which these workers do not use)"
+    )
+    assert not network_of(GPU, "mine", workers=16, **options).unused
+    assert not network_of(GPU, "mine", workers=4, cluster="dgx-h100").unused
+
+
 def test_bandwidth_moves_a_curve_and_a_latency_replaces_it(tmp_path: Path) -> None:
     """As of every cluster's outermost links; smaller messages are never slower than larger ones."""
     path = tmp_path / "curve.toml"

@@ -54,7 +54,8 @@ class Network(Struct, frozen=True):
     """Levels, innermost first; a table of measured times, if there is one, replaces the formulas.
 
     ``algorithm`` is the default of ``cost``, ``gpu`` the workers' device if known, ``spread_pct`` the standard
-    deviation of a worker's step if given, percent. ``usual_for`` is the device for which this network was assumed.
+    deviation of a worker's step if given, percent. ``usual_for`` is the device for which this network was assumed,
+    ``unused`` what was given for links that these workers do not use, in words.
 
     Raises WhatifError on no levels or no workers.
     """
@@ -65,6 +66,7 @@ class Network(Struct, frozen=True):
     gpu: str | None = None
     spread_pct: float | None = None
     usual_for: str = ""
+    unused: str = ""
 
     def __post_init__(self) -> None:
         """Check the number of workers and the algorithm."""
@@ -154,7 +156,7 @@ class Network(Struct, frozen=True):
             return f"{counted(self.workers, 'worker')}, times from {self.table.path}"
         links = " x ".join(f"{level.workers:,} at {level.link.described}" for _, level in self.used)
         if not self.usual_for:
-            return links
+            return f"{links} ({self.unused})" if self.unused else links
         return f"{links} (usual for {self.usual_for}), as neither bandwidth= nor cluster= is given"
 
     @property

@@ -78,9 +78,12 @@ def network_of(
         algorithm = "ring" if algorithm == "auto" else algorithm
     recorded = device(graph)
     gpu = network.gpu or (recorded.name if recorded else None)
+    given = [key for key, value in (("bandwidth=", bandwidth), ("latency_us=", latency_us)) if value is not None]
+    without = given and network.workers > 1 and network.levels[-1].workers == 1
     return structs.replace(
         network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct,
         usual_for="" if cluster else usual,
+        unused=f"{' and '.join(given)} of the outermost links, which these workers do not use" if without else "",
     )  # fmt: skip
 
 

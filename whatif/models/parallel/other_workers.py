@@ -99,6 +99,8 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
             f"cluster or table for the recorded network, or name {name} before what fuses or captures the update."
         )
     notes = [f"{name}: recorded on {counted(recorded, 'worker')}, predicted on {workers}, each with its recorded batch"]
+    if network is not None and network.unused:
+        notes.append(f"{name}: {network.unused}")
     if others:
         pct = 100 * graph.duration_ns[staying].sum() / max(graph.duration_ns[exchanging].sum(), 1)
         verb = "stays" if len(others) == 1 else "stay"
