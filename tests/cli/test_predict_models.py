@@ -55,7 +55,10 @@ def test_a_configuration_file_and_its_folder_are_one_model(capsys: pytest.Captur
     # forward, five backward).
     attention = BLOCKS * 7 * 2 * 2 * 128 * 128 * WIDTH // 2
     assert by_file["flops"] == 3 * 2 * 2 * 128 * weights + attention
-    assert "causal attention as half" in by_file["flops_count"]
+    eager = report(capsys, GPT2, "--task", "causal-lm", "--input", "batch=2,seq=128", "--attention", "eager")
+    # All of the scores, and six products: nothing is computed again.
+    assert eager["flops"] == by_file["flops"] - attention + 2 * attention * 6 // 7
+    assert "causal attention as half if one fused kernel computes it" in by_file["flops_count"]
     assert by_file["tokens_per_s"] == pytest.approx(128 * by_file["samples_per_s"])
     assert by_file["samples_per_s"] == pytest.approx(2e3 / by_file["predicted_ms"])
     assert not [warning for warning in by_file["warnings"] if "clocks" in warning]

@@ -16,8 +16,9 @@ from whatif.hardware.gpu import Gpu
 from whatif.models.durations.occupancy import RATE_DTYPES
 
 CONVENTION = (
-    "matrix products; a multiply-add counts as two, causal attention as half; MFU excludes recomputation; rates above "
-    "the peak (Winograd, FFT) count as the peak"
+    "matrix products; a multiply-add counts as two, causal attention as half if one fused kernel computes it, which "
+    "skips what the mask hides, else in full (eager); MFU excludes recomputation; rates above the peak (Winograd, FFT) "
+    "count as the peak"
 )
 # Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
 _MOST_AGAIN = 1.5
