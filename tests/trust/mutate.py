@@ -37,6 +37,7 @@ COPIED = (
 TESTS = {
     "simulator": ["tests/test_simulate.py", "tests/test_calibrate.py", "tests/test_edit.py", "tests/sweep"],
     "derive": [
+        "tests/test_derived.py",
         "tests/test_simulate.py",
         "tests/test_insert_remove.py",
         "tests/test_edit.py",
