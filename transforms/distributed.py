@@ -18,7 +18,7 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.buckets import bucket_of, step_gradients, told_by
+from whatif.models.exchange.buckets import bucket_of, gradients_source, step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
@@ -64,7 +64,7 @@ def transform(
         return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
     if sync and not graph.has_gpu:
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
-    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
+    told, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
     bucket = bucket_of(graph, gradients, bucket_mb)
     graph = all_reduce_buckets(
         graph, gradients, bucket, network, overlap=overlap, synchronised=sync, bucket_view=gradient_as_bucket_view

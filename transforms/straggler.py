@@ -63,6 +63,6 @@ def transform(
         return graph.unchanged("straggler: all workers are equally fast, so none waits; nothing changes")
     mean, low, high = zip(*found, strict=True)
     others = f"; the step's own communication is among {told}" if told not in (None, together) else ""
-    return classes(without_slowest(graph) if jitter_pct else graph, mean, low=low, high=high, what=what).note(
+    return classes(without_slowest(graph) if jitter_pct else graph, mean, low=low, high=high, slowed=what).note(
         f"straggler: the slowest of {together} workers takes {max(mean):.3g} times as long as this one{others}"
     )

@@ -18,7 +18,7 @@ from whatif.models.durations.precision import (
     no_longer,
     note_without_shapes,
     with_dtype,
-    with_told_precision,
+    with_reported_precision,
 )
 
 PLACE = "formats"
@@ -35,6 +35,6 @@ def transform(graph: TaskGraph) -> TaskGraph:
     if not faster.any():
         return graph.unchanged("tf32: no fp32 matrix kernel gets faster; nothing changes")
     graph = note_without_shapes(graph, faster, "tf32")
-    graph = with_told_precision(graph, matmul="tf32", conv="tf32")
+    graph = with_reported_precision(graph, matmul="tf32", conv="tf32")
     estimates = no_longer(graph, faster, estimates.take(faster[work]))
     return with_dtype(put(graph, faster, estimates), faster, "tf32")

@@ -16,7 +16,7 @@ Effort: medium: DeepSpeed around the model and the optimizer with zero_optimizat
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth, Size
-from whatif.models.exchange.buckets import step_gradients, told_by
+from whatif.models.exchange.buckets import gradients_source, step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
@@ -61,7 +61,7 @@ def transform(
         return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
             f"zero: {network.workers} copies of the pipeline share the state of each stage"
         )
-    told, gradients = told_by(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
+    told, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())
     first = gradients.step == gradients.step.min()

@@ -10,7 +10,7 @@ import pytest
 import whatif
 from tests.helpers import extra_data, replace
 from whatif import TaskGraph
-from whatif.models.exchange.buckets import step_gradients, step_of, told_by
+from whatif.models.exchange.buckets import gradients_source, step_gradients, step_of
 from whatif.models.layers.found_gradients import FoundGradients, found_gradients
 
 VGG13, RESNET50, RESNET18 = 133_047_848, 25_557_032, 11_689_512
@@ -95,13 +95,13 @@ def test_an_uncertain_sum_widens_the_range_of_the_transfer() -> None:
     told_mb = float(gradients.size_bytes.sum()) / 1e6
     told = whatif.apply(graph, f"distributed:workers=8,bandwidth=5Gbps,gradient_mb={told_mb}")
     assert guessed.high_ms - guessed.low_ms > told.high_ms - told.low_ms
-    assert told_by(graph, None).startswith("the thread blocks of the optimizer's kernels (-3.2 to +9.7 %)")
-    assert told_by(graph, told_mb) == ""
+    assert gradients_source(graph, None).startswith("the thread blocks of the optimizer's kernels (-3.2 to +9.7 %)")
+    assert gradients_source(graph, told_mb) == ""
 
 
 def test_a_recording_of_this_project_keeps_its_own_list(own_traces: Path) -> None:
     graph = whatif.read(own_traces / "transformer_cpu.json.gz")
     listed = [row.size_bytes for row in graph.info.recorded.gradients]
-    assert told_by(graph, None) == ""
+    assert gradients_source(graph, None) == ""
     # Autograd's operators say the same.
     assert sum(graph.info.gradient_bytes) == sum(size for size in listed if size)

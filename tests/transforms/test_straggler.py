@@ -66,7 +66,7 @@ def test_a_slower_gpu_holds_up_both_reductions() -> None:
                                       |r1-|                |r2-|
         worker 1  |b1-----------------|b2-----------------|     |u-----|
     """
-    graph = classes(two_reductions(), [1.0, 2.0], what="gpu").check()
+    graph = classes(two_reductions(), [1.0, 2.0], slowed="gpu").check()
     work = (TaskKind.KERNEL, TaskKind.COMMUNICATION)
     assert times_of(graph, 0, work) == {
         "b1": (1, 21), "b2": (21, 41), "r1": (41, 56), "r2": (81, 96), "u": (96, 106),
@@ -87,7 +87,7 @@ def test_the_slowest_of_three_classes_is_met_by_all() -> None:
         worker 2  |b1------------------------|b2---------|     |u------------|
         all                                  |r1 76|     |r2---|
     """
-    graph = classes(two_reductions(), [1.0, 1.5, 3.0], what="gpu").check()
+    graph = classes(two_reductions(), [1.0, 1.5, 3.0], slowed="gpu").check()
     for rank, factor in enumerate((1.0, 1.5, 3.0)):
         assert times_of(graph, rank, (TaskKind.COMMUNICATION,)) == {"r1": (61, 76), "r2": (121, 136)}
         end = 1 + round(20 * factor)
@@ -113,7 +113,7 @@ def test_each_reduction_waits_for_another_of_three_workers() -> None:
 
 def test_other_times_on_merged_workers_are_those_of_a_new_graph() -> None:
     graph = two_reductions()
-    classes(graph, [1.0, 2.0], what="gpu")  # kept for what follows
+    classes(graph, [1.0, 2.0], slowed="gpu")  # kept for what follows
     for factors in ([1.0, 30.0], [1.0, 2.0, 3.0], [2.0, 1.0]):
         kept, new = classes(graph, factors, high=[40.0] * len(factors)), two_reductions()
         new = classes(new, factors, high=[40.0] * len(factors))
@@ -134,7 +134,7 @@ def test_three_classes_are_this_worker_the_slowest_of_its_like_and_of_the_others
 
 def test_a_slower_cpu_holds_up_what_it_launches() -> None:
     """Launches of 30 instead of 1: b1 from 30, r1 from 60, b2 from 90, r2 from 120, the update from 150 on."""
-    graph = classes(two_reductions(), [1.0, 30.0], what="cpu")
+    graph = classes(two_reductions(), [1.0, 30.0], slowed="cpu")
     transfers = {"r1": (60, 75), "r2": (120, 135)}
     assert times_of(graph, 0, (TaskKind.COMMUNICATION,)) == transfers
     assert times_of(graph, 0, (TaskKind.KERNEL,))["u"] == (135, 145)
@@ -144,7 +144,7 @@ def test_a_slower_cpu_holds_up_what_it_launches() -> None:
 def test_the_transform_is_the_same_and_tells() -> None:
     graph = two_reductions(steps=5, workers=8)
     found = load_transform("straggler:slowdown=2,what=gpu")(graph).check()
-    assert simulate(found).step_times_ns("gpu") == simulate(classes(graph, [1, 2], what="gpu")).step_times_ns("gpu")
+    assert simulate(found).step_times_ns("gpu") == simulate(classes(graph, [1, 2], slowed="gpu")).step_times_ns("gpu")
     assert found.notes == ("straggler: the slowest of 8 workers takes 2 times as long as this one",)
 
 

@@ -1,9 +1,9 @@
-"""What optimizations have in common: the names that transform scripts import.
+"""The building blocks of transform scripts.
 
     from whatif.models import KernelFamily, change_memory, step_kernels
 
-They load on first use, so that ``import whatif.models`` costs nothing. ``docs/writing-a-transform.md`` shows them in
-use. Durations and collectives are not here yet: scripts import them from ``whatif.models.durations`` and
+Names load on first use, so that ``import whatif.models`` costs nothing. ``docs/writing-a-transform.md`` shows examples.
+Durations and collectives are not exported here: import them from ``whatif.models.durations`` and
 ``whatif.models.exchange``.
 """
 

@@ -1,6 +1,6 @@
-"""Which processor takes which role: the allocation heuristic of DTS §II-C, and every way there is.
+"""Assignment of roles to processors: the allocation heuristic of DTS §II-C and an exhaustive search.
 
-DTS prints guidelines and a summary. What they leave open is decided here and said where it is.
+DTS prints guidelines and a summary; comments mark the choices that they leave open.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from whatif.models.dts.plan import Role
 from whatif.runtime.errors import WhatifError
 
 Assignment = dict[str, str]  # a role's name -> its processor's
-# The time of a round under an assignment, ns, and the delay that each role causes in it.
+# Assignment -> the time of a round, ns, and the delay that each role causes in it.
 Judge = Callable[[Assignment], tuple[int, Mapping[str, int]]]
 
-# An exhaustive search beyond this is refused before it begins.
+# An exhaustive search of more assignments is refused before it begins.
 MOST_PATHS = 200_000
 
 
 class Found(Struct, frozen=True):
-    """The best path, its time of a round, and how many were tried."""
+    """The best assignment, its time per round, and the number of assignments tried."""
 
     assignment: Assignment
     time_ns: int
@@ -35,8 +35,8 @@ class Found(Struct, frozen=True):
 def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths: int | None = 100) -> Found:
     """Return the fastest of up to ``max_paths`` assignments of roles; None tries all.
 
-    Raises WhatifError where there are fewer processors than roles, where no processor's memory holds a role, where
-    roles that exchange data have no way to do so, or where all ways are too many to try.
+    Raises WhatifError if there are fewer processors than roles, no processor's memory holds a role, roles that exchange
+    data have no link, or an exhaustive search has too many assignments.
     """
     if max_paths is not None and max_paths < 1:
         raise WhatifError(f"dts: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
@@ -49,11 +49,11 @@ def allocate(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths:
 
 
 def first_path(roles: Sequence[Role], machines: Machines) -> Assignment:
-    """Return the assignment that ranking alone leads to. Raises WhatifError where the constraints cannot be met."""
+    """Return the assignment by ranking alone. Raises WhatifError if the constraints cannot be met."""
     placed: Assignment = {}
     free = [processor.name for processor in machines.processors]
     for role in _by_demand(roles, machines):
-        # Ranked anew: the processors and the ends of their links that are taken count no more.
+        # Ranked again: processors that are taken no longer count, nor do links to them.
         ranked = _ranked(role, free, placed, machines)
         if not ranked:
             ranked = [_made_free(role, roles, placed, free, machines)]
@@ -63,8 +63,8 @@ def first_path(roles: Sequence[Role], machines: Machines) -> Assignment:
 
 
 def every_path(roles: Sequence[Role], machines: Machines) -> Iterator[Assignment]:
-    """Return every assignment that meets the constraints; of processors that are alike only the first free one takes
-    part, and roles of one kind without links of their own take theirs in order.
+    """Return every assignment that meets the constraints, without equivalent ones: of identical processors only the
+    first free one is used, and interchangeable roles get theirs in ascending order.
     """
     names = [processor.name for processor in machines.processors]
     alike = machines.alike
@@ -73,13 +73,13 @@ def every_path(roles: Sequence[Role], machines: Machines) -> Iterator[Assignment
         if number == len(roles):
             yield dict(placed)
             return
-        role, taken, seen = roles[number], set(placed.values()), set()
+        role, taken, tried_classes = roles[number], set(placed.values()), set()
         before = roles[number - 1] if number and _interchangeable(roles[number - 1], role) else None
         lowest = names.index(placed[before.name]) if before else -1
         for at, name in enumerate(names):
-            if name in taken or at < lowest or alike[at] in seen or not _fits(role, name, placed, machines):
+            if name in taken or at < lowest or alike[at] in tried_classes or not _fits(role, name, placed, machines):
                 continue
-            seen.add(alike[at])
+            tried_classes.add(alike[at])
             placed[role.name] = name
             yield from place(number + 1, placed)
             del placed[role.name]
@@ -89,7 +89,7 @@ def every_path(roles: Sequence[Role], machines: Machines) -> Iterator[Assignment
 
 def _best_of_all(roles: Sequence[Role], machines: Machines, judge: Judge) -> Found:
     """The fastest of all assignments."""
-    # Counted ahead, which takes a hundredth of judging them.
+    # Counting takes a hundredth of the time of judging.
     count = sum(1 for _ in islice(every_path(roles, machines), MOST_PATHS + 1))
     if count > MOST_PATHS:
         raise WhatifError(f"dts: there are more than {MOST_PATHS:,} ways to give out the roles; set max_paths.")
@@ -101,7 +101,7 @@ def _best_of_all(roles: Sequence[Role], machines: Machines, judge: Judge) -> Fou
 
 
 def _improved(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths: int) -> Found:
-    """The first path, then one change of the role that causes the greatest delay after the other."""
+    """Local search from the first assignment: change the roles of the greatest delay, one at a time."""
     current = first_path(roles, machines)
     time_ns, delay = judge(current)
     tried = {_key(current, roles)}
@@ -120,7 +120,7 @@ def _improved(roles: Sequence[Role], machines: Machines, judge: Judge, max_paths
 def _changes(
     current: Assignment, delay: Mapping[str, int], roles: Sequence[Role], machines: Machines
 ) -> Iterator[Assignment]:
-    """Assignments that differ in one role, the one of the greatest delay first: another processor, or a swap."""
+    """Assignments with one role moved or swapped, the role of the greatest delay first."""
     by_name = {role.name: role for role in roles}
     owner = {name: role for role, name in current.items()}
     alike = dict(zip((p.name for p in machines.processors), machines.alike, strict=True))
@@ -129,7 +129,7 @@ def _changes(
         candidates = [p.name for p in machines.processors if p.name != current[slow]]
         for candidate in _ranked(by_name[slow], candidates, {}, machines):
             if alike[candidate] == alike[current[slow]]:
-                continue  # it would be the same
+                continue  # identical processor: same time
             changed = {**rest, slow: candidate}
             if candidate in owner:
                 changed[owner[candidate]] = current[slow]
@@ -138,7 +138,7 @@ def _changes(
 
 
 def _by_demand(roles: Sequence[Role], machines: Machines) -> list[Role]:
-    """The most demanding role first, by what it would take on a middling processor with a middling link."""
+    """Sort the roles by their time with the recorded machine's speed and a median link, the longest first."""
     byte_s = _middling_byte_s(machines)
     return sorted(roles, key=lambda role: -(role.work_ns + sum(role.partners.values()) * 1e9 / byte_s))
 
@@ -150,11 +150,11 @@ def _middling_byte_s(machines: Machines) -> float:
 
 
 def _ranked(role: Role, free: Sequence[str], placed: Assignment, machines: Machines) -> list[str]:
-    """The free processors that can take ``role``, the best first.
+    """Return the free processors that can take ``role``, the best first.
 
-    Each has a place in the ranking by power, by memory and by bandwidth to the partners that are placed (to anybody
-    where none is). DTS does not print how it weighs them: here power and bandwidth weigh what work and transfers take
-    of the role's time, and memory, which is a constraint, decides between equals.
+    Processors are ranked by power, by memory and by bandwidth to the partners already placed (to any processor if none
+    is). DTS does not print the weights: here power and bandwidth are weighted by the role's compute and transfer time,
+    and memory, a constraint, breaks ties.
     """
     able = [name for name in free if _fits(role, name, placed, machines)]
     transfer_ns = sum(role.partners.values()) * 1e9 / _middling_byte_s(machines)
@@ -169,13 +169,13 @@ def _ranked(role: Role, free: Sequence[str], placed: Assignment, machines: Machi
 
 
 def _place_of(value: Mapping[str, float]) -> dict[str, int]:
-    """The place of each among the distinct values: equals share one."""
+    """The rank of each among the distinct values; equals share a rank."""
     order = {found: place for place, found in enumerate(sorted(set(value.values())))}
     return {name: order[found] for name, found in value.items()}
 
 
 def _power(processor: Processor) -> float:
-    # Only the order counts; unknown is as fast as the recorded machine, and then all are.
+    # Only the order counts. An unknown power means the speed of the recorded machine; then all are unknown.
     return (processor.gflop_s or 1.0) * processor.parallelization_factor
 
 
@@ -198,7 +198,7 @@ def _fits(role: Role, name: str, placed: Assignment, machines: Machines) -> bool
 
 
 def _made_free(role: Role, roles: Sequence[Role], placed: Assignment, free: list[str], machines: Machines) -> str:
-    """A placed processor that can take ``role``, its own role moved elsewhere: of those the one of greatest delay."""
+    """Move a placed role elsewhere, the slowest first, to make room for ``role``; return the free processor."""
     by_name = {known.name: known for known in roles}
 
     def delay(name: str) -> float:
@@ -218,7 +218,7 @@ def _made_free(role: Role, roles: Sequence[Role], placed: Assignment, free: list
 
 
 def _impossible(roles: Sequence[Role], machines: Machines, role: Role | None = None) -> WhatifError:
-    """Why no assignment exists, as a sentence."""
+    """The error that states why no assignment exists."""
     need = role or max(roles, key=lambda known: known.memory_bytes)
     largest = max(processor.memory_bytes for processor in machines.processors)
     if need.memory_bytes > largest:
@@ -233,7 +233,7 @@ def _impossible(roles: Sequence[Role], machines: Machines, role: Role | None = N
 
 
 def _interchangeable(one: Role, other: Role) -> bool:
-    """Whether it makes no difference which of two roles a processor has: they do the same with the same partners."""
+    """Whether two roles can swap processors without effect: same work, memory and partners."""
     same = one.kind and one.kind == other.kind and one.memory_bytes == other.memory_bytes
     return bool(same and one.work_ns == other.work_ns and dict(one.partners) == dict(other.partners))
 

@@ -1,4 +1,4 @@
-"""Find an architecture: a built-in one, or a user's own script with ``roles`` and ``play`` (DTS §III-F)."""
+"""Load an architecture: a built-in one, or a user's script with ``roles`` and ``play`` (DTS §III-F)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SIGNATURES = {name: f"{name}({', '.join(parameters)})" for name, parameters in 
 
 
 def load_architecture(name: str) -> Architecture:
-    """Return the built-in architecture of that name, or the one of a ``.py`` file, which is run: name only your own.
+    """Return a built-in architecture by name, or run a ``.py`` file that defines one (name only files that you trust).
 
-    Raises WhatifError where there is none, or where its functions do not have the shape (which the message shows).
+    Raises WhatifError if there is none, or if its functions do not have the signatures that the message shows.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -45,7 +45,7 @@ def load_architecture(name: str) -> Architecture:
 
 
 def architecture_of(module: ModuleType, name: str) -> Architecture:
-    """Check a module's functions and give the architecture in it."""
+    """Check a module's functions and return the architecture that they define."""
     where = getattr(module, "__file__", None) or name
     found = {}
     for function, parameters in SHAPES.items():

@@ -1,4 +1,4 @@
-"""The five architectures of DTS: their roles, and what these do in a round (Robinson et al., MASCOTS 2022, §III)."""
+"""The five architectures of DTS: their roles and their schedules (Robinson et al., MASCOTS 2022, §III)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from whatif.models.dts.plan import Plan, Role, Training
 
 
 class Architecture(Struct, frozen=True):
-    """The roles of an architecture, and what they do in a round.
+    """The roles of an architecture and their schedule in a round.
 
-    Optional are the places where the network may be cut (the fastest is taken), and an allocation heuristic.
+    Optional: candidate cuts of the network (the fastest is used) and an allocation heuristic.
     """
 
     name: str
@@ -27,11 +27,11 @@ class Architecture(Struct, frozen=True):
     play: Callable[[Plan, Training], None]
     cuts: Callable[[Dnn, Training, Machines], Iterable[tuple[int, ...]]] | None = None
     allocate: Callable[[Sequence[Role], Machines], Assignment] | None = None
-    options: tuple[str, ...] = ()  # of `clients`, `cut` and `workers`, those that it reads
+    options: tuple[str, ...] = ()  # those of `clients`, `cut` and `workers` that it reads
 
 
 def _pipeline_roles(dnn: Dnn, training: Training) -> list[Role]:
-    """One worker a part, which exchanges its input and the input's gradient with the worker before it."""
+    """One worker per part; it exchanges its input and the input's gradient with the worker before it."""
     parts = parts_of(dnn, training.cuts)
     found = []
     for number, part in enumerate(parts, 1):
@@ -42,7 +42,7 @@ def _pipeline_roles(dnn: Dnn, training: Training) -> list[Role]:
 
 
 def _play_pipeline(plan: Plan, training: Training) -> None:
-    """Every batch through all workers and back; equation (1), which sums the transfers over all layers."""
+    """Each batch passes through all workers and back: equation (1), which sums the transfers over all layers."""
     parts = parts_of(plan.dnn, training.cuts)
     done: list[int] = []
     for plan.batch in range(training.batches):
@@ -70,10 +70,10 @@ def _federated_roles(dnn: Dnn, training: Training) -> list[Role]:
 
 
 def _play_federated(plan: Plan, training: Training) -> None:
-    """All clients at once, then the averaging; equation (2).
+    """All clients in parallel, then the averaging: equation (2).
 
-    A client sends when it is done. (2) adds the slowest client's work to the slowest transfer of the weights: the same
-    for equal clients, longer where they differ.
+    A client sends as soon as it is done. Equation (2) adds the slowest client's work to the slowest transfer of the
+    weights: the same for equal clients, longer if they differ.
     """
     dnn, whole, sent, clients = plan.dnn, plan.dnn.whole, [], _clients_of(plan)
     for client in clients:
@@ -87,83 +87,83 @@ def _play_federated(plan: Plan, training: Training) -> None:
 
 
 def _parallel_roles(dnn: Dnn, training: Training) -> list[Role]:
-    """Equal clients, and a server that does the rest for all of them."""
-    mine, rest = halves(dnn, training.cuts)
-    names, flow = _clients(training), 2 * rest.in_bytes
-    server = Role("server", training.clients * rest.work_ns, rest.memory_bytes, dict.fromkeys(names, flow))
-    return [server, *(Role(name, mine.work_ns, mine.memory_bytes, {"server": flow}) for name in names)]
+    """Equal clients, and a server with the remaining layers for all of them."""
+    head, tail = halves(dnn, training.cuts)
+    names, flow = _clients(training), 2 * tail.in_bytes
+    server = Role("server", training.clients * tail.work_ns, tail.memory_bytes, dict.fromkeys(names, flow))
+    return [server, *(Role(name, head.work_ns, head.memory_bytes, {"server": flow}) for name in names)]
 
 
 def _split_roles(dnn: Dnn, training: Training) -> list[Role]:
-    """A server, and clients that hand their weights along a chain."""
-    mine, _ = halves(dnn, training.cuts)
+    """A server, and clients that pass their weights along a chain."""
+    head, _ = halves(dnn, training.cuts)
     server, *clients = _parallel_roles(dnn, training)
     names = [client.name for client in clients]
     chained = [server]
     for before, client, behind in zip([None, *names], clients, [*names[1:], None], strict=False):
-        chain = {other: mine.weights_bytes for other in (before, behind) if other}
+        chain = {other: head.weights_bytes for other in (before, behind) if other}
         chained.append(replace(client, partners={**client.partners, **chain}))
     return chained
 
 
 def _play_split(plan: Plan, training: Training) -> None:
-    """Client after client, each with the server; equation (3) is this schedule."""
-    both, clients = halves(plan.dnn, training.cuts), _clients_of(plan)
+    """One client after the other, each with the server: the schedule of equation (3)."""
+    parts, clients = halves(plan.dnn, training.cuts), _clients_of(plan)
     done: list[int] = []
     for client, following in zip(clients, [*clients[1:], None], strict=True):
-        done = _train_split(plan, client, "server", both, training.batches, done)
+        done = _train_split(plan, client, "server", parts, training.batches, done)
         if following:
-            done = [plan.send(client, following, both[0].weights_bytes, "weights", done, Phase.UPDATE)]
+            done = [plan.send(client, following, parts[0].weights_bytes, "weights", done, Phase.UPDATE)]
 
 
 def _play_parallel(plan: Plan, training: Training) -> None:
-    """All clients at once, the server with one after the other; the next batch begins when all are done.
+    """All clients in parallel, the server serving one at a time; the next batch begins when all are done.
 
-    The server begins with the client that is there first. Equation (4) lets it wait for all: the same for equal
-    clients, longer where they differ. Its sum is of the server's passes, though the print names them as the clients'.
+    The server begins with the first client to arrive. In equation (4) it waits for all: the same for equal clients,
+    longer if they differ. Its sum is over the server's passes, though the print uses the clients' symbols.
     """
-    mine, rest = halves(plan.dnn, training.cuts)
+    head, tail = halves(plan.dnn, training.cuts)
     clients = _clients_of(plan)
     all_done: list[int] = []
     for plan.batch in range(training.batches):
         ends = []
         for client in clients:
             done = [plan.compute(client, plan.dnn.fetch_ns, "fetch", Phase.DATA, all_done)]
-            done = [plan.compute(client, mine.forward_ns, "forward", Phase.FORWARD, done)]
-            done = [plan.send(client, "server", rest.in_bytes, "activations", done)]
-            both_ns = rest.work_ns  # forward and backward in one go: no other client comes between
+            done = [plan.compute(client, head.forward_ns, "forward", Phase.FORWARD, done)]
+            done = [plan.send(client, "server", tail.in_bytes, "activations", done)]
+            both_ns = tail.work_ns  # forward and backward at once: no other client comes between
             done = [plan.compute("server", both_ns, f"both passes for {client}", Phase.BACKWARD, done)]
-            done = [plan.send("server", client, rest.in_bytes, "gradients", done, Phase.BACKWARD)]
-            ends.append(plan.compute(client, mine.backward_ns, "backward", Phase.BACKWARD, done))
+            done = [plan.send("server", client, tail.in_bytes, "gradients", done, Phase.BACKWARD)]
+            ends.append(plan.compute(client, head.backward_ns, "backward", Phase.BACKWARD, done))
         all_done = ends
 
 
 def _federated_split_roles(dnn: Dnn, training: Training) -> list[Role]:
     """A server, and pairs of an edge server and a client."""
-    mine, rest = halves(dnn, training.cuts)
-    weights, flow = 2 * rest.weights_bytes, 2 * rest.in_bytes
+    head, tail = halves(dnn, training.cuts)
+    weights, flow = 2 * tail.weights_bytes, 2 * tail.in_bytes
     edges = [f"edge {number}" for number in range(1, training.clients + 1)]
-    average_ns = dnn.average_ns(training.clients, rest.weights_bytes)
-    held = (training.clients + 1) * rest.weights_bytes
-    found = [Role("server", average_ns, held, dict.fromkeys(edges, weights))]
+    average_ns = dnn.average_ns(training.clients, tail.weights_bytes)
+    server_bytes = (training.clients + 1) * tail.weights_bytes
+    found = [Role("server", average_ns, server_bytes, dict.fromkeys(edges, weights))]
     for number, edge in enumerate(edges, 1):
-        found.append(Role(edge, rest.work_ns, rest.memory_bytes, {f"client {number}": flow, "server": weights}))
-        found.append(Role(f"client {number}", mine.work_ns, mine.memory_bytes, {edge: flow}))
+        found.append(Role(edge, tail.work_ns, tail.memory_bytes, {f"client {number}": flow, "server": weights}))
+        found.append(Role(f"client {number}", head.work_ns, head.memory_bytes, {edge: flow}))
     return found
 
 
 def _play_federated_split(plan: Plan, training: Training) -> None:
-    """All pairs at once, then the averaging; equation (5).
+    """All pairs in parallel, then the averaging: equation (5).
 
-    (5) counts the edge's backward pass twice, and leaves out the way of the averaged weights back to the edges, without
-    which no next epoch could begin.
+    Equation (5) counts the edge's backward pass twice and omits the transfer of the averaged weights back to the edges,
+    which the next epoch needs.
     """
-    both = halves(plan.dnn, training.cuts)
+    parts = halves(plan.dnn, training.cuts)
     edges, sent = [name for name in plan.assignment if name.startswith("edge")], []
     for edge in edges:
-        done = _train_split(plan, edge.replace("edge", "client"), edge, both, training.batches, [])
-        sent.append(plan.send(edge, "server", both[1].weights_bytes, "weights", done, Phase.UPDATE))
-    _average(plan, edges, both[1].weights_bytes, sent)
+        done = _train_split(plan, edge.replace("edge", "client"), edge, parts, training.batches, [])
+        sent.append(plan.send(edge, "server", parts[1].weights_bytes, "weights", done, Phase.UPDATE))
+    _average(plan, edges, parts[1].weights_bytes, sent)
 
 
 def _clients(training: Training) -> list[str]:
@@ -175,23 +175,23 @@ def _clients_of(plan: Plan) -> list[str]:
 
 
 def _train_split(
-    plan: Plan, client: str, server: str, both: tuple[Part, Part], batches: int, done: list[int]
+    plan: Plan, client: str, server: str, parts: tuple[Part, Part], batches: int, done: list[int]
 ) -> list[int]:
-    """Train a client's batches with the server that has its last layers; gives the last activity."""
-    mine, rest = both
+    """Train a client's batches with the server that has its last layers; return the last activity."""
+    head, tail = parts
     for plan.batch in range(batches):
         done = [plan.compute(client, plan.dnn.fetch_ns, "fetch", Phase.DATA, done)]
-        done = [plan.compute(client, mine.forward_ns, "forward", Phase.FORWARD, done)]
-        done = [plan.send(client, server, rest.in_bytes, "activations", done)]
-        done = [plan.compute(server, rest.forward_ns, "forward", Phase.FORWARD, done)]
-        done = [plan.compute(server, rest.backward_ns, "backward", Phase.BACKWARD, done)]
-        done = [plan.send(server, client, rest.in_bytes, "gradients", done, Phase.BACKWARD)]
-        done = [plan.compute(client, mine.backward_ns, "backward", Phase.BACKWARD, done)]
+        done = [plan.compute(client, head.forward_ns, "forward", Phase.FORWARD, done)]
+        done = [plan.send(client, server, tail.in_bytes, "activations", done)]
+        done = [plan.compute(server, tail.forward_ns, "forward", Phase.FORWARD, done)]
+        done = [plan.compute(server, tail.backward_ns, "backward", Phase.BACKWARD, done)]
+        done = [plan.send(server, client, tail.in_bytes, "gradients", done, Phase.BACKWARD)]
+        done = [plan.compute(client, head.backward_ns, "backward", Phase.BACKWARD, done)]
     return done
 
 
 def _average(plan: Plan, senders: Sequence[str], weights_bytes: int, sent: Sequence[int]) -> None:
-    """Average on the server what all have sent, and send it back."""
+    """Average the senders' weights on the server and send them back."""
     average_ns = plan.dnn.average_ns(len(senders), weights_bytes)
     averaged = plan.compute("server", average_ns, "averaging", Phase.UPDATE, sent)
     for sender in senders:

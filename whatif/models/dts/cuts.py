@@ -1,4 +1,4 @@
-"""Where a network can be cut: the narrowest places, and the parts that pipeline workers hold."""
+"""Cuts of a network: those that transfer the least, and the parts of pipeline workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from whatif.models.dts.dnn import Dnn, Part
 from whatif.models.dts.machines import Machines
 from whatif.runtime.errors import WhatifError
 
-# Cuts that carry more than this many others carry are not tried: they only send more.
+# The number of cuts tried, those with the smallest transfers first: others only send more.
 MOST_CUTS = 16
 
 
 def narrow_cuts(dnn: Dnn) -> list[tuple[int, ...]]:
-    """Return the cuts in two through which least flows, each as how many layers lie ahead of it."""
+    """Return the cuts in two with the smallest transfers, each as the number of layers before it."""
     order = 1 + np.argsort(dnn.in_bytes[1:], kind="stable")
     return [(int(cut),) for cut in order[:MOST_CUTS]]
 
 
 def parts_of(dnn: Dnn, cuts: tuple[int, ...]) -> list[Part]:
-    """Return the parts between the cuts. Raises WhatifError where cuts do not ascend or leave nothing on one side."""
+    """Return the parts between the cuts. Raises WhatifError if cuts do not ascend or leave no layer on one side."""
     bounds = (0, *cuts, len(dnn))
     if any(last <= first for first, last in pairwise(bounds)):
         raise WhatifError(
@@ -32,7 +32,7 @@ def parts_of(dnn: Dnn, cuts: tuple[int, ...]) -> list[Part]:
 
 
 def halves(dnn: Dnn, cuts: tuple[int, ...]) -> tuple[Part, Part]:
-    """Return the part of the client and that of the server. Raises WhatifError where there is not one cut."""
+    """Return the client's part and the server's. Raises WhatifError unless there is exactly one cut."""
     if len(cuts) != 1:
         raise WhatifError(f"dts: expected one cut, between client and server, got {len(cuts)}.")
     client, server = parts_of(dnn, cuts)
@@ -40,10 +40,9 @@ def halves(dnn: Dnn, cuts: tuple[int, ...]) -> tuple[Part, Part]:
 
 
 def pipeline_cuts(dnn: Dnn, machines: Machines, workers: int) -> list[tuple[int, ...]]:
-    """Return the cuts into ``workers`` parts, or as few as fit (0), through which least flows in all.
+    """Return the cuts into ``workers`` parts (0: as few as fit) with the smallest total transfer.
 
-    No part is larger than the memory of the smallest of as many of the largest processors. Raises WhatifError where no
-    number of parts fits.
+    With n parts, each fits the memory of the n-th largest processor. Raises WhatifError if no number of parts fits.
     """
     sizes = sorted((processor.memory_bytes for processor in machines.processors), reverse=True)
     if workers > len(dnn):
@@ -63,12 +62,12 @@ def pipeline_cuts(dnn: Dnn, machines: Machines, workers: int) -> list[tuple[int,
 
 
 def _narrowest(dnn: Dnn, number: int, memory_bytes: float) -> tuple[int, ...] | None:
-    """The cuts into ``number`` parts through which least flows, no part above the memory; None where none fit."""
+    """The cuts into ``number`` parts with the smallest total transfer, each within the memory; None if none fit."""
     n = len(dnn)
     weights = np.append(0, np.cumsum(dnn.weights_bytes * (2 + dnn.state_ratio) + dnn.kept_bytes))
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
-    came: list[list[int]] = []
+    origins: list[list[int]] = []
     for _ in range(number):
         reached, origin = np.full(n + 1, np.inf), [0] * (n + 1)
         for last in range(1, n + 1):
@@ -79,11 +78,11 @@ def _narrowest(dnn: Dnn, number: int, memory_bytes: float) -> tuple[int, ...] | 
             origin[last] = int(carried.argmin())
             reached[last] = carried[origin[last]]
         best = reached
-        came.append(origin)
+        origins.append(origin)
     if not np.isfinite(best[n]):
         return None
     cuts, at = [], n
-    for origin in reversed(came):
+    for origin in reversed(origins):
         at = origin[at]
         cuts.append(at)
     return tuple(reversed(cuts[:-1]))

@@ -1,4 +1,4 @@
-"""The network that is trained, from a recording of one worker: a chain of layers that can be cut between any two."""
+"""The trained network, from a recording of one worker: a chain of layers that can be cut between any two."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import MIN_STEPS
 
-# A backward pass takes two products for each of the forward pass.
+# The backward pass computes two products for each of the forward pass: three times its FLOPs in all.
 PASSES = 3
 
 
 class Part(Struct, frozen=True):
-    """Some layers that follow one another, as one processor has them; times of one batch on the recorded machine."""
+    """Consecutive layers on one processor; times of one batch on the recorded machine."""
 
     forward_ns: float
-    backward_ns: float  # the update of its weights included
+    backward_ns: float  # including the weight update
     weights_bytes: int
     memory_bytes: int
-    in_bytes: int  # what flows in, and its gradient out
+    in_bytes: int  # its input, and the gradient that it sends back
     out_bytes: int
 
     @property
@@ -50,13 +50,13 @@ class Dnn(Struct, frozen=True, dict=True):
     forward_ns: Float64
     backward_ns: Float64
     update_ns: Float64
-    fetch_ns: float  # what the step does ahead of its forward pass
+    fetch_ns: float  # the step's work before its forward pass
     weights_bytes: Int64
-    in_bytes: Int64  # what flows into each layer; of the first one the batch itself
-    kept_bytes: Int64  # what its forward pass keeps for its backward pass
-    state_ratio: float = 0.0  # optimizer state for each byte of weights
-    copy_byte_s: float = 1e10  # of averaging: bytes read and written a second
-    gflop_s: float | None = None  # of the recorded machine at this very training
+    in_bytes: Int64  # each layer's input; the first layer's is the batch
+    kept_bytes: Int64  # kept by the forward pass for the backward pass
+    state_ratio: float = 0.0  # bytes of optimizer state per byte of weights
+    copy_byte_s: float = 1e10  # for averaging: bytes read and written per second
+    gflop_s: float | None = None  # of the recorded machine at this training
     batch_size: int | None = None
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Dnn(Struct, frozen=True, dict=True):
         )
 
     def average_ns(self, models: int, weights_bytes: int) -> float:
-        """Return the time of averaging so many models: each is read, and one is written. Memory bounds it."""
+        """Return the time of averaging ``models`` models, bounded by memory: each is read, and one is written."""
         return (models + 1) * weights_bytes * 1e9 / self.copy_byte_s
 
     @cached_property
@@ -90,9 +90,9 @@ class Dnn(Struct, frozen=True, dict=True):
         return self.fetch_ns + self.whole.work_ns
 
     def layer_number(self, text: str, what_if: str) -> int:
-        """Return how many layers lie ahead of a cut: ``text`` is that number, or the name of the last one ahead of it.
+        """Return the number of layers before a cut: ``text`` is that number, or the name of the last layer before it.
 
-        Raises WhatifError where neither fits, or where nothing would lie on one side.
+        Raises WhatifError if it is neither, or if no layer would be on one side.
         """
         if text.isdecimal():
             number = int(text)
@@ -111,8 +111,8 @@ class Dnn(Struct, frozen=True, dict=True):
 def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
     """Return the network of a recording of one worker: the median of its steady steps.
 
-    A moment of a step belongs to the task that ends next: so do waiting and the gaps between tasks, and the parts add
-    up to the step. Raises WhatifError where the recording names no layers, or does not tell what flows between them.
+    All time of a step is attributed to the task that ends next, including waits and gaps between tasks, so that the
+    parts add up to the step. Raises WhatifError if the recording names no layers, or lacks the sizes of their inputs.
     """
     if bool((graph.kind == TaskKind.COMMUNICATION).any()):
         raise WhatifError(f"{what_if}: expected a recording of one worker, got one whose steps communicate already.")
@@ -131,7 +131,7 @@ def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
     memory = graph.info.memory
     parameters = memory.parameters if memory else int(weights.sum())
     state = memory.optimizer_state if memory else 0
-    # A gigabyte a second is a byte a nanosecond.
+    # 1 GB takes n ns: the rate is 1e18 / n bytes per second.
     copy_ns = float(moving(graph, [1e9]).duration_ns[0])
     flops = _flops(graph)
     step_ns = graph.info.untraced_step_ns or fetch_ns + forward_ns.sum() + backward_ns.sum() + update_ns
@@ -143,7 +143,7 @@ def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
 
 
 def _elapsed(graph: TaskGraph) -> tuple[Int64, Int64]:
-    """The tasks that a step consists of, in order, and the time from the end of the one before to the end of each."""
+    """The tasks of the steps in order of their ends, and the time from the previous task's end to each end, ns."""
     timeline = simulate(graph)
     working = graph.on_gpu if graph.has_gpu else graph.on_cpu & (graph.thread == 0)
     tasks = np.flatnonzero(working & (step_of(graph) >= 0))
@@ -155,16 +155,16 @@ def _elapsed(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 
 def _leaves(graph: TaskGraph) -> Bool:
-    """The layers that no other layer is inside of, by their names, shape (n_layers,)."""
+    """A mask of the layers that contain no other layer (by name), shape (n_layers,)."""
     outer = {"", "(root)"}.union(*(prefixes(name)[:-1] for name in graph.layers))
     return np.array([name not in outer for name in graph.layers], dtype=np.bool_)
 
 
 def _places(graph: TaskGraph, tasks: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """The place in the chain of each of ``tasks``, and the chain: the layers in the order of their first forward work.
+    """Each task's place in the chain, and the chain: the layers in the order of their first forward task.
 
-    Work of no layer of the chain goes with the one before it; at the begin of a backward pass (the loss) that is the
-    last layer.
+    Tasks of no layer of the chain belong to the previous task's layer; at the start of a backward pass (the loss) to
+    the last layer.
     """
     phase, layer = graph.phase[tasks], graph.layer[tasks]
     known = _leaves(graph)[layer]
@@ -186,7 +186,7 @@ def _places(graph: TaskGraph, tasks: Int64) -> tuple[Int64, tuple[str, ...]]:
 def _times(
     graph: TaskGraph, tasks: Int64, elapsed_ns: Int64, place: Int64, n_layers: int
 ) -> tuple[float, Float64, Float64, float]:
-    """Time ahead of the forward pass, of each layer's forward and backward work, and of the update: medians, ns."""
+    """Medians of the time before the forward pass, of each layer's two passes, and of the update, ns."""
     steps, phase = step_of(graph)[tasks], graph.phase[tasks].astype(np.int64)
     n_steps = int(steps.max()) + 1
     first, last = graph.info.steady if graph.info.n_steps >= MIN_STEPS else (0, n_steps)
@@ -194,17 +194,17 @@ def _times(
     total = np.bincount(key, weights=elapsed_ns, minlength=n_steps * len(Phase) * n_layers)
     by_step = total.reshape(n_steps, len(Phase), n_layers)[first:last]
     forward, backward = (np.median(by_step[:, phase], axis=0) for phase in (Phase.FORWARD, Phase.BACKWARD))
-    rest = by_step.sum(axis=2)
-    fetch = np.median(rest[:, Phase.DATA] + rest[:, Phase.UNKNOWN])
-    update = np.median(rest[:, Phase.UPDATE])
-    # Layer by layer a median is steady, but medians do not add up to that of the step: they give its parts.
+    by_phase = by_step.sum(axis=2)
+    fetch = np.median(by_phase[:, Phase.DATA] + by_phase[:, Phase.UNKNOWN])
+    update = np.median(by_phase[:, Phase.UPDATE])
+    # Medians by layer are stable but do not add up to the step's median: scale them to it.
     parts = fetch + forward.sum() + backward.sum() + update
-    scale = np.median(rest.sum(axis=1)) / parts if parts else 1.0
+    scale = np.median(by_phase.sum(axis=1)) / parts if parts else 1.0
     return float(fetch * scale), forward * scale, backward * scale, float(update * scale)
 
 
 def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int64, Int64]:
-    """What flows into each layer and what it keeps, bytes, from the memory of the recording."""
+    """Bytes of each layer's input and of what it keeps, from the recording's memory."""
     rows = graph.info.memory.layers if graph.info.memory else ()
     in_bytes, kept = (np.zeros(len(layers), dtype=np.int64) for _ in range(2))
     place = {layer: number for number, layer in enumerate(layers)}
@@ -218,7 +218,7 @@ def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int
             f"{what_if}: {graph.info.path or 'this recording'} lacks the shapes of what flows between its "
             "layers; record it with `whatif collect`."
         )
-    # A layer that keeps nothing and computes in place passes on what flows in.
+    # A layer without an input size computes in place: it takes the next layer's.
     for number in range(len(layers) - 2, -1, -1):
         in_bytes[number] = in_bytes[number] or in_bytes[number + 1]
     in_bytes[in_bytes == 0] = in_bytes[in_bytes > 0][-1]
@@ -226,9 +226,9 @@ def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int
 
 
 def _flops(graph: TaskGraph) -> float:
-    """FLOPs of the forward pass of a step, as the recorder wrote them, else of its own products; 0 where none is.
+    """FLOPs of a step's forward pass: the recorder's, else summed from the tasks; 0 if there are none.
 
-    On a CPU an operator calls others for the same work: of a layer the operator with the most counts.
+    On a CPU operators call others for the same work: of each layer only the operator with the most FLOPs counts.
     """
     recorded = graph.info.recorded.flops
     if recorded is not None and recorded.forward is not None:
@@ -237,6 +237,6 @@ def _flops(graph: TaskGraph) -> float:
     each = graph.layer[tasks].astype(np.int64) * len(graph.names) + (0 if graph.has_gpu else graph.name[tasks])
     keys, group = np.unique(each, return_inverse=True)
     by_operator = np.bincount(group, weights=graph.flops[tasks], minlength=len(keys))
-    most = np.zeros(len(graph.layers))
-    np.maximum.at(most, keys // len(graph.names), by_operator)
-    return float(most.sum()) / max(graph.info.n_steps, 1)
+    by_layer = np.zeros(len(graph.layers))
+    np.maximum.at(by_layer, keys // len(graph.names), by_operator)
+    return float(by_layer.sum()) / max(graph.info.n_steps, 1)

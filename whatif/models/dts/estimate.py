@@ -1,4 +1,4 @@
-"""The time of a round of an architecture on a cluster: roles given out, played and timed (DTS figure 1)."""
+"""The time of a round of an architecture on a cluster: assign roles, schedule, simulate (DTS figure 1)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from whatif.runtime.errors import WhatifError
 
 
 class Spread(Struct, frozen=True):
-    """A time with what the fluctuations of processors and links make of it, ns: the middle and a 90 % range."""
+    """A time without fluctuations of processors and links, and its median and 90 % range with them, ns."""
 
-    time_ns: int  # nothing fluctuates
+    time_ns: int  # without fluctuations
     median_ns: float
     low_ns: float
     high_ns: float
 
 
 class Estimate(Struct, frozen=True):
-    """One architecture on one cluster: who does what, and how long a batch takes."""
+    """One architecture on one cluster: its assignment of roles and its time per batch."""
 
     architecture: Architecture
     dnn: Dnn
@@ -42,11 +42,11 @@ class Estimate(Struct, frozen=True):
     training: Training  # of one batch
     roles: tuple[Role, ...]
     assignment: Assignment
-    paths: int  # assignments that were tried
+    paths: int  # the number of assignments tried
     batch_ns: int
 
     def plan(self, batches: int = 1) -> Plan:
-        """Return the plan of a round of so many batches a client."""
+        """Return the plan of a round with the given number of batches per client."""
         training = replace(self.training, batches=batches)
         return played(self.architecture, self.dnn, self.machines, self.assignment, training)
 
@@ -63,9 +63,9 @@ class Estimate(Struct, frozen=True):
 def estimate(
     architecture: Architecture, dnn: Dnn, machines: Machines, training: Training, max_paths: int | None = 100
 ) -> Estimate:
-    """Return the fastest way to train by an architecture: the best of its cuts, where none is given, and of the paths.
+    """Return the fastest assignment of an architecture, over its candidate cuts if none is given.
 
-    Raises WhatifError where the roles cannot be given out, or where a user's script fails.
+    Raises WhatifError if the roles cannot be assigned, or if a user's script fails.
     """
     cuts: Sequence[tuple[int, ...]] = [training.cuts]
     if not training.cuts and architecture.cuts is not None:
@@ -93,9 +93,9 @@ def _with_cuts(
         return run(activities).total_ns, busy_ns(activities, assignment)
 
     if architecture.allocate is not None:
-        given = dict(_of_script(architecture, architecture.allocate, roles, machines))
-        _check_own(architecture, given, roles, machines)
-        assignment = {role.name: given[role.name] for role in roles}
+        chosen = dict(_of_script(architecture, architecture.allocate, roles, machines))
+        _check_own(architecture, chosen, roles, machines)
+        assignment = {role.name: chosen[role.name] for role in roles}
         found = Found(assignment, judge(assignment)[0], 1)
     else:
         found = allocate(roles, machines, judge, max_paths)
@@ -105,14 +105,14 @@ def _with_cuts(
 def played(
     architecture: Architecture, dnn: Dnn, machines: Machines, assignment: Assignment, training: Training
 ) -> Plan:
-    """Return the plan of a round. Raises WhatifError where a user's script fails."""
+    """Return the plan of a round. Raises WhatifError if a user's script fails."""
     plan = Plan(dnn, machines, assignment)
     _of_script(architecture, architecture.play, plan, training)
     return plan
 
 
 def _of_script(architecture: Architecture, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of a script returns; its errors become one sentence."""
+    """Call a script's function; errors in it become a WhatifError."""
     try:
         return function(*arguments)
     except WhatifError:
@@ -125,7 +125,7 @@ def _of_script(architecture: Architecture, function: Callable[..., Any], *argume
 
 
 def _check_own(architecture: Architecture, assignment: Assignment, roles: Sequence[Role], machines: Machines) -> None:
-    """Raise WhatifError where a heuristic of the user's own leaves a role out, or breaks a constraint."""
+    """Raise WhatifError if a user's allocation heuristic omits a role or breaks a constraint."""
     where = f"dts: allocate() of {architecture.name!r}"
     for role in roles:
         at = assignment.get(role.name)

@@ -1,4 +1,4 @@
-"""The processors of a cluster and the links between them, as DTS needs them (DTS §II-B, table I)."""
+"""The processors of a cluster and the links between them (DTS §II-B, table I)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOST_PROCESSORS = 10_000
 
 
 class Processor(Struct, frozen=True):
-    """A machine that takes one role: what it computes in a second, by how much that fluctuates, and its free memory.
+    """A machine that takes one role: its FLOP rate, the fluctuation of that rate, and its free memory.
 
-    ``gflop_s`` counts training as the measuring tool does (``whatif.instrumentation.dts_facts``); None is as fast as
-    the recorded machine. DTS lists a parallelization factor without saying what it does: here it multiplies the power,
-    as that many equal devices of one machine do.
+    ``gflop_s`` counts training as the measuring tool does (``whatif.instrumentation.dts_facts``); None means as fast as
+    the recorded machine. DTS lists a parallelization factor without defining it: here it multiplies the rate, like that
+    many equal devices in one machine.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Processor(Struct, frozen=True):
     parallelization_factor: float = 1.0
 
     def slowdown(self, recorded_gflop_s: float | None) -> float:
-        """Return the time of work here over that on the recorded machine. Raises WhatifError where unknown."""
+        """Return the time of work here relative to the recorded machine. Raises WhatifError if unknown."""
         if self.gflop_s is None:
             return 1.0 / self.parallelization_factor
         if recorded_gflop_s is None:
@@ -45,7 +45,7 @@ class Processor(Struct, frozen=True):
 
 
 class Wire(Struct, frozen=True):
-    """What one direction of a link carries; transfers with the same ``channel`` take turns on it."""
+    """One direction of a link; transfers with the same ``channel`` take turns."""
 
     channel: str
     byte_s: float
@@ -58,9 +58,9 @@ class Wire(Struct, frozen=True):
 
 
 class Machines(Struct, frozen=True, dict=True):
-    """All processors, and the wire of each direction of each link between two names (of processors or of switches).
+    """All processors, and a wire for each direction of each link between two names (processors or switches).
 
-    ``anywhere`` is the wire between any two processors that no link names: that of a cluster of equal links.
+    ``anywhere`` is the wire between processors without a named link, for a cluster of equal links.
     """
 
     processors: tuple[Processor, ...]
@@ -68,7 +68,7 @@ class Machines(Struct, frozen=True, dict=True):
     anywhere: Wire | None = None
 
     def __post_init__(self) -> None:
-        """Check that names are distinct and that there is somebody."""
+        """Check the number of processors and that their names are distinct."""
         names = [processor.name for processor in self.processors]
         if not 1 <= len(names) <= MOST_PROCESSORS:
             raise WhatifError(f"dts: expected from 1 to {MOST_PROCESSORS:,} processors, got {len(names)}.")
@@ -78,7 +78,7 @@ class Machines(Struct, frozen=True, dict=True):
 
     @staticmethod
     def equal(count: int, wire: Wire, like: Processor | None = None) -> Machines:
-        """Return ``count`` equal processors, any two of which have a link of their own."""
+        """Return ``count`` equal processors with a separate link between any two."""
         processors = (replace(like or Processor(""), name=f"processor {number}") for number in range(1, count + 1))
         return Machines(tuple(processors), anywhere=wire)
 
@@ -89,12 +89,12 @@ class Machines(Struct, frozen=True, dict=True):
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """A number for each processor; two with the same one can change places without any difference."""
+        """A class number for each processor; two of the same class are interchangeable."""
         number = list(range(len(self.processors)))
-        first: dict[Processor, list[int]] = {}  # the first processor of each number, by its own facts
-        for at, one in enumerate(self.processors):
-            known = first.setdefault(replace(one, name=""), [])
-            twin = next((before for before in known if self._same_links(one, self.processors[before])), None)
+        first: dict[Processor, list[int]] = {}  # attributes without the name -> the first processor of each class
+        for at, processor in enumerate(self.processors):
+            known = first.setdefault(replace(processor, name=""), [])
+            twin = next((before for before in known if self._same_links(processor, self.processors[before])), None)
             if twin is None:
                 known.append(at)
             else:
@@ -115,7 +115,7 @@ class Machines(Struct, frozen=True, dict=True):
 
     @cached_property
     def _graph(self) -> networkx.DiGraph[str]:
-        import networkx  # 0.1 s, and only machines without a direct link need it
+        import networkx  # takes 0.1 s; only needed for pairs without a direct link
 
         graph: networkx.DiGraph[str] = networkx.DiGraph()
         for (source, target), wire in self.wires.items():
@@ -123,10 +123,10 @@ class Machines(Struct, frozen=True, dict=True):
         return graph
 
     def wire(self, source: str, target: str) -> Wire | None:
-        """Return the way from one processor to another; None where there is none.
+        """Return the route from one processor to another as one wire; None if there is none.
 
-        Over several links it is as fast as the narrowest, the first of equals, and takes its turn there; latencies add
-        up and the fluctuation is that of the narrowest. Of several ways the one whose links together are fastest.
+        A route over several links has the rate, channel and fluctuation of the slowest link (the first of equals) and
+        the sum of the latencies. Of several routes the one with the least total time per byte is taken.
         """
         key = source, target
         if key not in self._found:
@@ -149,6 +149,6 @@ class Machines(Struct, frozen=True, dict=True):
             path = ()
         parts = [self.wires[hop] for hop in pairwise(path)]
         if parts:
-            narrow = min(parts, key=lambda part: part.byte_s)
-            return replace(narrow, latency_ns=sum(part.latency_ns for part in parts))
+            narrow = min(parts, key=lambda wire: wire.byte_s)
+            return replace(narrow, latency_ns=sum(wire.latency_ns for wire in parts))
         return self.anywhere and replace(self.anywhere, channel=f"{source} -> {target}")

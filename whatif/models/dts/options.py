@@ -1,4 +1,4 @@
-"""The options of ``dts``, and the graph of an architecture's rounds from a recording."""
+"""The options of ``dts``, and the task graph of an architecture's rounds."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from whatif.models.exchange.collective_tasks import communicates
 from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
-# A machine that stops altogether takes for ever; table I allows any percentage.
+# Table I allows any percentage, but at 100 % a machine stops and never ends.
 MOST_FLUCTUATION = 0.99
 # The paper's number of clients.
 CLIENTS = 3
 
 
 def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
-    """Return the processors and links of a cluster file; over TCP, as from a CPU, headers take a share of each link.
+    """Return the processors and links of a cluster file; with ``tcp`` (CPU training) headers take a share of each link.
 
-    Raises WhatifError where the file gives levels of equal workers only.
+    Raises WhatifError if the file has no [[processor]] tables.
     """
     if not cluster.processors:
         raise WhatifError(
@@ -44,13 +44,13 @@ def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
     )  # fmt: skip
     wires: dict[tuple[str, str], Wire] = {}
     for found in cluster.links:
-        one, other = found.between
-        for source, target in ((one, other), (other, one)):
-            # Half a link is one for both directions; a shared one is one for all pairs of its table.
-            way = "" if not found.link.full_duplex else f" {'>' if source == one else '<'}"
+        first, second = found.between
+        for source, target in ((first, second), (second, first)):
+            # A half-duplex link is one channel for both directions, a shared link one for all pairs of its table.
+            way = "" if not found.link.full_duplex else f" {'>' if source == first else '<'}"
             channel = f"link {found.table}{way}" if found.shared else f"{source} -> {target}"
             if not found.shared and not found.link.full_duplex:
-                channel = f"{one} - {other}"
+                channel = f"{first} - {second}"
             share = TCP_SHARE if tcp else 1.0
             wires[source, target] = Wire(
                 channel, found.link.byte_s * share, found.link.latency_ns,
@@ -60,15 +60,15 @@ def machines_of(cluster: Cluster, *, tcp: bool) -> Machines:
 
 
 def equal_machines(count: int, bandwidth: Bandwidth, latency_us: float, *, tcp: bool) -> Machines:
-    """Return ``count`` machines like the recorded one, a link of its own between any two."""
+    """Return ``count`` machines like the recorded one with a separate link between any two."""
     if not 0 <= latency_us <= 1e6:
         raise WhatifError(f"dts: expected latency_us from 0 to 1,000,000, got {latency_us}.")
     return Machines.equal(count, Wire("", bandwidth.byte_s * (TCP_SHARE if tcp else 1.0), latency_us * 1e3))
 
 
 def cuts_of(dnn: Dnn, cut: str, what_if: str) -> tuple[int, ...]:
-    """Return the cuts that an option names, by numbers or names of layers between commas; none where it is empty."""
-    return tuple(dnn.layer_number(part.strip(), what_if) for part in cut.split(",")) if cut else ()
+    """Return the cuts of an option: comma-separated numbers or names of layers; empty for none."""
+    return tuple(dnn.layer_number(layer.strip(), what_if) for layer in cut.split(",")) if cut else ()
 
 
 def train_distributed(
@@ -84,16 +84,16 @@ def train_distributed(
     latency_us: float,
     max_paths: int,
 ) -> TaskGraph:
-    """Return the graph whose every step is one round of the architecture ``name``, and note who does what.
+    """Return a graph whose steps are rounds of the architecture ``name``, and note the assignment of roles.
 
-    None stands for 3 clients, as few workers as hold the network, the fastest cut; ``max_paths`` 0 tries all. Without
-    ``cluster`` (a file) all machines are like the recorded one. Raises WhatifError where an option makes no sense or
-    does not apply to the architecture, or where the cluster cannot do it.
+    None means 3 clients, as few workers as hold the network, the fastest cut; ``max_paths`` 0 tries all. Without
+    ``cluster`` (a file) all machines are like the recorded one. Raises WhatifError if an option is invalid or does not
+    apply to the architecture, or if the roles do not fit the cluster.
     """
-    given = {"clients": clients, "workers": workers, "cut": cut}
-    for option in [option for option, value in given.items() if value is not None]:
+    requested = {"clients": clients, "workers": workers, "cut": cut}
+    for option in [option for option, value in requested.items() if value is not None]:
         if option not in BUILT_IN[name].options:
-            able = ", ".join(other.name for other in BUILT_IN.values() if option in other.options)
+            able = ", ".join(architecture.name for architecture in BUILT_IN.values() if option in architecture.options)
             raise WhatifError(f"dts: expected no option {option!r} for {name}, got it; it applies to {able}.")
     if clients is None:
         clients = CLIENTS if "clients" in BUILT_IN[name].options else 1
@@ -108,7 +108,7 @@ def train_distributed(
     found = _fastest(dnn, name, training, cluster, bandwidth, latency_us, max_paths, tcp=not graph.has_gpu)
     activities = found.plan(batches).activities
     graph = step_graph(graph, activities, [found.assignment[role.name] for role in found.roles])
-    # Every fetch of data is one batch of somebody.
+    # Each fetch of data is one batch of one processor.
     fetched = sum(activity.phase == Phase.DATA for activity in activities)
     if dnn.batch_size:
         graph = graph.replace(info=replace(graph.info, batch_size=dnn.batch_size * fetched))

@@ -1,4 +1,4 @@
-"""A round of training written down as work on processors and transfers between them, and when each of it happens."""
+"""A round of training as work on processors and transfers between them, and its schedule in time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from whatif.runtime.errors import WhatifError
 
 
 class Training(Struct, frozen=True):
-    """How it is trained: the clients, the batches of each in one round, and where the network is cut.
+    """The training setup: the clients, their batches in one round, and the cuts of the network.
 
-    A round is what happens until the models meet: an epoch, where it has all batches of one.
+    A round ends when the models are averaged; it is an epoch if it has all batches of one.
     """
 
     clients: int = 3
     batches: int = 1
-    cuts: tuple[int, ...] = ()  # how many layers lie ahead of each cut
+    cuts: tuple[int, ...] = ()  # the number of layers before each cut
     workers: int = 0  # of pipeline learning; 0: as few as hold the network
 
     def __post_init__(self) -> None:
@@ -37,17 +37,17 @@ class Training(Struct, frozen=True):
 
 
 class Role(Struct, frozen=True):
-    """What one processor has to do in a batch, and with whom it exchanges how many bytes."""
+    """The work of one processor per batch, and the bytes that it exchanges with each partner."""
 
     name: str
     work_ns: float  # on the recorded machine
     memory_bytes: int
     partners: Mapping[str, int]
-    kind: str = ""  # roles of one kind do the same: they can change places
+    kind: str = ""  # roles of one kind do the same work: they are interchangeable
 
 
 class Activity(NamedTuple):
-    """Work or a transfer: where, how long, what it waits for (numbers of activities)."""
+    """Work or a transfer: its place, duration and predecessors (numbers of activities)."""
 
     place: str  # the processor's name, or the link's channel
     duration_ns: int
@@ -61,20 +61,20 @@ class Activity(NamedTuple):
 
 
 class Plan:
-    """Collects activities in order; an architecture's ``play`` writes it by ``compute`` and ``send``."""
+    """The activities of a round in order; an architecture's ``play`` adds them with ``compute`` and ``send``."""
 
     def __init__(self, dnn: Dnn, machines: Machines, assignment: Mapping[str, str]) -> None:
         self.dnn = dnn
         self.machines = machines
         self.assignment = assignment
         self.activities: list[Activity] = []
-        self.batch = 0  # whose draw of the fluctuations the next activities share
+        self.batch = 0  # activities of one batch share a draw of the fluctuations
         self._slowdown = {name: p.slowdown(dnn.gflop_s) for name, p in machines.by_name.items()}
 
     def compute(
         self, role: str, work_ns: float, name: str, phase: Phase = Phase.FORWARD, after: Iterable[int] = ()
     ) -> int:
-        """Let the processor of ``role`` do what takes ``work_ns`` on the recorded machine; gives its number."""
+        """Add work of ``role`` that takes ``work_ns`` on the recorded machine; return its number."""
         place = self.assignment[role]
         processor = self.machines.by_name[place]
         duration_ns = round(work_ns * self._slowdown[place])
@@ -89,7 +89,7 @@ class Plan:
         self, source: str, target: str, size_bytes: float, name: str, after: Iterable[int] = (),
         phase: Phase = Phase.FORWARD,
     ) -> int:  # fmt: skip
-        """Let the processor of one role send ``size_bytes`` to that of another; gives the transfer's number."""
+        """Add a transfer of ``size_bytes`` from one role to another; return its number."""
         wire = self.wire(source, target)
         latency_ns = round(wire.latency_ns)
         duration_ns = latency_ns + round(size_bytes * 1e9 / wire.byte_s)
@@ -101,7 +101,7 @@ class Plan:
         )  # fmt: skip
 
     def wire(self, source: str, target: str) -> Wire:
-        """Return the way between the processors of two roles. Raises WhatifError where there is none."""
+        """Return the wire between the processors of two roles. Raises WhatifError if there is none."""
         ends = self.assignment[source], self.assignment[target]
         wire = self.machines.wire(*ends)
         if wire is None:
@@ -124,15 +124,15 @@ class Times(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """The end of the last one."""
+        """The end of the last activity."""
         return max(self.end_ns, default=0)
 
 
 def run(activities: list[Activity]) -> Times:
-    """Return the times: every place does one thing at a time, and first what can start first.
+    """Return the times: each place runs one activity at a time, the one that can start first.
 
-    Ties by (start, ready time, number), as the simulator breaks them. It is a plain second implementation of the
-    simulation, fast on the few activities of a plan: a search for roles asks it again and again.
+    Ties are broken by (start, ready time, number), as in the simulator. This plain second implementation is fast on the
+    few activities of a plan; a search for roles calls it many times.
     """
     n = len(activities)
     start, end = [0] * n, [0] * n
@@ -149,7 +149,7 @@ def run(activities: list[Activity]) -> Times:
         at, was_ready, number = heapq.heappop(queue)
         activity = activities[number]
         begin = max(was_ready, free.get(activity.place, 0))
-        if begin > at:  # its place was taken meanwhile
+        if begin > at:  # its place has been taken since
             heapq.heappush(queue, (begin, was_ready, number))
             continue
         start[number], end[number] = begin, begin + activity.duration_ns
@@ -164,7 +164,7 @@ def run(activities: list[Activity]) -> Times:
 
 
 def busy_ns(activities: list[Activity], assignment: Mapping[str, str]) -> dict[str, int]:
-    """Return the delay that each role causes, ns: its work and the transfers that it is an end of."""
+    """Return the delay that each role causes, ns: its work and the transfers it takes part in."""
     delay = dict.fromkeys(assignment, 0)
     for activity in activities:
         ends, _, _ = activity.name.partition(":")
@@ -177,8 +177,8 @@ def busy_ns(activities: list[Activity], assignment: Mapping[str, str]) -> dict[s
 def spread_ns(activities: list[Activity], samples: int, seed: int) -> Float64:
     """Return the total time under ``samples`` draws of the fluctuations, ns, shape (samples,).
 
-    In each batch every processor and link draws how fast it is, evenly between 1 - f and 1 + f times its usual rate.
-    Each place keeps the order of the undisturbed round, so one sweep does all draws.
+    In each batch every processor and link draws its rate uniformly from 1 - f to 1 + f times its usual rate. Each place
+    keeps its order without fluctuations, so one sweep computes all draws.
     """
     times = run(activities)
     rng = np.random.default_rng(seed)

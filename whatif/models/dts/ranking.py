@@ -1,4 +1,4 @@
-"""All architectures on one cluster, the fastest first: what ``whatif dts`` reports."""
+"""All architectures on one cluster, the fastest first: the report of ``whatif dts``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from whatif.runtime.errors import WhatifError
 
 
 class Ranked(Struct, frozen=True):
-    """One architecture: its batch and its epoch, or the sentence why it cannot be used there."""
+    """One architecture: its times per batch and epoch, or the reason why it cannot be used."""
 
     name: str
     summary: str
     found: Estimate | None = None
     batch: Spread | None = None
     epoch: Spread | None = None
-    batches: int = 0  # of an epoch, those of each client
+    batches: int = 0  # per client in an epoch
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Ranked(Struct, frozen=True):
 
 
 class Ranking(Struct, frozen=True):
-    """The architectures that the cluster can train with, the fastest epoch first, then those that it cannot."""
+    """The architectures that fit the cluster, the fastest epoch first, then the others."""
 
     dnn: Dnn
     machines: Machines
@@ -85,9 +85,9 @@ def rank(
     samples: int = 1000,
     seed: int = 0,
 ) -> Ranking:
-    """Rank architectures by the time of an epoch: of the same data, which clients share where there are several.
+    """Rank architectures by the time of an epoch over the same data, which clients share.
 
-    ``training`` has what the user chose; its one cut is that between client and server, and not of pipeline learning.
+    ``training`` has the user's choices; its cut is between client and server and does not apply to pipeline learning.
     """
     if not 1 <= epoch_batches <= 100_000:
         raise WhatifError(f"dts: expected from 1 to 100,000 batches in an epoch, got {epoch_batches}.")
@@ -96,8 +96,8 @@ def rank(
     rows = []
     for architecture in architectures:
         try:
-            own = replace(training, cuts=()) if architecture.name == "pipeline_learning" else training
-            found = estimate(architecture, dnn, machines, own, max_paths)
+            its_training = replace(training, cuts=()) if architecture.name == "pipeline_learning" else training
+            found = estimate(architecture, dnn, machines, its_training, max_paths)
             batches = math.ceil(epoch_batches / batches_of_round(found))
             batch, epoch = (found.spread(number, samples=samples, seed=seed) for number in (1, batches))
             rows.append(Ranked(architecture.name, architecture.summary, found, batch, epoch, batches))
@@ -108,17 +108,17 @@ def rank(
 
 
 def batches_of_round(found: Estimate) -> int:
-    """Return how many batches are trained on in a round of one batch a client: one a fetch of data."""
+    """Return the number of batches in a round of one batch per client: one for each fetch of data."""
     return max(sum(activity.phase == Phase.DATA for activity in found.plan().activities), 1)
 
 
 def network_bytes(found: Estimate) -> int:
-    """Return the bytes that cross all links in a round of one batch a client."""
+    """Return the bytes sent over all links in a round of one batch per client."""
     return sum(activity.size_bytes for activity in found.plan().activities if activity.size_bytes > 0)
 
 
 def cut_layers(found: Estimate) -> list[str]:
-    """Return the last layer ahead of each cut."""
+    """Return the last layer before each cut."""
     return [found.dnn.layers[at - 1] for at in found.training.cuts]
 
 

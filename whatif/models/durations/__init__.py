@@ -1,1 +1,1 @@
-"""How long operators and kernels take under other conditions."""
+"""Durations of operators and kernels under changed conditions."""

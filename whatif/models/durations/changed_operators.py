@@ -1,7 +1,7 @@
-"""What the op database says of a recorded operator that a what-if changes on its own device: another batch or size.
+"""Op database estimates for operators that a what-if changes on the recorded device: another batch or size.
 
-New over old time by two estimates of one source, for as far as measurements of that very device go. Where they do not,
-the what-if's own model answers, which knows how well the recorded kernel itself does.
+The answer is new over old time, two estimates of one source, if measurements of that device cover it. Otherwise the
+what-if's own model answers, which uses the efficiency of the recorded kernel.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, operators_told, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, grouped_operators, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
-# The worst source that may answer: below it other devices' measurements do, which know the recorded kernel less well
+# The worst source accepted: the next are measurements of other devices, which describe the recorded kernel less well
 # than the what-if's model does.
 WORST = AnswerSource.LEARNED
-# Integers that grow with the batch. Of a product of two matrices the rows do in the forward pass; in the backward pass
-# a gradient of weights sums over them instead.
+# Integers that grow with the batch. In the forward pass these are the rows of a matrix product; in the backward pass a
+# weight gradient sums over them instead.
 _BATCH = {"conv": "batch", "attention": "batch", "normalization": "rows", "elementwise": "elements"}
 
 
 class Changed(NamedTuple):
-    """New over recorded time of n tasks, its nominal 90 % range, and who answers; NaN where no measurement does."""
+    """New over recorded time of n tasks, its nominal 90 % range and its source; NaN without a measurement."""
 
     ratio: Float64
     low: Float64
@@ -51,33 +51,33 @@ class Changed(NamedTuple):
 
     @property
     def known(self) -> Bool:
-        """Mask of the tasks that measurements answer for, shape (n,)."""
+        """Mask of the tasks with a measured ratio, shape (n,)."""
         return np.isfinite(self.ratio)
 
     def put(self, rows: Array, others: Changed) -> None:
-        """Write other answers in the places ``rows``."""
+        """Overwrite the places ``rows``."""
         self.ratio[rows], self.low[rows], self.high[rows], self.source[rows] = others
 
     def take(self, rows: Array) -> Changed:
-        """The answers ``rows``: places or a mask."""
+        """Return the given ``rows``: places or a mask."""
         return Changed(self.ratio[rows], self.low[rows], self.high[rows], self.source[rows])
 
 
-def measured_first(graph: TaskGraph, tasks: Array, told: Changed, able: Bool, model: Estimates) -> Estimates:
-    """Return the estimates ``model`` of ``tasks``, but for those under the mask ``able`` that measurements tell of."""
-    better = told.known & able
+def measured_first(graph: TaskGraph, tasks: Array, known: Changed, able: Bool, model: Estimates) -> Estimates:
+    """Return the estimates ``model`` of ``tasks``; under the mask ``able`` known measurements replace them."""
+    better = known.known & able
     if not better.any():
         return model
     columns = zip(
-        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), told[:3],
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), known[:3],
         strict=True,
     )  # fmt: skip
     times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
-    return Estimates.of(times[0], np.where(better, told.source, model.source), times[1], times[2])
+    return Estimates.of(times[0], np.where(better, known.source, model.source), times[1], times[2])
 
 
 def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
-    """Return what ``tasks`` (a mask or ids) take with ``factor`` times the samples on the recorded device."""
+    """Return the times of ``tasks`` (a mask or ids) with ``factor`` times the samples on the recorded device."""
     rows = _rows_of_samples(graph)
     forward = _called_in_forward(graph)
 
@@ -99,16 +99,16 @@ def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:
 
 
 def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed:
-    """Return what operators ``tasks`` (ids of one layer's) take with other ``sizes``, down to the data sheet.
+    """Return the times of ``tasks`` (ids, one layer) with other ``sizes``, by any source down to the data sheet.
 
-    ``sizes`` are integers of the database's operators, as ``out_channels``. A gradient of a product has its sizes in
-    other places: there the recorded value is looked for. Where no source answers, as on a CPU that was not measured,
-    FLOPs or bytes do, with our estimate of a range.
+    ``sizes`` are integers of the database's operators, such as ``out_channels``. In a product's gradient they are other
+    integers, found by the recorded value. If no source answers, as on a CPU without measurements, the time scales with
+    FLOPs or bytes, with our estimate of a range.
     """
     used = each_once(graph.called[tasks][graph.called[tasks] >= 0]).tolist()
     forward = _called_in_forward(graph)
-    told = [dict(graph.info.operators[row].integers) for row in used if forward[row]]
-    olds = {name: {row[name] for row in told if name in row} for name in sizes}
+    known_integers = [dict(graph.info.operators[row].integers) for row in used if forward[row]]
+    olds = {name: {row[name] for row in known_integers if name in row} for name in sizes}
     work_ratio = np.full(len(graph.info.operators) + 1, np.nan)
 
     def changed(ops: Operators, places: Int64) -> tuple[Operators, Bool]:
@@ -118,9 +118,9 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
                 continue
             by_name = forward[places] if ops.family == "matmul" else np.ones(len(ops), dtype=np.bool_)
             for other in ("m", "n", "k") if ops.family == "matmul" else ():
-                holds = np.isin(ops.integers[other], list(olds[name])) & ~forward[places]
-                integers[other] = np.where(holds, new, integers[other])
-                touched |= holds
+                has_old_size = np.isin(ops.integers[other], list(olds[name])) & ~forward[places]
+                integers[other] = np.where(has_old_size, new, integers[other])
+                touched |= has_old_size
             integers[name] = np.where(by_name, new, integers[name])
             touched |= by_name
         after = replace(ops, integers=integers)
@@ -130,8 +130,8 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
         work_ratio[places] = np.where(touched & np.isfinite(ratio) & (ratio > 0), ratio, np.nan)
         return after, touched
 
-    for places, ops in operators_told(graph.info.operators):
-        changed(ops, places)  # also where no device is known to ask
+    for places, ops in grouped_operators(graph.info.operators):
+        changed(ops, places)  # also if the device is unknown
     answer = _changed(graph, tasks, changed, worst=AnswerSource.ANALYTIC)
     by_work = work_ratio[graph.called[tasks]]
     ends = [by_work**exponent for exponent in _WORK_EXPONENTS]
@@ -143,15 +143,15 @@ def resized(graph: TaskGraph, tasks: Array, sizes: Mapping[str, int]) -> Changed
     )
 
 
-# Time grows slower or faster than work where a size fills the machine better or worse. Our estimate.
+# Time grows more slowly or faster than work as a size fills the machine better or worse. Our estimate.
 _WORK_EXPONENTS = (0.6, 1.3)
 
 
 def _rows_of_samples(graph: TaskGraph) -> set[int]:
-    """How many rows products of the forward pass have: samples, or samples times their length."""
+    """The row counts of forward products: samples, or samples times their length."""
     used = each_once(graph.called[(graph.phase == Phase.FORWARD) & (graph.called >= 0)]).tolist()
-    told = (graph.info.operators[row] for row in used)
-    return {dict(what.integers)["m"] for what in told if what.family == "matmul" and dict(what.integers)["batch"] == 1}
+    operators = (graph.info.operators[row] for row in used)
+    return {dict(op.integers)["m"] for op in operators if op.family == "matmul" and dict(op.integers)["batch"] == 1}
 
 
 def _called_in_forward(graph: TaskGraph) -> Bool:
@@ -161,7 +161,7 @@ def _called_in_forward(graph: TaskGraph) -> Bool:
 
 
 def _growing(ops: Operators, rows: set[int], forward: Bool) -> tuple[dict[str, Bool], Bool]:
-    """Which integer of each product grows with the batch, and for which products that is certain."""
+    """The integer of each product that grows with the batch, and a mask of the products for which that is certain."""
     several = ops.integers["batch"] > 1
     m, k = (np.isin(ops.integers[name], list(rows)) for name in ("m", "k"))
     of_rows = ~several & (forward | (m & ~k))
@@ -176,7 +176,7 @@ def _changed(
     *,
     worst: AnswerSource = WORST,
 ) -> Changed:
-    """Each task's ratio, by what ``change`` makes of its operator and for which of them it can."""
+    """The ratio of each task whose operator ``change`` can convert."""
     ids = as_ids(graph, tasks)
     table, name = graph.info.operators, _device_name(graph)
     side = estimator_of(name) if name and table else None
@@ -188,17 +188,17 @@ def _changed(
     used[called] = True
     by_row = [np.full(len(table) + 1, np.nan) for _ in range(3)]  # -1 is the last entry
     source_by_row = np.zeros(len(table) + 1, dtype=np.int8)
-    for places, ops in operators_told(table):
+    for places, ops in grouped_operators(table):
         changed, able = change(ops, places)
         rows = np.flatnonzero(able & used[places])
         if ops.family == "other" or not len(rows):
             continue
         ratios = same_source_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
-        for column, told in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
-            column[places[rows]] = told
+        for column, values in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
+            column[places[rows]] = values
         source_by_row[places[rows]] = SOURCE_OF_ANSWER[ratios.answered_by]
-    # A what-if before may have put a task into another format than its operator was recorded in.
-    recorded = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in table] + [0])[called]
+    # An earlier what-if may have put a task into another format than its operator was recorded in.
+    recorded = np.array([DTYPES.index(op.dtype) if op.dtype in DTYPES else 0 for op in table] + [0])[called]
     same = (graph.dtype[ids] == recorded) | (graph.dtype[ids] == 0) | (recorded == 0)
     good = same & among(graph.kind[ids], (TaskKind.KERNEL, TaskKind.CPU_OP))
     ratio, low, high = (np.where(good, column[called], np.nan) for column in by_row)
@@ -206,13 +206,13 @@ def _changed(
 
 
 def side_of(graph: TaskGraph) -> Estimator | None:
-    """Return the chain of the recorded device; None where it is not known."""
+    """Return the estimator chain of the recorded device; None if the device is unknown."""
     name = _device_name(graph)
     return estimator_of(name) if name else None
 
 
 def _device_name(graph: TaskGraph) -> str:
-    """What the database calls the recorded device; "" where it is not known."""
+    """The database's name of the recorded device; "" if unknown."""
     if graph.has_gpu:
         gpu = device(graph)
         return gpu.name if gpu is not None else ""
@@ -221,6 +221,6 @@ def _device_name(graph: TaskGraph) -> str:
 
 
 def _was_measured(side: Estimator) -> bool:
-    """Whether anything was measured on the very device."""
+    """Whether the database has measurements of this device."""
     rows = any(group.device == side.device for groups in side.index.groups.values() for group in groups)
     return rows or any(not model.facts.across for model in side.able_models)

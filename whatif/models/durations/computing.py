@@ -1,4 +1,4 @@
-"""How long a new kernel takes that computes: the estimator's answer for products that a what-if adds.
+"""Estimated durations of new compute kernels: products that a what-if adds.
 
 Source: ``whatif/hardware/roofline.py``.
 """
@@ -17,14 +17,14 @@ from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
 from whatif.runtime.errors import WhatifError
 
-# Volta's peaks stand for an unknown device (V100 data sheet), FLOP/ns; either way by this much.
+# The peaks assumed for an unknown device: Volta's (V100 data sheet), FLOP/ns, and the factor of their range.
 _UNKNOWN_FLOPS_PER_NS = {"fp32": 15.7e3, "fp64": 7.8e3}
 _UNKNOWN_HALF_FLOPS_PER_NS, _UNKNOWN_SPREAD = 125e3, 3.0
-# Kernels of a family from which on their own share of the peak is taken, and the percentiles of its range.
+# The number of kernels of a family that makes their share of the peak usable, and the percentiles of its range.
 _ENOUGH, _LOW_PERCENTILE, _HIGH_PERCENTILE = 3, 10, 90
-# Without such kernels: the best shapes reach what the device sustains, most of them half of that. Our estimate.
+# Without such kernels: the best shapes reach the sustained rate, most shapes half of it. Our estimate.
 _USUAL, _SLOW = 0.5, 0.2
-# What is more than the peak is Winograd or damage.
+# More than the peak is Winograd or damage.
 _MOST = 1.0
 _WORK: dict[KernelFamily, MatrixWork] = {
     KernelFamily.CONVOLUTION: "conv_backward", KernelFamily.ATTENTION: "attention", KernelFamily.RNN: "rnn",
@@ -43,19 +43,19 @@ def computing(
     graph: TaskGraph, flops: npt.ArrayLike, size_bytes: npt.ArrayLike, family: KernelFamily, dtype: str,
     share: Share | None = None,
 ) -> Estimates:  # fmt: skip
-    """Estimate new matrix kernels that do ``flops`` operations on ``size_bytes`` in all, shape (n,), in ``dtype``.
+    """Estimate new matrix kernels with ``flops`` operations on ``size_bytes`` in total, shape (n,), in ``dtype``.
 
-    By the roofline of the recorded GPU, at the share of its peak that the recording's own kernels of that family and
-    format reach; at the usual share of a family that it lacks, or at ``share``. Raises WhatifError on a CPU, where no
-    data sheet gives a peak.
+    Uses the roofline of the recorded GPU at the share of its peak that the recording's kernels of that family and
+    format reach; without such kernels the usual share, or ``share``. Raises WhatifError on a CPU, which has no peak in
+    a data sheet.
     """
     if not graph.has_gpu:
         raise WhatifError("expected the recording of a GPU to estimate a new kernel by its roofline, got one of a CPU.")
     gpu = device(graph)
-    own = None if share else recorded_share(graph, family, dtype)
-    source = Source.ROOFLINE if own else Source.PAPER
+    recorded = None if share else recorded_share(graph, family, dtype)
+    source = Source.ROOFLINE if recorded else Source.PAPER
     ceiling = compute_share(gpu, dtype, _WORK.get(family, "matmul")).centre
-    reached = share or own or Share(ceiling * _USUAL, ceiling * _SLOW, ceiling)
+    reached = share or recorded or Share(ceiling * _USUAL, ceiling * _SLOW, ceiling)
     if gpu is None:
         peak, memory = _UNKNOWN_FLOPS_PER_NS.get(dtype, _UNKNOWN_HALF_FLOPS_PER_NS), UNKNOWN_MEMORY_GBYTE_S
         spread, source = _UNKNOWN_SPREAD, Source.ASSUMED
@@ -75,9 +75,9 @@ def computing(
 
 
 def recorded_share(graph: TaskGraph, family: KernelFamily, dtype: str) -> Share | None:
-    """Return the share of the peak that the recorded kernels of a family and format reach, by their time.
+    """Return the time-weighted share of the peak that the recorded kernels of a family and format reach.
 
-    None where the device is not known, or fewer than three of them tell their operations.
+    None if the device is unknown, or fewer than three of them have known FLOPs.
     """
     gpu = device(graph)
     if gpu is None:

@@ -1,7 +1,7 @@
-"""What the op database's estimators say of a graph's tasks: the ratio of two estimates of one source.
+"""The op database's estimates for a graph's tasks, as ratios of two estimates of one source.
 
-A ratio cancels what both estimates miss in the same way, so both have to come from the same source: a measurement over
-a model's answer holds the model's whole error.
+A ratio cancels the errors that both estimates share, so both must come from the same source: a measurement over a
+model's answer has the model's full error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from whatif.opdb.importers.described import operators_of
 from whatif.opdb.location import default_database
 from whatif.opdb.rows import Operators
 
-# Which source of a duration a ratio of two estimates counts as.
+# The source of a duration that a ratio of two estimates counts as.
 _DURATION_SOURCES = {
     AnswerSource.EXACT: Source.DATABASE,
     AnswerSource.INTERPOLATED: Source.DATABASE,
@@ -34,17 +34,17 @@ _DURATION_SOURCES = {
     AnswerSource.SAME_SHAPE: Source.OTHER_DEVICES,
     AnswerSource.LEARNED_ACROSS: Source.OTHER_DEVICES,
 }
-# The same by the code of an ``AnswerSource``; what is not listed comes from data sheets.
+# The same, indexed by ``AnswerSource``; sources not listed are data sheets.
 SOURCE_OF_ANSWER = np.array([_DURATION_SOURCES.get(one, Source.ROOFLINE) for one in AnswerSource], dtype=np.int8)
-# What was measured with its launch says little of a kernel that is shorter than the launch: events around one kernel
-# read 24 us at the least (NeuSight's five GPUs).
+# Times measured with the launch say little about a kernel shorter than the launch: events around one kernel measure at
+# least 24 us (NeuSight's five GPUs).
 LEAST_WITH_LAUNCH_S = 20e-6
 
 
 class Ratios(Struct, frozen=True):
     """New over old time of n operators, with a nominal 90 % range and the source of both estimates, shape (n,) each.
 
-    NaN, and the source NONE, where no source answers for both.
+    NaN, with source NONE, if no source answers for both.
     """
 
     ratio: Float64
@@ -54,7 +54,7 @@ class Ratios(Struct, frozen=True):
 
 
 def estimator_of(device: str) -> Estimator:
-    """Return the chain of a device, with the person's database and the shipped models; opened once a process."""
+    """Return a device's estimator chain, with the user's database and the shipped models; opened once per process."""
     return _opened(device, default_database())
 
 
@@ -64,29 +64,29 @@ def _opened(device: str, _database: Path) -> Estimator:
 
 
 @lru_cache(maxsize=32)
-def operators_told(table: tuple[Described, ...]) -> list[tuple[Int64, Operators]]:
-    """Return ``operators_of`` a recording's table: what-ifs ask for those of one recording again and again."""
+def grouped_operators(table: tuple[Described, ...]) -> list[tuple[Int64, Operators]]:
+    """Return ``operators_of`` a recording's table, cached: what-ifs call it often with the same table."""
     return operators_of(table)
 
 
 def usual_calls_ns(graph: TaskGraph, tasks: Int64) -> tuple[Float64, Float64]:
-    """Return what the database calls usual for the call of each of ``tasks`` on its GPU, and the range's upper end, ns.
+    """Return the database's usual time for the call of each of ``tasks`` on its GPU, and the range's upper end, ns.
 
-    Shape (n_tasks,) both, as the recorded call's kernels share it; NaN where the recording has no shapes or the
+    Both have shape (n_tasks,), split as among the recorded call's kernels; NaN if the recording has no shapes or the
     database no answer. fp32 convolutions run in TF32 where cuDNN does so by default.
     """
     gpu = device(graph)
-    told = (graph.called[tasks] >= 0) & (graph.operator[tasks] >= 0)
-    # Layouts that a product changes, and biases that it adds, are kernels of their own.
-    products = np.array([what.family in data_sheet.MATRIX_FAMILIES for what in graph.info.operators] + [False])
-    told &= among(graph.family[tasks], MATRIX_FAMILIES) | ~products[graph.called[tasks]]
+    has_call = (graph.called[tasks] >= 0) & (graph.operator[tasks] >= 0)
+    # Changes of a product's layout, and its bias, are separate kernels.
+    products = np.array([op.family in data_sheet.MATRIX_FAMILIES for op in graph.info.operators] + [False])
+    has_call &= among(graph.family[tasks], MATRIX_FAMILIES) | ~products[graph.called[tasks]]
     usual_ns, high_ns = (np.full(len(graph), np.nan) for _ in range(2))
-    if gpu is None or not told.any():
+    if gpu is None or not has_call.any():
         return usual_ns, high_ns
-    tasks = tasks[told]
+    tasks = tasks[has_call]
     table = [
-        replace(what, dtype="tf32") if gpu.tf32_by_default and (what.family, what.dtype) == ("conv", "fp32") else what
-        for what in graph.info.operators
+        replace(op, dtype="tf32") if gpu.tf32_by_default and (op.family, op.dtype) == ("conv", "fp32") else op
+        for op in graph.info.operators
     ]
     by_row = np.full((2, len(table)), np.nan)
     side = estimator_of(gpu.name)
@@ -109,23 +109,23 @@ def same_source_ratio(
     *,
     worst: AnswerSource = AnswerSource.LEARNED_ACROSS,
 ) -> Ratios:
-    """Return the time of ``after`` on the device of ``new`` over that of ``before`` on the device of ``old``.
+    """Return the time of ``after`` on ``new``'s device over that of ``before`` on ``old``'s device.
 
-    Both are n operators of one family, row by row the one that becomes the other. The best source
-    up to ``worst`` that answers for both counts.
+    Row i of ``before`` becomes row i of ``after``; both have n operators of one family. The best source up to ``worst``
+    that answers for both is used.
     """
     n = len(before)
     ratio, low, high = (np.full(n, np.nan) for _ in range(3))
     answered_by = np.full(n, AnswerSource.NONE, dtype=np.int8)
     allowed = np.zeros(n, dtype=np.int8)
     open_ = np.arange(n)
-    # Each round at least one of the two answers moves down a source.
+    # Each round moves at least one of the two answers down a source.
     while len(open_):
         floor = int(allowed[open_].min())
         rows = open_[allowed[open_] == floor]
         sources = [step for step in AnswerSource if floor <= step <= worst]
-        asked = ((side.restricted(sources), ops.take(rows)) for side, ops in ((old, before), (new, after)))
-        first, second = (side.estimate(ops) for side, ops in asked)
+        queries = ((side.restricted(sources), ops.take(rows)) for side, ops in ((old, before), (new, after)))
+        first, second = (side.estimate(ops) for side, ops in queries)
         answered = (first.answered_by <= worst) & (second.answered_by <= worst)
         agreed = answered & (first.answered_by == second.answered_by)
         little = _mostly_launch(first) | _mostly_launch(second)
@@ -133,7 +133,7 @@ def same_source_ratio(
         done = rows[same]
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio[done] = (second.t_s / first.t_s)[same]
-            # Two estimates of one source may miss in opposite ways: their half-widths add as squares.
+            # Two estimates of one source may err in opposite directions: their half-widths add as squares.
             down = np.hypot(np.log(second.t_s / second.low_s), np.log(first.high_s / first.t_s))[same]
             up = np.hypot(np.log(second.high_s / second.t_s), np.log(first.t_s / first.low_s))[same]
         low[done], high[done] = ratio[done] * np.exp(-down), ratio[done] * np.exp(up)
@@ -151,7 +151,7 @@ def same_source_ratio(
 
 
 def _mostly_launch(answers: Answers) -> Bool:
-    """Mask of the answers that rest on times with a launch and are too short for it to be taken out, shape (n,)."""
+    """Mask of the answers whose measured times include a launch and are too short to subtract it, shape (n,)."""
     launched = np.array([basis.has_launch for basis in answers.bases] or [False])
     basis = answers.basis
     return np.asarray((basis >= 0) & launched[np.maximum(basis, 0)] & (answers.t_s < LEAST_WITH_LAUNCH_S))

@@ -1,10 +1,10 @@
-"""How long a convolution takes on a device in a number format, all kernels of its call together.
+"""The time of a convolution on a device in a number format, over all kernels of its call.
 
-Between units without and with tensor cores a library uses another algorithm and another layout of the tensors, so that
-what a recording shows of the old one says little: then the law itself answers, and not its ratio.
+With and without tensor cores a library uses different algorithms and tensor layouts, so that the recorded time says
+little about the new one: then the model gives the time itself, not a ratio.
 
-Sources: a public recording of VGG-13 on an H100 in TF32 (docs/device.md) for what the shapes reach and for what
-changing the layout takes; one of ResNet-50 on a V100 for convolutions without tensor cores.
+Sources: a public recording of VGG-13 on an H100 in TF32 (docs/device.md) for the efficiency of shapes and the time of
+layout changes; one of ResNet-50 on a V100 for convolutions without tensor cores.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from whatif.opdb.rows import Operators, Texts
 from whatif.opdb.tensor_convolutions import NHWC
 from whatif.opdb.work import output_size, work
 
-# With 64 channels about half of what 128 reach (forward 0.39 and 0.43, gradients 0.27 and 0.37).
+# 64 channels reach about half of the rate of 128 (forward 0.39 and 0.43, gradients 0.27 and 0.37).
 _WIDE_CHANNELS, _NARROW_EXPONENT, _NARROWEST_SHARE = 128, 0.85, 0.1
-# Tensor cores want channels last: every tensor of the call is read and written once more, 1.47 TB/s of 3.35 in either
-# direction. With so few channels (images) none is.
+# Tensor cores need channels last: every tensor of the call is read and written once more, at 1.47 of 3.35 TB/s in each
+# direction. With this few channels (images) none is.
 _IMAGE_CHANNELS = 4
 # Rows and columns of the tiles of its product. Our estimate: the usual ones.
 _TILE = 128
 
 
 def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool | bool = False) -> Float64:
-    """Return the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product, and changes of the layout.
+    """Return the time of n convolutions in ``dtype`` on a device, ns, shape (n,): product and layout changes.
 
-    ``dtype`` counts, and not the format that the operators were recorded in. Those under ``channels_last``, or recorded
-    so, need no change of the layout.
+    ``dtype`` replaces the operators' recorded format. Those in ``channels_last`` (a mask), or recorded so, need no
+    layout change.
     """
     flops, moved = work(replace(ops, texts={**ops.texts, "dtype": Texts.same(dtype, len(ops))}))
     memory = moved / memory_gbyte_s(gpu)
@@ -44,7 +44,7 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool 
         return np.asarray(np.maximum(vector, memory), dtype=np.float64)
     forward = np.array([phase == "fwd" for phase in ops.texts["phase"].table] or [True])[ops.texts["phase"].codes]
     narrow = np.minimum(c["in_channels"], c["out_channels"]) / _WIDE_CHANNELS
-    share = np.where(forward, *(compute_share(gpu, dtype, what).centre for what in ("conv", "conv_backward")))
+    share = np.where(forward, *(compute_share(gpu, dtype, family).centre for family in ("conv", "conv_backward")))
     share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
     product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
     recorded = np.array([layout == NHWC for layout in ops.texts["layout"].table] or [False])[ops.texts["layout"].codes]
@@ -53,11 +53,11 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool 
 
 
 def _whole_waves(ops: Operators, gpu: Gpu) -> Float64:
-    """The share of the device that tiles in whole waves fill; the gradient of weights splits its sum instead."""
+    """The share of the device that whole waves of tiles fill; weight gradients split their sum instead."""
     c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
     weights = np.array([phase == "wgrad" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
     rows = np.ceil(c["batch"] * output_size(c, "h") * output_size(c, "w") / _TILE)
     tiles = np.maximum(rows * np.ceil(c["out_channels"] / _TILE), 1)
-    # Smaller tiles and split sums fill what is left of a device by half: our estimate.
+    # Smaller tiles and split sums fill half of the remaining device: our estimate.
     filled = tiles / (np.ceil(tiles / gpu.sm_count) * gpu.sm_count)
     return np.where(weights, 1.0, np.maximum(filled, 0.5))

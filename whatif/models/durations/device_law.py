@@ -1,7 +1,7 @@
-"""What becomes of a kernel on another device, by data sheets and by what the recording alone shows of it.
+"""The time of a kernel on another device, from data sheets and the recording alone.
 
-A kernel's time has a part that any device takes (start, first wave, tail) and a part that follows the law max(FLOPs /
-rate, bytes / bandwidth). The recorded time times the ratio of two laws cancels what the law misses on both devices.
+A kernel's time has a fixed part (start, first wave, tail) and a part that follows the roofline law max(FLOPs / rate,
+bytes / bandwidth). Scaling the recorded time by the ratio of two laws cancels the errors on both devices.
 
 Sources: Williams et al., "Roofline", CACM 2009; Yu et al., "Habitat", USENIX ATC 2021 (wave scaling: a kernel that
 does not fill the device gains nothing from more multiprocessors).
@@ -19,26 +19,26 @@ from whatif.graph.types import Float64, Int8, Int64, among
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, on_tensor_cores
 from whatif.ingest.kineto_fields import THREADS_PER_WARP
-from whatif.models.durations.database import operators_told
+from whatif.models.durations.database import grouped_operators
 from whatif.models.durations.occupancy import filled, rates_tflops
 from whatif.opdb.data_sheet import executed_over_asked
 
-# So much of the places for warps has to be filled with blocks of attention for memory to be busy: our estimate.
+# The share of warp slots that attention's blocks must fill to keep memory busy: our estimate.
 _BUSY_MEMORY_FILL = 0.5
-# What a thread reads and writes while the device waits for memory (Little's law), GB/s: elementwise kernels that leave
-# places for threads empty move 10 to 13 MB/s a thread on V100, A100-SXM, H100 and MI300X; an A100-PCIE-40 2 to 5.
+# The memory traffic per thread in flight (Little's law), GB/s: elementwise kernels that leave thread slots empty move
+# 10 to 13 MB/s per thread on V100, A100-SXM, H100 and MI300X; on an A100-PCIE-40 2 to 5.
 _THREAD_GBYTE_S = 0.012
 # A nominal 90 % range of a ratio of two laws: between boards of one architecture, between a vendor's architectures,
-# between vendors, whose libraries are others; and by how much more where the work is not known. Our estimate;
-# docs/device.md says how often it holds.
+# between vendors, with different libraries; and the factor by which unknown work widens it. Our estimate;
+# docs/device.md has its coverage.
 SPREADS, UNKNOWN_SPREAD = (1.2, 1.35, 1.5), 1.4
-# Products of unknown sizes wait for memory and latency as well: speedup = (ratio of rates) ** exponent. Fitted to what
-# sizes say of the products of ten recordings on six other devices: 0.63 for those within eight floors, 0.77 for longer
-# ones. The error of the log, each recording left out, falls from 0.55 to 0.40.
+# Products of unknown sizes wait for memory and latency as well: speedup = (ratio of rates) ** exponent. Fitted to the
+# known sizes of products in ten recordings on six other devices: 0.63 for those within eight floors, 0.77 for longer
+# ones. The error of the log, leaving one recording out, falls from 0.55 to 0.40.
 _UNKNOWN_EXPONENT = 0.67
-# What the shortest kernels take differs by clocks and drivers too: 1 to 3 us on NVIDIA's devices alone.
+# The time of the shortest kernels also depends on clocks and drivers: 1 to 3 us on NVIDIA's devices alone.
 FLOOR_SPREADS = (1.2, 1.4, 1.6)
-# Multiprocessors and clocks of an unknown device: from a T4's to an H100's, so that a ratio may be anything within.
+# Multiprocessors and clocks of an unknown device: from a T4's to an H100's; a ratio may be anything between.
 NO_FACTS_SPREAD = 4.0
 
 
@@ -50,16 +50,16 @@ class Ratio(Struct, frozen=True):
     high: Float64
 
     def put(self, at: Int64, other: Ratio) -> None:
-        """Let the kernels ``at`` (places) have the ratios of ``other``, one each."""
+        """Overwrite the places ``at`` with the ratios of ``other``."""
         self.centre[at], self.low[at], self.high[at] = other.centre, other.low, other.high
 
 
 def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
-    """Return new over recorded time of kernels ``tasks`` (ids), computing in ``dtype`` and then in ``new_dtype``.
+    """Return new over recorded time of kernels ``tasks`` (ids) that go from ``dtype`` to ``new_dtype``.
 
-    Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. What a kernel computes and moves counts where
-    the recording shows it; else its family says what bounds it. What a product takes beyond its floor and ``FAR_ABOVE``
-    times its law is latency, which another device does not shorten.
+    Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. A kernel's recorded FLOPs and bytes are used if
+    known; else its family decides what bounds it. A product's time beyond its floor and ``FAR_ABOVE`` times its law is
+    latency, which another device does not shorten.
     """
     family, recorded = graph.family[tasks], graph.duration_ns[tasks].astype(np.float64)
     flops, moved = graph.flops[tasks].astype(np.float64), graph.size_bytes[tasks].astype(np.float64)
@@ -69,16 +69,16 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
     laws = []
     for gpu, form in ((old, dtype), (new, new_dtype)):
         share = filled(graph, gpu, tasks)
-        # A library chooses the tiles of products by the device; other kernels start as many threads on any.
+        # Libraries choose tiles of products by device; other kernels start the same threads on any.
         share = np.where(tiled, np.nan, share)
         threads = np.minimum(graph.warps[tasks], gpu.sm_count * gpu.warps_per_sm) * THREADS_PER_WARP
         # Kernels too small to keep the memory busy wait for its latency, which more bandwidth does not shorten; blocks
-        # of attention fetch ahead, as fast as their multiprocessor can.
+        # of attention prefetch, as fast as their multiprocessor can.
         in_blocks = memory_gbyte_s(gpu) * share / _BUSY_MEMORY_FILL
-        asked = np.where(np.isfinite(share), np.where(matrix, in_blocks, threads * _THREAD_GBYTE_S), np.inf)
+        demand_gbyte_s = np.where(np.isfinite(share), np.where(matrix, in_blocks, threads * _THREAD_GBYTE_S), np.inf)
         rates = rates_tflops(gpu) * 1e3
-        rate, bandwidth = rates[form] * _waves(share), np.minimum(memory_gbyte_s(gpu), asked)
-        # Where the work is not known any amount does: it cancels in the ratio.
+        rate, bandwidth = rates[form] * _waves(share), np.minimum(memory_gbyte_s(gpu), demand_gbyte_s)
+        # Unknown work cancels in the ratio: any amount will do.
         compute = np.where(matrix, np.where(flops > 0, flops, 1.0), 0.0) * _in_tiles(graph, gpu, tasks) / rate
         memory = np.where(moved > 0, moved, ~matrix) / bandwidth
         laws.append(np.where(matrix & (flops <= 0), compute, np.maximum(compute, memory)))
@@ -86,27 +86,27 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
     units = [np.array([on_tensor_cores(gpu, name) for name in DTYPES]) for gpu in (old, new)]
     of_any_size = (family == KernelFamily.GEMM) & ~known & (units[0][dtype] == units[1][new_dtype])
     ratio = np.where(of_any_size, ratio**_UNKNOWN_EXPONENT, ratio)
-    # Bytes cancel where memory alone bounds a kernel: not knowing them widens nothing.
+    # If memory alone bounds a kernel, bytes cancel: unknown ones do not widen the range.
     spread = spread_between(old, new) * np.where(matrix & ~known, UNKNOWN_SPREAD, 1.0)
     far_above = np.where(known, np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * laws[0], 0.0), 0.0)
     found = with_range(recorded, ratio, spread, old, new, latency_ns=np.where(tiled, far_above, 0.0))
-    # What a kernel waits for beside its work clocks and multiprocessors shorten at best.
+    # Latency falls at most with clocks and multiprocessors.
     other = old.sm_count * old.boost_mhz / (new.sm_count * new.boost_mhz)
     by_other = above_floor(recorded, np.full(len(tasks), other), old, new)
     low, high = np.minimum(found.low, by_other), np.maximum(found.high, by_other)
-    # Where the blocks are known the law holds what a half-empty device waits for.
+    # If the blocks are known, the law includes the waits of a half-empty device.
     slow = ~tiled & (far_above > 0) & ~np.isfinite(filled(graph, old, tasks))
     return Ratio(found.centre, np.where(slow, low, found.low), np.where(slow, high, found.high))
 
 
-# What a kernel's law has to be exceeded by before the rest counts as bound by something else: our estimate.
+# The factor above a kernel's law beyond which something else bounds the time: our estimate.
 FAR_ABOVE = 3.0
 
 
 def _in_tiles(graph: TaskGraph, gpu: Gpu, tasks: Int64) -> Float64:
-    """Executed over useful work of products whose sizes are known, in whole tiles and waves of a device; else 1."""
+    """Executed over useful work of products of known sizes, in whole tiles and waves of a device; else 1."""
     by_operator = np.ones(len(graph.info.operators) + 1)  # -1 is the last entry
-    for place, ops in operators_told(graph.info.operators):
+    for place, ops in grouped_operators(graph.info.operators):
         if ops.family == "matmul":
             by_operator[place] = executed_over_asked(gpu, ops)
     return np.where(graph.family[tasks] == KernelFamily.GEMM, by_operator[graph.called[tasks]], 1.0)
@@ -117,7 +117,7 @@ def _tier(old: Gpu, new: Gpu) -> int:
 
 
 def spread_between(old: Gpu, new: Gpu) -> float:
-    """Return the factor either way that a nominal 90 % range of a ratio of two laws is wide."""
+    """Return the factor, up and down, of the nominal 90 % range of a ratio of two laws."""
     return SPREADS[_tier(old, new)]
 
 
@@ -125,12 +125,12 @@ def with_range(
     recorded_ns: Float64, ratio: npt.ArrayLike, spread: npt.ArrayLike, old: Gpu, new: Gpu,
     *, latency_ns: npt.ArrayLike = 0.0,
 ) -> Ratio:  # fmt: skip
-    """Return new over recorded time where ``ratio``, within ``spread`` either way, holds above floor and latency."""
+    """Return new over recorded time; ``ratio``, uncertain by a factor ``spread``, applies above floor and latency."""
     floor = FLOOR_SPREADS[_tier(old, new)]
     by = np.asarray(ratio)
     ways = ((by, 1.0), (by / np.asarray(spread), 1 / floor), (by * np.asarray(spread), floor))
     found = Ratio(*(above_floor(recorded_ns, r, old, new, floor_by=f, latency_ns=latency_ns) for r, f in ways))
-    # Latency is known to as much as the rest, half of it in each of two devices' ways to do the work.
+    # Latency is as uncertain as the rest, half of it from each of the two devices.
     share, by_half = np.asarray(latency_ns) / np.maximum(recorded_ns, 1.0), np.sqrt(np.asarray(spread))
     return Ratio(found.centre, found.low - share * (1 - 1 / by_half), found.high + share * (by_half - 1))
 
@@ -139,38 +139,38 @@ def above_floor(
     recorded_ns: Float64, ratio: npt.ArrayLike, old: Gpu, new: Gpu,
     *, floor_by: float = 1.0, latency_ns: npt.ArrayLike = 0.0,
 ) -> Float64:  # fmt: skip
-    """Return new over recorded time where only what is above the floor follows ``ratio``; shape of ``recorded_ns``.
+    """Return new over recorded time if only the time above the floor follows ``ratio``; shape of ``recorded_ns``.
 
-    A kernel at half of the floor stays at half of the new one, which is ``floor_by`` times what it is known as.
-    ``latency_ns`` of what is above stays, and hides as much of a change of the floor as it is longer than that.
+    A kernel at half of the floor stays at half of the new floor, which is ``floor_by`` times the device's.
+    ``latency_ns`` of the time above stays, and hides a change of the floor the more, the longer it is.
     """
     floors, stays = (kernel_floor_ns(old), kernel_floor_ns(new)), np.asarray(latency_ns)
-    seen = 1 / (1 + stays / np.sqrt(floors[0] * floors[1]))
+    exposed = 1 / (1 + stays / np.sqrt(floors[0] * floors[1]))
     fixed = np.minimum(recorded_ns, floors[0])
-    new_ns = fixed * (floors[1] / floors[0] * floor_by) ** seen + stays
+    new_ns = fixed * (floors[1] / floors[0] * floor_by) ** exposed + stays
     new_ns = new_ns + (recorded_ns - fixed - stays) * np.asarray(ratio)
     return np.asarray(np.where(recorded_ns > 0, new_ns / np.maximum(recorded_ns, 1.0), 1.0))
 
 
 def _waves(share: Float64) -> Float64:
-    """The share of the multiprocessors' time that whole waves leave useful; 1 where the fill is not known."""
+    """The useful share of the multiprocessors' time in whole waves; 1 if the fill is unknown."""
     known = np.isfinite(share) & (share > 0)
     safe = np.where(known, share, 1.0)
     return np.where(known, safe / np.ceil(safe), 1.0)
 
 
 def no_facts(n: int) -> Ratio:
-    """Return the ratio of ``n`` kernels where the recorded device is not known: anything from a T4's to an H100's."""
+    """Return the ratio of ``n`` kernels of an unknown recorded device: anything from a T4's to an H100's."""
     return Ratio(np.ones(n), np.full(n, 1 / NO_FACTS_SPREAD), np.full(n, NO_FACTS_SPREAD))
 
 
 def has_units(gpu: Gpu, dtype: str) -> bool:
-    """Say whether a device multiplies ``dtype`` on units of its own, and not by falling back to another format."""
+    """Return whether a device has units for ``dtype``, without falling back to another format."""
     return dtype in ("fp32", "fp64") or getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
 
 
 def counts_as(gpu: Gpu, dtype: str) -> str:
-    """Return the format at whose rate a device multiplies ``dtype``: itself, or what PyTorch or we take instead."""
+    """Return the format at whose rate a device multiplies ``dtype``: itself, or PyTorch's or our substitute."""
     if dtype == "tf32":
         return dtype if gpu.tf32_by_default else "fp32"
     if dtype not in ("fp16", "bf16", "fp8") or has_units(gpu, dtype) or (dtype == "fp16" and gpu.fp16_vector_tflops):

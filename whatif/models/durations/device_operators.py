@@ -1,4 +1,4 @@
-"""What the chains of two devices say of a recording's operators: new over old time, by estimates of one source."""
+"""New over old time of a recording's operators by the chains of two devices, from estimates of one source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from whatif.graph.types import Int64
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.database import Ratios, estimator_of, operators_told, same_source_ratio
+from whatif.models.durations.database import Ratios, estimator_of, grouped_operators, same_source_ratio
 from whatif.models.durations.device_law import has_units
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.rows import Operators, Texts
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from whatif.graph.described import Described
 
 
-# Families of which other devices' models and data sheets together miss less than those models alone: NeuSight's fp32
-# operators from each of five GPUs to each of the others, left out: elementwise 9.7 to 2.8 %, products 34.4 to 32.3 %
-# (mean), normalizations 16.8 to 21.5 %, with the data sheets' own answers. In place of those the kernel's law answers,
-# which has the same shares of peaks; where it does not, products go from 24.9 to 23.3 %.
+# Families for which other devices' models with data sheets err less than those models alone: NeuSight's fp32 operators
+# from each of five GPUs to each of the others, left out: elementwise 9.7 to 2.8 %, products 34.4 to 32.3 % (mean),
+# normalizations 16.8 to 21.5 %, with the data sheets' answers. The kernel's law answers in their place, with the same
+# shares of peaks; where it does not, products go from 24.9 to 23.3 %.
 _WITH_SHEET = ("elementwise", "matmul")
 
 
 def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[Int64, Operators, Ratios]]:
-    """Return, by family, places in a table of operators, the operators there, and their time on ``new`` over ``old``.
+    """Return, for each family, places in a table of operators, these operators, and their time on ``new`` over ``old``.
 
-    Only operators in a format for which both devices have units, or neither. Down to what other devices measured, with
-    the data sheets beside it for families of ``_WITH_SHEET``. What only data sheets tell is left to the kernel's law.
+    Only operators in a format for which both devices have units, or neither. Sources go down to other devices'
+    measurements, with data sheets for ``_WITH_SHEET``. Operators with data sheets alone are left to the kernel's law.
     """
     return _by_operator(table, (old, new), (estimator_of(old.name), estimator_of(new.name)))
 
@@ -38,30 +38,30 @@ def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[
 def _by_operator(
     table: tuple[Described, ...], gpus: tuple[Gpu, Gpu], sides: tuple[Estimator, Estimator]
 ) -> list[tuple[Int64, Operators, Ratios]]:
-    """What ``by_operator`` returns, kept: devices, their databases and the operators alone decide."""
+    """Cached ``by_operator``: the result depends only on devices, their databases and the operators."""
     (old, new), found = gpus, []
-    for place, ops in operators_told(table):
+    for place, ops in grouped_operators(table):
         known = np.array([has_units(old, d) == has_units(new, d) for d in ops.texts["dtype"].table] or [True])
         rows = np.flatnonzero(known[ops.texts["dtype"].codes])
         if not len(rows):
             continue
-        asked = ops.take(rows)
+        subset = ops.take(rows)
         if ops.family == "conv":
-            ratios = _gradients_apart(asked, sides)
+            ratios = _gradients_apart(subset, sides)
         else:
             worst = AnswerSource.ANALYTIC if ops.family in _WITH_SHEET else AnswerSource.LEARNED_ACROSS
-            ratios = same_source_ratio(asked, asked, *sides, worst=worst)
+            ratios = same_source_ratio(subset, subset, *sides, worst=worst)
             ratios.ratio[ratios.answered_by == AnswerSource.ANALYTIC] = np.nan
-        found.append((place[rows], asked, ratios))
+        found.append((place[rows], subset, ratios))
     return found
 
 
 def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Ratios:
-    """A call that gives both gradients of a convolution is none that is measured: both ratios, and their mean."""
+    """No measurement covers a call that computes both gradients of a convolution: take the mean of the two ratios."""
     phases = ops.texts["phase"]
     parts = []
     for phase in ("dgrad", "wgrad") if "bwd" in phases.table else ("",):
-        table = tuple(phase if told == "bwd" else told for told in phases.table)
+        table = tuple(phase if recorded_phase == "bwd" else recorded_phase for recorded_phase in phases.table)
         one = Operators(ops.family, {**ops.texts, "phase": Texts(phases.codes, table)}, ops.integers)
         parts.append(same_source_ratio(one, one, *sides))
     if len(parts) == 1:

@@ -1,7 +1,7 @@
-"""How long the work takes that a what-if changes or adds: one place, a range with every answer, and who gave it.
+"""Durations of work that a what-if changes or adds: every estimate has a range and a source.
 
-A transform never carries a duration of its own. It asks here, and the answer travels with the tasks: the range
-into ``low_ns`` and ``high_ns``, the source into the attached column ``ESTIMATED``, which reports count.
+Transforms contain no durations. They get estimates here, which are stored with the tasks: the range in ``low_ns`` and
+``high_ns``, the source in the attached column ``ESTIMATED``, which reports count.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ ESTIMATED = "estimated by"
 
 
 class Source(IntEnum):
-    """Who answered for a duration, from the best to the worst."""
+    """The source of a duration, from the best to the worst."""
 
-    RECORDED = 0  # the recording itself; inserted rows of an attached column hold this value as well
+    RECORDED = 0  # the recording itself; also the value of inserted rows in an attached column
     MEASURED = 1  # measured alone on the recorded machine: operators, copies, rates
     DATABASE = 2  # the op database: the operator measured on the device, or interpolated between its neighbours
     LEARNED = 3  # a model of the device's measurements
     OTHER_DEVICES = 4  # measurements of other devices, or a model of them
-    ROOFLINE = 5  # data sheet of the device, with the efficiency that the kernel itself reached
-    PAPER = 6  # a constant that a paper or a vendor printed
+    ROOFLINE = 5  # data sheet of the device, with the kernel's own efficiency
+    PAPER = 6  # a constant published by a paper or a vendor
     ASSUMED = 7  # our estimate, not measured
 
 
 class Estimates(Struct, frozen=True):
-    """Durations of n pieces of work, ns, with a nominal 90 % range and the source of each, shape (n,) all of them."""
+    """Durations of n pieces of work, ns, each with a nominal 90 % range and a source; all of shape (n,)."""
 
     duration_ns: Float64
     low_ns: Float64
@@ -50,14 +50,14 @@ class Estimates(Struct, frozen=True):
         return len(self.duration_ns)
 
     def take(self, rows: Array) -> Estimates:
-        """Return those of the ``rows``: a mask of shape (n,), or places."""
+        """Return the given ``rows``: a mask of shape (n,), or places."""
         return Estimates(self.duration_ns[rows], self.low_ns[rows], self.high_ns[rows], self.source[rows])
 
     @staticmethod
     def of(
         duration_ns: npt.ArrayLike, source: npt.ArrayLike, low_ns: npt.ArrayLike, high_ns: npt.ArrayLike
     ) -> Estimates:
-        """Estimates from arrays or numbers that fit one another; the range is stretched to hold the duration."""
+        """Estimates from arrays or numbers, broadcast together; the range is extended to contain the duration."""
         duration, low, high, code = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in (duration_ns, low_ns, high_ns, source))
         )
@@ -65,17 +65,17 @@ class Estimates(Struct, frozen=True):
 
 
 def device(graph: TaskGraph) -> Gpu | None:
-    """Return the facts of the recorded GPU; None on a CPU, and where the device is not in ``whatif/hardware/gpus``."""
+    """Return the data of the recorded GPU; None on a CPU, or if the device is not in ``whatif/hardware/gpus``."""
     return find_gpu(graph.info.gpu, graph.info.gpu_memory_bytes) if graph.info.gpu else None
 
 
-# What a small operator takes on a CPU beside its arithmetic (dispatch, allocation): the operators of the CPU
-# recordings in traces/ that touch a few elements take 1 to 4 us.
+# The overhead of an operator on a CPU (dispatch, allocation): operators on a few elements in the CPU recordings in
+# traces/ take 1 to 4 us.
 CPU_OPERATOR_NS = 2_000
 
 
 def shortest_kernel_ns(graph: TaskGraph) -> int:
-    """Return what the shortest kernels of the recorded GPU take, or the smallest operators of a CPU, ns."""
+    """Return the time of the shortest kernels of the recorded GPU, or of the smallest operators of a CPU, ns."""
     return kernel_floor_ns(device(graph)) if graph.has_gpu else CPU_OPERATOR_NS
 
 
@@ -83,7 +83,7 @@ def scaled(
     graph: TaskGraph, tasks: Tasks, factor: npt.ArrayLike, source: npt.ArrayLike, *,
     low: npt.ArrayLike, high: npt.ArrayLike,
 ) -> Estimates:  # fmt: skip
-    """Estimate ``tasks`` at ``factor`` times what they take now; ``low`` and ``high`` are factors."""
+    """Estimate ``tasks`` at ``factor`` times their present durations; ``low`` and ``high`` are factors."""
     return Estimates.of(
         graph.duration_ns[tasks] * np.asarray(factor), source,
         graph.low_ns[tasks] * np.asarray(low), graph.high_ns[tasks] * np.asarray(high),
@@ -91,9 +91,9 @@ def scaled(
 
 
 def check_units(graph: TaskGraph, units: str, what_if: str, expected: str) -> None:
-    """Raise WhatifError where the recorded GPU has no ``units`` (a field of ``Gpu``), is not known, or is not named.
+    """Raise WhatifError if the recorded GPU has no ``units`` (a field of ``Gpu``), is unknown, or is not named.
 
-    ``expected`` says what they are and who has them.
+    ``expected`` is the message's text about the units and the devices that have them.
     """
     gpu = device(graph)
     if gpu is not None and getattr(gpu, units) is not None:
@@ -104,15 +104,15 @@ def check_units(graph: TaskGraph, units: str, what_if: str, expected: str) -> No
 
 
 def put(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> TaskGraph:
-    """Return the graph in which ``tasks`` last what was estimated, ranges and sources included."""
+    """Return the graph with the estimated durations of ``tasks``, their ranges and sources."""
     graph = graph.with_duration(tasks, estimates.duration_ns, low_ns=estimates.low_ns, high_ns=estimates.high_ns)
     return mark(graph, tasks, estimates.source)
 
 
 def mark(graph: TaskGraph, tasks: Tasks, source: npt.ArrayLike) -> TaskGraph:
-    """Remember who answered for the durations of ``tasks``.
+    """Record the source of the durations of ``tasks``.
 
-    A duration that several what-ifs changed is known as well as the worst of their answers.
+    A duration that several what-ifs changed has the worst of their sources.
     """
     index = as_index(graph, tasks)
     column = sources(graph).copy()
@@ -126,17 +126,17 @@ def sources(graph: TaskGraph) -> Int8:
     return np.zeros(len(graph), dtype=np.int8) if found is None else np.asarray(found, dtype=np.int8)
 
 
-# A call that waits for nothing: our estimate.
+# A call without a wait: our estimate.
 SYNC_CALL_NS = 2_000
-# What a copy of a CPU takes beside its bytes: our estimate.
+# The overhead of a copy on a CPU: our estimate.
 CPU_COPY_NS = 2_000
 
 
 def moving(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
-    """Estimate new kernels that read and write ``size_bytes`` in all, shape (n,), and compute next to nothing.
+    """Estimate new memory-bound kernels that read and write ``size_bytes`` in total, shape (n,).
 
-    On a GPU by the device's bandwidth; on a CPU by the copy rate that the recording measured, which counts the bytes
-    that a copy writes: as much again is read, and as much fetched before it is overwritten.
+    On a GPU by the device's bandwidth. On a CPU by the recorded copy rate, which counts only the bytes written: a copy
+    also reads as many and fetches as many before it overwrites them.
     """
     wanted = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     if graph.has_gpu:
@@ -158,15 +158,15 @@ def moving(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
 # Host to device and back with pinned memory over PCIe 3.0 x16 (15.75 GB/s): 11.9 to 13.2 GB/s measured (offline
 # profiling proposal, its transfer table), 0.8 of the link.
 LINK_SHARE, UNKNOWN_LINK_GBYTE_S = 0.8, 15.75
-# Copies below this are all latency, and tell nothing of the link.
+# Smaller copies are dominated by latency and say nothing about the link.
 LARGE_COPY_BYTES = 1 << 20
 
 
 def host_copies(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
     """Estimate copies of ``size_bytes``, shape (n,), between pinned host memory and the GPU, in one direction.
 
-    By the rates that the recorder measured, else the median rate of the recording's own large copies, else the link
-    of the device's data sheet. A pageable copy of a recording may be slower than a pinned one: the range says so.
+    By the rates that the recorder measured, else the median rate of the recording's large copies, else the link in the
+    device's data sheet. Recorded copies may be pageable, which are slower than pinned ones: the range covers both.
     """
     wanted = np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     rate, source, low, high = _link_gbyte_s(graph)
@@ -175,10 +175,10 @@ def host_copies(graph: TaskGraph, size_bytes: npt.ArrayLike) -> Estimates:
 
 
 def _link_gbyte_s(graph: TaskGraph) -> tuple[float, Source, float, float]:
-    """Rate, its source, and the ends of its range, GB/s."""
+    """The link's rate, its source, and the ends of its range, GB/s."""
     rates = graph.info.recorded.rates
-    told = (rates.h2d_pinned_gbyte_s, rates.d2h_pinned_gbyte_s) if rates is not None else ()
-    known = [float(rate) for rate in told if rate is not None]
+    measured = (rates.h2d_pinned_gbyte_s, rates.d2h_pinned_gbyte_s) if rates is not None else ()
+    known = [float(rate) for rate in measured if rate is not None]
     if known:
         return min(known), Source.MEASURED, 0.85 * min(known), max(known)
     gpu = device(graph)
@@ -186,20 +186,20 @@ def _link_gbyte_s(graph: TaskGraph) -> tuple[float, Source, float, float]:
     large = graph.select(kind=TaskKind.MEMCPY, name=r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost")
     large &= (graph.size_bytes >= LARGE_COPY_BYTES) & (graph.duration_ns > 0)
     if large.any():
-        seen = float(np.median(graph.size_bytes[large] / graph.duration_ns[large]))
-        if 0 < seen <= peak:
-            return max(seen, peak * LINK_SHARE), Source.ROOFLINE if gpu else Source.PAPER, seen, peak
+        recorded = float(np.median(graph.size_bytes[large] / graph.duration_ns[large]))
+        if 0 < recorded <= peak:
+            return max(recorded, peak * LINK_SHARE), Source.ROOFLINE if gpu else Source.PAPER, recorded, peak
     return peak * LINK_SHARE, Source.ROOFLINE if gpu else Source.PAPER, peak * LINK_SHARE / 1.5, peak
 
 
 def described(graph: TaskGraph) -> dict[str, int]:
-    """Return how many tasks of ``graph`` take a duration from each source but the recording, best source first."""
+    """Return the number of tasks of ``graph`` by source, except the recording, the best source first."""
     codes = sources(graph)
     return {s.name.lower(): int((codes == s).sum()) for s in Source if s != Source.RECORDED and (codes == s).any()}
 
 
 def later(estimates: Estimates, more_ns: float, spread: float) -> Estimates:
-    """Estimates of work that takes ``more_ns`` longer, our estimate: from 1 / ``spread`` to ``spread`` times that."""
+    """Lengthen the estimates by ``more_ns``, our estimate, uncertain by a factor ``spread`` up and down."""
     return Estimates.of(
         estimates.duration_ns + more_ns, Source.ASSUMED,
         estimates.low_ns + more_ns / spread, estimates.high_ns + more_ns * spread,

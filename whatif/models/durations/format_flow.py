@@ -1,10 +1,10 @@
-"""What stays fp32 in a recorded step under autocast: the formats that flow from kernel to kernel, by their names.
+"""Which kernels stay fp32 in a recorded step under autocast: number formats propagated along kernel names.
 
-Source: PyTorch's autocast op reference (docs/source/amp.rst). A look-up gives rows of fp32, and so does what is on the
-fp32 list; a product gives half; all others keep the widest format that they read. A recording does not tell which
-tensors a kernel reads, so a kernel is taken to read what the one before it wrote, and an addition of two tensors the
-residual stream as well, which is fp32 where a model looks rows up, or has layer norms and no batch norm. Predicted
-steps know better (``whatif.graph.recorded.AUTOCAST_SHARE``).
+Source: PyTorch's autocast op reference (docs/source/amp.rst). Look-ups and the operators on the fp32 list write fp32;
+products write half; all others keep the widest format that they read. A recording does not contain which tensors a
+kernel reads, so each kernel is assumed to read the output of the one before it, and an addition of two tensors also the
+residual stream. That is fp32 in models with look-ups, or with layer norms and no batch norm. Predicted steps have exact
+shares (``whatif.graph.recorded.AUTOCAST_SHARE``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, among
 
 _Kind = Literal["single", "at once", "add", ""]
-# The fp32 list in names of kernels and operators; "at once": reads half and writes fp32 in one kernel.
+# Names of kernels and operators on the fp32 list; "at once": reads half and writes fp32 in one kernel.
 _SINGLE = re.compile(
     r"(?<![a-z])(exp|log|log1p|log2|pow|rsqrt|reciprocal|softplus|vector_norm|norm)(?![a-z0-9])|pow_tensor"
 )
@@ -29,7 +29,7 @@ _ADD = re.compile(r"CUDAFunctor_add<.*char ?\*, \(unsigned long\)3>|aten::add(?!
 
 
 class Flow(NamedTuple):
-    """Masks, shape (n_tasks,): kernels that move fp32 as before, those that write it, those whose input is cast."""
+    """Masks, shape (n_tasks,): kernels that still move fp32, those that write it, those whose input is cast."""
 
     stays: Bool
     writes: Bool
@@ -37,7 +37,7 @@ class Flow(NamedTuple):
 
 
 def flow_of(graph: TaskGraph) -> Flow | None:
-    """Return the flow of a GPU step whose residual stream is fp32; None of others, which are half throughout."""
+    """Return the flow of a GPU step whose residual stream is fp32; None for others, which are half throughout."""
     gpu = graph.on_gpu.mask & among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
     family = graph.family
     product = gpu & among(family, MATRIX_FAMILIES)
@@ -53,7 +53,7 @@ def flow_of(graph: TaskGraph) -> Flow | None:
         if now != step:
             single, step = True, now
         if is_product:
-            # Products after one another multiply the same input: queries, keys and values.
+            # Consecutive products multiply the same input: queries, keys and values.
             if was_product:
                 casts[task] = casts[before]
             else:

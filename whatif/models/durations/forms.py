@@ -1,8 +1,8 @@
-"""What recorded kernels take with their operands in another number format, or images in another layout.
+"""Times of recorded kernels with their operands in another number format, or images in another layout.
 
-One chain answers of the operator before and after, down to the data sheet, and the ratio of the two times changes the
-recorded one; a step that was predicted takes the chain's answer itself. What moves bytes and computes little is asked
-by its bytes. Where a recording has no shapes, usual operators of the kind in its names stand in.
+One estimator chain, down to the data sheet, gives the operator's time before and after; the recorded time changes by
+their ratio. A predicted step takes the chain's new time itself. Memory-bound kernels are estimated by their bytes. If a
+recording has no shapes, typical operators of the kind in its names are used instead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
 
-# What a what-if puts images into whose channels are to lie innermost (``whatif.models.durations.measured``).
+# The form of images in channels-last layout (``whatif.models.durations.measured``).
 FORM = "channels_last"
-# What stands for operators of which a recording has no shapes: convolutions of ResNet-50, and square products. Each
-# in several sizes, of which that counts whose time is a kernel's own.
+# Substitutes for operators without recorded shapes: convolutions of ResNet-50 and square products, each in several
+# sizes, of which the one with the kernel's time is used.
 _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
 _BATCHES = (4, 32, 256)
 _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -75,58 +75,58 @@ _DAYDREAM = (1 / 3, 1 / 8, 1.0)
 
 def in_form(
     graph: TaskGraph, tasks: Array, formats: Int8, *, dtype: str = "", layout: str | None = None, sheet: bool = False,
-    there: tuple[Gpu, Int8] | None = None,
+    target: tuple[Gpu, Int8] | None = None,
 ) -> Changed:  # fmt: skip
-    """Return what matrix kernels ``tasks`` (a mask or ids) take in another number format, layout or on another device.
+    """Return the times of matrix kernels ``tasks`` (mask or ids) in another number format, layout or on another device.
 
     ``formats``, shape (n_tasks,), are positions in `kernels.DTYPES`. ``layout`` is "nhwc", or "" for NCHW; "" and None
-    leave format and layout as they are now. ``there`` is another device, and the formats on it. Down to the data sheet,
-    or by it alone (``sheet``), with what the layout's changes around a convolution take: kernels of their own where the
+    keep the present format and layout. ``target`` is another device with the formats on it. Sources go down to the data
+    sheet, or are it alone (``sheet``). Layout changes around a convolution are included, as separate kernels if the
     recording has them.
     """
     ids = as_ids(graph, tasks)
     side = side_of(graph)
     nothing = _same(len(ids), np.nan, Source.RECORDED)
     able = graph.on_gpu.mask[ids] & among(graph.family[ids], (*MATRIX_FAMILIES, KernelFamily.LAYOUT))
-    table = [as_attention(what) for what in graph.info.operators]
-    of_matrix = np.array([what.family in data_sheet.MATRIX_FAMILIES for what in table] + [False])
+    table = [as_attention(op) for op in graph.info.operators]
+    of_matrix = np.array([op.family in data_sheet.MATRIX_FAMILIES for op in table] + [False])
     places = np.flatnonzero(able & of_matrix[graph.called[ids]])
     if side is None or side.gpu is None or not len(places):
         return nothing
-    asked = ids[places]
-    sides = side, side if there is None else estimator_of(there[0].name)
-    of_layout = graph.family[asked] == KernelFamily.LAYOUT
-    # Transposes move bytes of whatever is multiplied in the format of their operator.
+    matched = ids[places]
+    sides = side, side if target is None else estimator_of(target[0].name)
+    of_layout = graph.family[matched] == KernelFamily.LAYOUT
+    # Transposes move data in the format in which their operator multiplies.
     now_in, then_in = (
-        _multiplied(graph, asked, of_layout, form) for form in (formats, formats if there is None else there[1])
+        _multiplied(graph, matched, of_layout, form) for form in (formats, formats if target is None else target[1])
     )
-    last = has_form(graph, FORM)[asked]
-    backward = graph.phase[asked] == Phase.BACKWARD
-    key = graph.called[asked].astype(np.int64) * len(DTYPES) ** 2 + now_in.astype(np.int64) * len(DTYPES) + then_in
+    last = has_form(graph, FORM)[matched]
+    backward = graph.phase[matched] == Phase.BACKWARD
+    key = graph.called[matched].astype(np.int64) * len(DTYPES) ** 2 + now_in.astype(np.int64) * len(DTYPES) + then_in
     key = (key * 2 + last) * 2 + backward
-    codes, first, which = np.unique(key, return_index=True, return_inverse=True)
+    codes, first, row = np.unique(key, return_index=True, return_inverse=True)
     before, after = [], []
     for place in first.tolist():
-        what = table[graph.called[asked[place]]]
-        now = NHWC if last[place] else what.layout
-        old = DTYPES[now_in[place]] or what.dtype
-        before.append(_in_pass(converted(what, old, now), backward=bool(backward[place])))
-        new = dtype or (old if there is None else DTYPES[then_in[place]] or what.dtype)
-        changed = converted(what, new, now if layout is None else layout)
+        op = table[graph.called[matched[place]]]
+        now = NHWC if last[place] else op.layout
+        old = DTYPES[now_in[place]] or op.dtype
+        before.append(_in_pass(converted(op, old, now), backward=bool(backward[place])))
+        new = dtype or (old if target is None else DTYPES[then_in[place]] or op.dtype)
+        changed = converted(op, new, now if layout is None else layout)
         after.append(_in_pass(changed, backward=bool(backward[place])))
-    whole, product, changes = _priced(
-        sides, tuple(before), tuple(after), told=graph.info.recorded.predicted is not None, sheet=sheet
+    total, product, changes = _priced(
+        sides, tuple(before), tuple(after), by_chain=graph.info.recorded.predicted is not None, sheet=sheet
     )
-    # Where the layout's changes are kernels of their own, each kind of kernel takes its own ratio.
+    # If layout changes are separate kernels, each kind of kernel takes its own ratio.
     transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
-    own = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)
-    for part, mask in ((whole, ~own[which]), (changes, own[which] & of_layout), (product, own[which] & ~of_layout)):
-        nothing.put(places[mask], part.take(which[mask]))
+    apart = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)
+    for part, mask in ((total, ~apart[row]), (changes, apart[row] & of_layout), (product, apart[row] & ~of_layout)):
+        nothing.put(places[mask], part.take(row[mask]))
     return nothing
 
 
 def _multiplied(graph: TaskGraph, tasks: Array, of_layout: Bool, formats: Int8) -> Int8:
-    """The format in which the operators of ``tasks`` (ids) multiply: transposes move what is multiplied."""
+    """The format in which the operators of ``tasks`` (ids) multiply, for transposes as well."""
     by_call = np.zeros(len(graph.info.operators), dtype=np.int8)
     by_call[graph.called[tasks[~of_layout]]] = formats[tasks[~of_layout]]
     return np.where(of_layout, by_call[graph.called[tasks]], formats[tasks]).astype(np.int8)
@@ -136,11 +136,11 @@ def usual(
     graph: TaskGraph, tasks: Int64, formats: Int8, *, dtype: str = "", layout: str | None = None,
     changes_apart: bool = False, sheet: bool = False,
 ) -> Changed:  # fmt: skip
-    """Return what matrix kernels ``tasks`` (ids) of unknown shapes take in another format or layout, as ``in_form``.
+    """Return the times of matrix kernels ``tasks`` (ids) of unknown shapes in another format or layout, as ``in_form``.
 
-    Usual operators of the recorded device stand in, by the name of the operator that called, else by the kernel's own;
-    the range holds each of them. ``changes_apart``: without what changing the layout takes, which other kernels do. On
-    a device that is not known, and of attentions, Daydream's speedup of a format.
+    Uses typical operators on the recorded device, chosen by the calling operator's name, else by the kernel's; the
+    range covers all of them. ``changes_apart``: layout changes are separate kernels and not included. For an unknown
+    device, and for attention, Daydream's speedup of a format.
     """
     found = _same(len(tasks), 1.0, Source.PAPER if dtype else Source.RECORDED)
     if dtype:
@@ -157,13 +157,13 @@ def usual(
         of_code = key == code
         own_s = graph.duration_ns[tasks[of_code]] / 1e9
         logs, ends, answered_by = [], [], []
-        for old_s, whole, product in _usual_prices(side, code, dtype, layout, sheet):
-            answer = product if changes_apart else whole
+        for old_s, total, product in _usual_prices(side, code, dtype, layout, sheet):
+            answer = product if changes_apart else total
             logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
             ends.append((answer.low.min(), answer.high.max()))
             answered_by.append(int(answer.source.max()))
         found.source[of_code] = max(answered_by)
-        # An operator of unknown shapes is not assumed to get slower.
+        # An operator of unknown shapes is assumed not to get slower.
         found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
         found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
@@ -174,10 +174,10 @@ def usual(
 def _usual_prices(
     side: Estimator, code: int, dtype: str, layout: str | None, sheet: bool
 ) -> list[tuple[Float64, Changed, Changed]]:
-    """Of each series of a kind: old times, and new over old time with and without what changing the layout takes.
+    """For each series of a kind: old times, and new over old time with and without layout changes.
 
-    ``code`` holds the kind, the old format and whether channels lie innermost, as ``usual`` counts them. The device and
-    its database alone decide, so the answers are kept.
+    ``code`` encodes the kind, the old format and channels-last, as in ``usual``. The result depends only on the device
+    and its database, so it is cached.
     """
     if sheet:
         side = side.restricted((AnswerSource.ANALYTIC,))
@@ -185,23 +185,23 @@ def _usual_prices(
     now = NHWC if code % 2 else ""
     prices = []
     for series in _USUAL[code // (2 * len(DTYPES))]:
-        before = tuple(converted(what, old, now) for what in series)
-        after = tuple(converted(what, dtype or old, now if layout is None else layout) for what in series)
-        whole, product, _ = _priced((side, side), before, after, told=_knows(side, before) and _knows(side, after))
-        # A size's own time grows with it.
-        prices.append((np.maximum.accumulate(side_times(side, before)), whole, product))
+        before = tuple(converted(op, old, now) for op in series)
+        after = tuple(converted(op, dtype or old, now if layout is None else layout) for op in series)
+        total, product, _ = _priced((side, side), before, after, by_chain=_knows(side, before) and _knows(side, after))
+        # Times grow with the size.
+        prices.append((np.maximum.accumulate(side_times(side, before)), total, product))
     return prices
 
 
-def _knows(side: Estimator, whats: Sequence[Described]) -> bool:
-    """Whether measurements of the device's own chip tell all of the operators."""
-    return all(bool((side.estimate(ops).answered_by <= AnswerSource.SAME_CHIP).all()) for _, ops in operators_of(whats))
+def _knows(side: Estimator, table: Sequence[Described]) -> bool:
+    """Whether measurements of the device's chip cover all operators."""
+    return all(bool((side.estimate(ops).answered_by <= AnswerSource.SAME_CHIP).all()) for _, ops in operators_of(table))
 
 
 def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
-    """Return a mask, shape (n,), of the matrix kernels among ``tasks`` (ids; None: all) that a convolution runs.
+    """Return a mask, shape (n,), of the matrix kernels among ``tasks`` (ids; None: all) that belong to a convolution.
 
-    Its operator's name or theirs shows it: cuDNN runs many as products, whose names say nothing else.
+    Decided by the operator's name or the kernel's: cuDNN runs many as products, whose names do not show it.
     """
     ids = np.arange(len(graph)) if tasks is None else tasks
     family = graph.family[ids]
@@ -212,18 +212,18 @@ def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
 
 
 def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
-    """Return the name of the operator that called each of ``tasks`` (ids), a position in ``graph.names``; -1: unknown.
+    """Return the name of each task's calling operator (``tasks``: ids), a position in ``graph.names``; -1 if unknown.
 
     The pieces of an operator on the CPU, around its calls, have its name.
     """
     names, operator, name = found(graph, "names of operators", _names_of_operators)
-    if operator is not graph.operator or name is not graph.name:  # an edit that leaves the structure
+    if operator is not graph.operator or name is not graph.name:  # an edit that keeps the structure
         names = _names_of_operators(graph)[0]
     return names[graph.operator[tasks]]
 
 
 def _names_of_operators(graph: TaskGraph) -> tuple[Int32, Int32, Int32]:
-    """The name of each operator, shape (n_operators + 1,), -1 where none is known, and the columns that tell it."""
+    """The name of each operator, shape (n_operators + 1,), -1 if unknown, and the columns that give it."""
     pieces = np.flatnonzero(graph.on_cpu & (graph.operator >= 0) & (graph.kind != TaskKind.RUNTIME))
     names = np.full(int(graph.operator.max(initial=-1)) + 2, -1, dtype=np.int32)
     names[graph.operator[pieces]] = graph.name[pieces]
@@ -231,16 +231,16 @@ def _names_of_operators(graph: TaskGraph) -> tuple[Int32, Int32, Int32]:
 
 
 def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
-    """Return what ``tasks`` (ids), which move bytes and compute little, take with a share of them left.
+    """Return the times of memory-bound ``tasks`` (ids) with a share of their bytes left.
 
-    ``left``, shape (3, n): the share and its range. A kernel whose bytes are not recorded is known by its time above
-    that of the shortest ones.
+    ``left``, shape (3, n): the share and its range. A kernel without recorded bytes scales its time above that of the
+    shortest kernels.
     """
     side, gpu = side_of(graph), device(graph)
     duration_ns = graph.duration_ns[tasks].astype(np.float64)
     floor_ns = np.minimum(duration_ns, kernel_floor_ns(gpu))
     ratio, low, high = ((floor_ns + (duration_ns - floor_ns) * part) / np.maximum(duration_ns, 1.0) for part in left)
-    # What the operands' formats leave open.
+    # The uncertainty of the operands' formats.
     low, high = (np.where(ratio > 0, end / np.maximum(ratio, 1e-9), 1.0) for end in (low, high))
     source = np.full(len(tasks), Source.PAPER, dtype=np.int8)
     known = np.flatnonzero(graph.size_bytes[tasks] > 0)
@@ -248,44 +248,44 @@ def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:
         shares, share = np.unique(left[0][known], return_inverse=True)
         pairs, of = np.unique(graph.size_bytes[tasks[known]] * len(shares) + share, return_inverse=True)
         sizes, share = np.divmod(pairs, len(shares))
-        distinct, which = np.unique(_rounded(np.stack([sizes, sizes * shares[share]])), axis=1, return_inverse=True)
-        told = _moved(side, *map(tuple, distinct.tolist()))
-        at = which.reshape(-1)[of]
-        good = np.isfinite(told.ratio)[at]
-        ratio[known[good]] = told.ratio[at[good]]
-        source[known[good]] = SOURCE_OF_ANSWER[told.answered_by[at[good]]]
+        distinct, inverse = np.unique(_rounded(np.stack([sizes, sizes * shares[share]])), axis=1, return_inverse=True)
+        ratios = _moved(side, *map(tuple, distinct.tolist()))
+        at = inverse.reshape(-1)[of]
+        good = np.isfinite(ratios.ratio)[at]
+        ratio[known[good]] = ratios.ratio[at[good]]
+        source[known[good]] = SOURCE_OF_ANSWER[ratios.answered_by[at[good]]]
     return Changed(ratio, ratio * np.minimum(low, 1.0), ratio * np.maximum(high, 1.0), source)
 
 
 @lru_cache(maxsize=64)
 def _moved(side: Estimator, old: tuple[float, ...], new: tuple[float, ...]) -> Ratios:
-    """The times of moving ``new`` bytes over those of ``old``. The answers are kept: the device alone decides."""
+    """The times of moving ``new`` bytes over those of ``old``, cached: they depend on the device alone."""
     before, after = (elementwise_of(np.array(sizes)) for sizes in (old, new))
     return same_source_ratio(before, after, side, side, worst=AnswerSource.ANALYTIC)
 
 
-def moving_there(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
-    """Return what predicted kernels ``tasks`` (ids) that move bytes and compute little take on ``new``, by their bytes.
+def moving_on_device(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
+    """Return the times of predicted memory-bound kernels ``tasks`` (ids) on ``new``, by their bytes.
 
-    NaN where the bytes are not known.
+    NaN if the bytes are unknown.
     """
     found, side = _same(len(tasks), np.nan, Source.RECORDED), side_of(graph)
     known = np.flatnonzero((graph.size_bytes[tasks] > 0) & ~among(graph.family[tasks], MATRIX_FAMILIES))
     if side is None or not len(known):
         return found
-    sizes, which = np.unique(_rounded(graph.size_bytes[tasks[known]].astype(np.float64)), return_inverse=True)
+    sizes, inverse = np.unique(_rounded(graph.size_bytes[tasks[known]].astype(np.float64)), return_inverse=True)
     ops = elementwise_of(sizes)
     old, answers = side.estimate(ops), estimator_of(new.name).estimate(ops)
     ratios = [getattr(answers, name) / getattr(old, name) for name in ("t_s", "low_s", "high_s")]
-    told = Changed(ratios[0], ratios[1], ratios[2], SOURCE_OF_ANSWER[answers.answered_by])
-    found.put(known, told.take(which.reshape(-1)))
+    changed = Changed(ratios[0], ratios[1], ratios[2], SOURCE_OF_ANSWER[answers.answered_by])
+    found.put(known, changed.take(inverse.reshape(-1)))
     return found
 
 
 def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Changed]]) -> Estimates:
-    """Return the times of ``tasks`` (ids) where each of ``parts``, a mask or places among them, takes its ratio.
+    """Return the times of ``tasks`` (ids) after each of ``parts``, a mask or places among them, takes its ratio.
 
-    The others take what they took, and keep their source.
+    The others keep their time and source.
     """
     ends = [column[tasks].astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns)]
     source = np.full(len(tasks), Source.RECORDED, dtype=np.int8)
@@ -296,13 +296,13 @@ def estimates(graph: TaskGraph, tasks: Int64, parts: Sequence[tuple[Array, Chang
     return Estimates.of(ends[0], source, ends[1], ends[2])
 
 
-def _in_pass(what: Described, *, backward: bool) -> Described:
-    """The same product, of the backward pass where that makes a difference (``whatif.hardware.roofline``)."""
-    return replace(what, phase="bwd") if backward and (what.family, what.dtype) == ("matmul", "tf32") else what
+def _in_pass(op: Described, *, backward: bool) -> Described:
+    """The same product in the backward pass, if that makes a difference (``whatif.hardware.roofline``)."""
+    return replace(op, phase="bwd") if backward and (op.family, op.dtype) == ("matmul", "tf32") else op
 
 
 def elementwise_of(size_bytes: Float64) -> Operators:
-    """Return the operators of one input in fp32 that move so many bytes, shape (n,): memory asks for no format."""
+    """Return fp32 operators of one input that move ``size_bytes``, shape (n,): the format does not matter to memory."""
     elements = np.maximum(np.rint(size_bytes / (2 * DTYPE_BYTES["fp32"])), 1).astype(np.int64)
     return operators("elementwise", {"elements": elements, "tensors": np.ones_like(elements)}, name="relu",
                      dtype="fp32")  # fmt: skip
@@ -314,62 +314,62 @@ def _same(n: int, ratio: float, source: Source) -> Changed:
 
 
 def _rounded(sizes: Float64) -> Float64:
-    """Three digits: a graph has thousands of sizes, which differ by less than any estimate knows."""
-    distinct, which = np.unique(sizes, return_inverse=True)
+    """Round to three digits: a graph has thousands of sizes, which differ by less than any estimate resolves."""
+    distinct, inverse = np.unique(sizes, return_inverse=True)
     step = 10.0 ** (np.floor(np.log10(np.maximum(distinct, 1))) - 2)
-    return np.asarray((np.rint(distinct / step) * step)[which].reshape(sizes.shape))
+    return np.asarray((np.rint(distinct / step) * step)[inverse].reshape(sizes.shape))
 
 
 @lru_cache(maxsize=256)
 def _priced(
-    sides: tuple[Estimator, Estimator], before: tuple[Described, ...], after: tuple[Described, ...], *, told: bool,
+    sides: tuple[Estimator, Estimator], before: tuple[Described, ...], after: tuple[Described, ...], *, by_chain: bool,
     sheet: bool = False,
 ) -> tuple[Changed, Changed, Changed]:  # fmt: skip
-    """New over old time of n operators, of their products alone, and of the layout's changes (NaN without any before).
+    """New over old time of n operators, of their products alone, and of their layout changes (NaN without any before).
 
-    ``told``: the old time is what the chain itself said, so that the new one is too, whoever answers. By the data sheet
-    alone (``sheet``). The devices and their databases alone decide, so the answers are kept.
+    ``by_chain``: the old time is the chain's, so the new one is too, of any source. ``sheet``: by the data sheet alone.
+    The result depends only on the devices and their databases, so it is cached.
     """
     if sheet:
         sides = sides[0].restricted((AnswerSource.ANALYTIC,)), sides[1].restricted((AnswerSource.ANALYTIC,))
-    n, (side, there) = len(before), sides
+    n, (side, new_side) = len(before), sides
     ratio, low, high, t = (np.full(n, np.nan) for _ in range(4))
     source = np.full(n, Source.ROOFLINE, dtype=np.int8)
     for (places, old), (_, new) in zip(operators_of(before), operators_of(after), strict=True):
         first = side.estimate(old)
         t[places] = first.t_s
-        if told:
-            answers = there.estimate(new)
+        if by_chain:
+            answers = new_side.estimate(new)
             columns = [answers.t_s / first.t_s, answers.low_s / first.low_s, answers.high_s / first.high_s]
             answered_by = answers.answered_by
         else:
-            ratios = same_source_ratio(old, new, side, there, worst=AnswerSource.ANALYTIC)
+            ratios = same_source_ratio(old, new, side, new_side, worst=AnswerSource.ANALYTIC)
             columns, answered_by = [ratios.ratio, ratios.low, ratios.high], ratios.answered_by
         for column, values in zip((ratio, low, high), columns, strict=True):
             column[places] = values
         source[places] = SOURCE_OF_ANSWER[answered_by]
     product = Changed(ratio, low, high, source)
-    old_s, new_s = _changes_s(side, before), _changes_s(there, after)
-    whole = Changed(
+    old_s, new_s = _changes_s(side, before), _changes_s(new_side, after)
+    total = Changed(
         (t * ratio + new_s) / (t + old_s), (t * low + new_s) / (t + old_s), (t * high + new_s) / (t + old_s), source
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         by = np.where(old_s > 0, new_s / old_s, np.nan)
-    return whole, product, Changed(by, by, by, source)
+    return total, product, Changed(by, by, by, source)
 
 
-def side_times(side: Estimator, whats: Sequence[Described]) -> Float64:
-    """Return what the chain says of operators of one family, seconds, shape (n,)."""
-    ((_, ops),) = operators_of(whats)
+def side_times(side: Estimator, table: Sequence[Described]) -> Float64:
+    """Return the chain's times of operators of one family, seconds, shape (n,)."""
+    ((_, ops),) = operators_of(table)
     return side.estimate(ops).t_s
 
 
-def _changes_s(side: Estimator, whats: Sequence[Described]) -> Float64:
-    """What changing the layout around each convolution takes, seconds, shape (n,)."""
-    total = np.zeros(len(whats))
+def _changes_s(side: Estimator, table: Sequence[Described]) -> Float64:
+    """The time of layout changes around each convolution, seconds, shape (n,)."""
+    total = np.zeros(len(table))
     if side.gpu is None:
         return total
-    sizes = [(place, size) for place, what in enumerate(whats) for _, size in layout_changes(side.gpu, what)]
+    sizes = [(place, size) for place, op in enumerate(table) for _, size in layout_changes(side.gpu, op)]
     if sizes:
         at, moved = np.array([place for place, _ in sizes]), np.array([size for _, size in sizes])
         np.add.at(total, at, side.estimate(elementwise_of(2 * moved)).t_s)

@@ -1,4 +1,4 @@
-"""What autocast runs in half precision, and what that leaves of the bytes; how much faster a CPU multiplies bf16.
+"""The kernels that autocast runs in half precision, the share of bytes left, and the speedup of bf16 on a CPU.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018 (what stays in fp32); Daydream, section 5.1 and
 Algorithm 3 (memory-bound kernels twice, compute-bound kernels three times as fast); PyTorch's autocast op reference
@@ -18,7 +18,7 @@ from whatif.graph.types import Bool, Float64, among
 
 
 class _Shrink(NamedTuple):
-    """What remains of the time above the floor when a family's operands become half: centre and nominal 90 % range."""
+    """The share of the time above the floor left with a family's operands in half: centre and nominal 90 % range."""
 
     centre: float
     low: float
@@ -35,7 +35,7 @@ _SHRINK: dict[KernelFamily, _Shrink] = {
     KernelFamily.POOLING: _Shrink(0.5, 0.4, 0.9),
     # batch_norm is on no autocast list: it takes the half activations.
     KernelFamily.NORMALIZATION: _Shrink(0.5, 0.45, 0.75),
-    # On autocast's fp32 list, and its input is cast before: as long as before.
+    # On autocast's fp32 list, with its input cast before: unchanged.
     KernelFamily.LAYER_NORM: _Shrink(1.0, 0.75, 1.1),
     # On autocast's fp32 list, but reads half and writes fp32 in one kernel (6 of 8 bytes; backward 10 of 12).
     KernelFamily.SOFTMAX: _Shrink(0.8, 0.7, 1.05),
@@ -58,12 +58,12 @@ _SHRINK: dict[KernelFamily, _Shrink] = {
 }
 
 
-# The same as a table, shape (3, n_families + 1): centre, low, high; what has no row, and no family (-1), stays.
+# The same as a table, shape (3, n_families + 1): centre, low, high; families without a row, and none (-1), stay.
 _SHRINK_BY_FAMILY = np.array([_SHRINK.get(member, _UNCHANGED) for member in KernelFamily] + [_UNCHANGED]).T
 
 
 def bytes_left(family: npt.NDArray[np.integer[Any]]) -> Float64:
-    """Return the share of its bytes that a kernel of each family keeps under autocast and its range, shape (3, n)."""
+    """Return the share of bytes that each kernel keeps under autocast, by family, and its range, shape (3, n)."""
     return _SHRINK_BY_FAMILY.take(family, axis=1)
 
 
@@ -72,51 +72,49 @@ def _code(*dtypes: str) -> list[int]:
 
 
 def is_half(dtype: npt.NDArray[np.integer[Any]]) -> Bool:
-    """Select what computes in half precision or less, shape of `dtype` (positions in `kernels.DTYPES`)."""
+    """Select kernels in half precision or less, shape of `dtype` (positions in `kernels.DTYPES`)."""
     return among(dtype, _code("fp16", "bf16", "fp8"))
 
 
 def runs_half_already(
     family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration_ns: npt.NDArray[Any]
 ) -> bool:
-    """Say whether matrix work spends more time in half precision than in fp32 or TF32: a step under autocast."""
+    """Return whether matrix work spends more time in half precision than in fp32 or TF32: a step under autocast."""
     matrix = among(family, MATRIX_FAMILIES)
     single = among(dtype, _code("fp32", "tf32"))
     return bool(duration_ns[matrix & is_half(dtype)].sum() > duration_ns[matrix & single].sum())
 
 
 def runs_in_fp32(family: npt.NDArray[np.integer[Any]], dtype: npt.NDArray[np.integer[Any]], duration: Float64) -> Bool:
-    """Select what autocast can change: fp32 and TF32 kernels, and unnamed ones of a step that is not half already."""
+    """Select the kernels that autocast can change: fp32, TF32, and unnamed ones of a step that is not half already."""
     single = among(dtype, _code("fp32", "tf32"))
-    # An unnamed attention kernel is taken for a half one: the libraries put the format of their fp32 variants into
-    # the name.
+    # An unnamed attention kernel is assumed to be half: libraries name the format of their fp32 variants.
     unnamed = among(dtype, _code("")) & (family != KernelFamily.ATTENTION)
-    # A step that already runs under autocast keeps in fp32 what autocast left there; only a matrix kernel could still
-    # change.
+    # In a step under autocast, the kernels left in fp32 stay there; only a matrix kernel could still change.
     matrix = among(family, MATRIX_FAMILIES)
     return single & matrix if runs_half_already(family, dtype, duration) else single | unnamed
 
 
-# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", said of Volta and Turing, whose fp16 and
+# Daydream, section 5.1: "up to 3x on the most compute-intensive workloads", for Volta and Turing, whose fp16 and
 # fp32 peaks have the ratios 8 (V100) and 4 (RTX 2080 Ti with fp32 accumulation; Daydream's own device).
 _DAYDREAM_MATRIX_SPEEDUP = 3.0
-# Speedup = (ratio of the rates) ** exponent: 1 where they are equal, and Daydream's 3 half-way between those two.
+# Speedup = (ratio of the rates) ** exponent: 1 for equal rates, and Daydream's 3 half-way between those two.
 SPEEDUP_EXPONENT = float(np.log(_DAYDREAM_MATRIX_SPEEDUP) / np.log(np.sqrt(4 * 8)))
 # Our estimate, not measured: thin products gain little (2x of 8), large aligned ones nearly the ratio of the peaks
 # (6.5x of 8).
 SPEEDUP_EXPONENT_LOW, SPEEDUP_EXPONENT_HIGH = 0.33, 0.9
 # AVX-512 BF16 multiplies twice as many pairs an instruction as fp32 (Intel's instruction set reference, VDPBF16PS).
 _CPU_GAIN = 2.0
-# AMX multiplies 16 times as many; without a measured rate either may be there.
+# AMX multiplies 16 times as many; without a measured rate the CPU may have either.
 _CPU_GAIN_RANGE = (1.0, 16.0)
-# CPUs without bf16 instructions emulate it 50 to 80 times slower than fp32; what is far below that is damage.
+# CPUs without bf16 instructions emulate it 50 to 80 times slower than fp32; far less is damage.
 _CPU_GAIN_DAMAGED = 1e-4
-# Half of an operator's operands come from a cache, where half the bytes gain nothing: our estimate, not measured.
+# Half of an operator's operands come from a cache, where smaller operands gain nothing: our estimate, not measured.
 _CPU_MEMORY = _Shrink(0.75, 0.45, 1.3)
 
 
 def cpu_bf16_gain(rates: Rates | None) -> float | None:
-    """Return bf16 over fp32 rate of a CPU, below 1 where it emulates bf16; None where the recording lacks them."""
+    """Return bf16 over fp32 rate of a CPU, below 1 if it emulates bf16; None if the recording lacks the rates."""
     if rates is None or rates.fp32_gflops is None or rates.bf16_gflops is None:
         return None
     gain = rates.bf16_gflops / rates.fp32_gflops
@@ -128,9 +126,8 @@ def cpu_half_precision_ratio(
 ) -> tuple[Float64, Float64, Float64]:
     """Return predicted / recorded duration of CPU operators under bf16 autocast, and a nominal 90 % range of it.
 
-    All arrays have shape (n,). `rates` is what the recorder measured of a product that fits a
-    cache. The speedup of an operator grows with the ratio of the
-    rates as on a GPU (`SPEEDUP_EXPONENT`); a ratio below 1 is that of a CPU which emulates bf16, and slows it down.
+    All arrays have shape (n,). `rates` are measured with a product that fits a cache. An operator's speedup grows with
+    the ratio of the rates as on a GPU (`SPEEDUP_EXPONENT`); a ratio below 1 (emulated bf16) slows it down.
     """
     measured = cpu_bf16_gain(rates)
     gain = _CPU_GAIN if measured is None else measured

@@ -1,8 +1,8 @@
-"""Times of a recording's operators measured alone, on the machine of the recording: what a what-if multiplies by.
+"""Times of a recording's operators measured alone on the recorded machine; what-ifs scale by their ratios.
 
-The recorder's option ``--measure-operators`` runs every operator of the recording by itself, as recorded and in other
-forms (bf16, channels-last, another batch size, ...), and writes the times beside the events. A what-if multiplies the
-recorded duration by the ratio of two such times, so that what one operator alone misses (cold caches) cancels.
+The recorder's option ``--measure-operators`` runs every operator of the recording alone, as recorded and in other forms
+(bf16, channels-last, another batch size, ...), and stores the times with the events. A what-if multiplies the recorded
+duration by the ratio of two such times, so that the effect of running alone (cold caches) cancels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 RECORDED = "recorded"
-# Forms that are measured together as well, and the name under which each combination is measured.
+# Forms that are also measured in combination, and the name of each combination.
 _FORM_NAMES = {
     frozenset(): RECORDED,
     frozenset({"bf16"}): "bf16",
@@ -33,23 +33,22 @@ _FORM_NAMES = {
     frozenset({"bf16", "channels_last"}): "bf16_channels_last",
 }
 _FORMS = frozenset(_FORM_NAMES.values()) | {"eval"}
-# A recording is data: forms named after batches are read as far as somebody could have measured them.
+# Recordings are untrusted data: read no more batch factors than anyone would measure.
 _MOST_BATCH_FACTORS, _LARGEST_BATCH_FACTOR = 16, 1e6
-# A form bits column that transforms attach: which forms a task already has.
+# An attached column of bits: the forms that a task already has.
 _FORM_BITS = {"bf16": 1, "channels_last": 2, "eval": 4}
 _ATTACHED = "measured_forms"
-# Beyond the measured batches an operator grows with at most the square of the batch, and never shrinks: our estimate.
+# Beyond the measured batches an operator's time grows at most with the square of the batch: our estimate.
 _LARGEST_EXPONENT = 2.0
 # Outside these bounds a ratio is damage, not a measurement.
 SMALLEST_RATIO, LARGEST_RATIO = 1e-3, 1e3
-# In a step an operator meets other caches than alone; the ratio of two forms moves by less than this. Our estimate.
+# Caches in a step differ from those of an operator alone; two forms' ratio changes by less than this. Our estimate.
 CONTEXT_SPREAD = 0.05
-# Quartiles farther apart than the median tell no time: a sum of "19 ns" lay between 0 and 2.6 us on a busy machine.
+# A quartile range beyond the median is no measurement: a sum of "19 ns" lay between 0 and 2.6 us on a busy machine.
 LARGEST_SPREAD = 1.0
-# The median of seven rounds lies within this many of their quartile distances: 1.645 * 1.253 / 1.349 / 7**0.5 (90 %,
-# normal).
+# The 90 % range of the median of seven rounds, in quartile ranges: 1.645 * 1.253 / 1.349 / 7**0.5 (normal).
 MEDIAN_OFF = 0.6
-# Where the measurement does not tell its own spread.
+# The spread of a measurement without a recorded one.
 UNKNOWN_SPREAD = 0.1
 
 
@@ -65,7 +64,7 @@ class OperatorTimes(Struct, frozen=True):
 
     @staticmethod
     def of(recorded: Recorded) -> OperatorTimes:
-        """Return the table of a recording; what is no positive number, or uncertain, counts as not measured."""
+        """Return the table of a recording; values that are not positive, or too uncertain, count as not measured."""
         rows = recorded.operator_times
         ns, spread = _columns([row.ns for row in rows]), _columns([row.spread for row in rows])
         for form, known in spread.items():
@@ -108,15 +107,15 @@ class OperatorTimes(Struct, frozen=True):
         return ratio, self.spread_of(forms[low], forms[high], RECORDED)
 
     def spread_of(self, *forms: str) -> Float64:
-        """Return the largest spread of some forms, shape (n_rows,); NaN where none is known."""
+        """Return the largest spread of the given forms, shape (n_rows,); NaN if none is known."""
         unknown = np.full(len(self), np.nan)
         return np.asarray(np.fmax.reduce([self.spread.get(form, unknown) for form in forms]))
 
 
 def _columns(tables: Sequence[Mapping[str, float]]) -> dict[str, Float64]:
-    told = dict.fromkeys(form for table in tables for form in table)
-    batches = [form for form in told if _is_batch(form)][:_MOST_BATCH_FACTORS]
-    columns = {form: np.full(len(tables), np.nan) for form in sorted({*batches, *(_FORMS & told.keys())})}
+    forms = dict.fromkeys(form for table in tables for form in table)
+    batches = [form for form in forms if _is_batch(form)][:_MOST_BATCH_FACTORS]
+    columns = {form: np.full(len(tables), np.nan) for form in sorted({*batches, *(_FORMS & forms.keys())})}
     for position, table in enumerate(tables):
         for form, value in table.items():
             if form in columns and value > 0:
@@ -134,11 +133,11 @@ def _is_batch(form: str) -> bool:
 
 
 def form_ratio(graph: TaskGraph, form: str) -> tuple[Float64, Float64]:
-    """Return the ratio that putting each task into ``form`` ("bf16", "channels_last", "eval") takes, and its spread.
+    """Return the time ratio of converting each task to ``form`` ("bf16", "channels_last", "eval"), and its spread.
 
-    Both have shape (n_tasks,), NaN where it was not measured. Forms that a transform before has put a task into
-    (``with_form``) are respected: bf16 of a channels-last convolution is that over the channels-last one, a form that
-    it has already takes 1, and eval, which is measured alone only, takes its own ratio whatever came before.
+    Both have shape (n_tasks,), NaN where it was not measured. Forms of earlier transforms (``with_form``) are
+    respected: bf16 of a channels-last convolution is relative to channels-last, a form that it already has gives 1, and
+    eval, which is never measured in combination, keeps its ratio.
     """
     times = OperatorTimes.of(graph.info.recorded)
     ratio, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
@@ -163,32 +162,32 @@ def scale_measured(graph: TaskGraph, tasks: Tasks, ratio: Float64, spread: Float
     """Multiply the durations of ``tasks`` by ``ratio``, shape (n_tasks,); the measurement's spread widens the range."""
     by = ratio[tasks]
     noise = np.minimum(np.nan_to_num(spread[tasks], nan=UNKNOWN_SPREAD) + CONTEXT_SPREAD, 0.9)
-    noise[by == 1] = 0.0  # what does not change is as certain as it was
+    noise[by == 1] = 0.0  # unchanged tasks keep their range
     source = np.where(by == 1, Source.RECORDED, Source.MEASURED)
     return put(graph, tasks, scaled(graph, tasks, by, source, low=by * (1 - noise), high=by * (1 + noise)))
 
 
 def with_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
-    """Remember that ``tasks`` now run in ``form`` ("bf16", "channels_last" or "eval")."""
+    """Record that ``tasks`` now run in ``form`` ("bf16", "channels_last" or "eval")."""
     bits = _bits(graph).copy()
     bits[as_index(graph, tasks)] |= _FORM_BITS[form]
     return graph.attach(**{_ATTACHED: bits})
 
 
 def without_form(graph: TaskGraph, tasks: Tasks, form: str) -> TaskGraph:
-    """Forget that ``tasks`` run in ``form``."""
+    """Remove ``form`` from the forms of ``tasks``."""
     bits = _bits(graph).copy()
     bits[as_index(graph, tasks)] &= ~_FORM_BITS[form]
     return graph.attach(**{_ATTACHED: bits})
 
 
 def has_form(graph: TaskGraph, form: str) -> Bool:
-    """Return a mask, shape (n_tasks,), of the tasks that a transform has put into ``form`` already."""
+    """Return a mask, shape (n_tasks,), of the tasks that transforms have already put into ``form``."""
     return np.asarray((_bits(graph) & _FORM_BITS[form]) != 0, dtype=np.bool_)
 
 
 def task_batch_ratio(graph: TaskGraph, factor: float) -> tuple[Float64, Float64]:
-    """Return the time of each task at ``factor`` times the batch over now, and how far the measurement may be off.
+    """Return the time of each task at ``factor`` times the batch over its present time, and the measurement's error.
 
     Both have shape (n_tasks,), the second one as a share of the time; NaN where not measured.
     """

@@ -1,4 +1,4 @@
-"""What a device could do at best, and how much of it a recorded kernel asks for.
+"""The peak rates of a device, and the share of it that a recorded kernel occupies.
 
 Sources: Williams et al., "Roofline", CACM 2009; NVIDIA, "CUDA C++ Programming Guide", technical specifications per
 compute capability (resident warps of a multiprocessor).
@@ -18,15 +18,15 @@ from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import kernel_floor_ns, memory_gbyte_s, sustained_tflops
 from whatif.ingest.kineto_fields import THREADS_PER_WARP
 
-# A kernel that fills less of the device than this spends its time on latency, whatever it computes: our estimate. A
-# quarter of such kernels are shorter than the latency that `latency_ns` gives.
+# A kernel that fills less of the device than this is latency-bound: our estimate. A quarter of such kernels are shorter
+# than `latency_ns`.
 IDLE_SHARE, IDLE_PERCENTILE, IDLE_KERNELS = 1 / 32, 25, 5
-# Registers of a multiprocessor since Kepler, and in which steps a thread gets them (CUDA C++ Programming Guide).
+# Registers of a multiprocessor since Kepler, and their allocation unit per thread (CUDA C++ Programming Guide).
 REGISTERS_PER_SM, REGISTER_STEP = 65536, 8
-# Where a recording does not tell the registers of a matrix kernel: accumulators take most of them, so that one or two
-# blocks of four to eight warps are all that a multiprocessor holds (NVIDIA, CUTLASS, "Efficient GEMM in CUDA").
+# Resident warps of a matrix kernel without recorded registers: accumulators take most registers, so that a
+# multiprocessor holds only one or two blocks of four to eight warps (NVIDIA, CUTLASS, "Efficient GEMM in CUDA").
 MATRIX_WARPS_PER_SM = 8
-# The format whose rate counts for each of `kernels.DTYPES`; what is not known counts as fp32.
+# The format whose rate applies to each of `kernels.DTYPES`; unknown formats count as fp32.
 RATE_DTYPES = tuple(name if name in MATRIX_DTYPES else "fp32" for name in DTYPES)
 
 
@@ -41,9 +41,9 @@ def matrix_flops_per_ns(dtype: npt.NDArray[np.integer[Any]], gpu: Gpu) -> Float6
 
 
 def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
-    """Return the least time of the known operations and bytes of ``tasks`` (ids), ns, same shape; 0 if none is known.
+    """Return the minimum time of the known operations and bytes of ``tasks`` (ids), ns, same shape; 0 if none is known.
 
-    At the rates that the device sustains.
+    Uses the device's sustained rates.
     """
     if gpu is None:
         return np.zeros(len(tasks))
@@ -54,26 +54,26 @@ def roofline_ns(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
 
 
 def filled(graph: TaskGraph, gpu: Gpu | None, tasks: Array) -> Float64:
-    """Return the share of the device's places for warps that each of ``tasks`` (ids) fills; NaN where not known.
+    """Return the share of the device's warp slots that each of ``tasks`` (ids) fills; NaN if unknown.
 
-    Above 1 its blocks run in several waves. Registers limit the places; shared memory can leave fewer than counted.
+    Above 1 its blocks run in several waves. Registers limit the slots; shared memory may limit them further.
     """
     if gpu is None:
         return np.full(len(tasks), np.nan)
     warps, registers = graph.warps[tasks], graph.registers[tasks]
     known = (graph.kind[tasks] == TaskKind.KERNEL) & (warps > 0)
-    told = registers > 0
-    per_warp = -(-np.where(told, registers, REGISTER_STEP) // REGISTER_STEP) * REGISTER_STEP * THREADS_PER_WARP
+    recorded = registers > 0
+    per_warp = -(-np.where(recorded, registers, REGISTER_STEP) // REGISTER_STEP) * REGISTER_STEP * THREADS_PER_WARP
     usual = np.where(among(graph.family[tasks], MATRIX_FAMILIES), MATRIX_WARPS_PER_SM, gpu.warps_per_sm)
-    places = np.where(told, np.clip(REGISTERS_PER_SM // per_warp, 1, gpu.warps_per_sm), usual)
+    places = np.where(recorded, np.clip(REGISTERS_PER_SM // per_warp, 1, gpu.warps_per_sm), usual)
     return np.where(known, warps / (gpu.sm_count * places), np.nan)
 
 
 def latency_ns(graph: TaskGraph, gpu: Gpu | None) -> float:
-    """Return what a kernel of this recording takes that leaves the device nearly idle, ns: start, a wave, and its end.
+    """Return the time of a recorded kernel that leaves the device nearly idle, ns: start, one wave, and end.
 
-    A GPU that idles between kernels, as a host-bound one does, takes two or three times as long as a busy one. Without
-    ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
+    A GPU that idles between kernels, as a host-bound one does, takes two or three times as long as a busy one. With
+    fewer than ``IDLE_KERNELS`` such kernels it is the floor of all kernels.
     """
     kernels = np.flatnonzero(graph.kind == TaskKind.KERNEL)
     floor_ns = kernel_floor_ns(gpu)

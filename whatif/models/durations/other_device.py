@@ -1,7 +1,7 @@
-"""The GPU tasks of a recording on another device: each kernel by the best answer that both devices have.
+"""The GPU tasks of a recording on another device: each kernel by the best source that covers both devices.
 
-Operators that the database or a model knows on both take the ratio of two estimates of one source; convolutions that
-change between units with and without tensor cores a law of their own; all others the ratio of two data sheets'.
+Operators that the database or a model covers on both devices take the ratio of two estimates of one source.
+Convolutions that move to or from tensor cores have a separate law; all others take the ratio of two data sheets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores
-from whatif.models.durations.database import SOURCE_OF_ANSWER, operators_told
+from whatif.models.durations.database import SOURCE_OF_ANSWER, grouped_operators
 from whatif.models.durations.device_convolutions import convolution_ns
 from whatif.models.durations.device_law import (
     Ratio,
@@ -41,7 +41,7 @@ from whatif.models.durations.estimator import (
     device,
     scaled,
 )
-from whatif.models.durations.forms import FORM, in_form, moving_there
+from whatif.models.durations.forms import FORM, in_form, moving_on_device
 from whatif.models.durations.half_precision import SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW, is_half
 from whatif.models.durations.measured import has_form, without_form
 from whatif.models.durations.occupancy import RATE_DTYPES
@@ -49,18 +49,18 @@ from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.work_done import work_times
 from whatif.opdb.tensor_convolutions import NHWC
 
-# Between formats with and without tensor cores a convolution is another algorithm; our estimate of what its law misses.
+# With and without tensor cores a convolution uses different algorithms; our estimate of the law's error.
 _SWITCH_SPREAD = 1.5
-# Where shapes are not known, speedup = (ratio of peaks) ** exponent. By the law of known shapes the convolutions of
+# Without known shapes, speedup = (ratio of peaks) ** exponent. By the law of known shapes the convolutions of
 # ResNet-50 on a V100 (a public recording) take 0.33 of their time on an A100 (exponent 0.48), 0.16 on an H100 (0.53).
 _SWITCH_EXPONENT = 0.5
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
 
 
 def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estimates:
-    """Estimate GPU ``tasks`` (ids, no collectives) on device ``new``; ``tf32``: fp32 convolutions use it where it is.
+    """Estimate GPU ``tasks`` (ids, no collectives) on device ``new``; ``tf32``: fp32 convolutions use it if available.
 
-    Where the recorded device is not known every kernel may take a fourth to four times as long.
+    If the recorded device is unknown, each kernel's range is a quarter to four times its time.
     """
     old = device(graph)
     n = len(tasks)
@@ -79,36 +79,36 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
     found.put(copies, _copies(graph, tasks[copies], old, new))
     other_units = _convolutions(graph, tasks, (old, new), (dtype, new_dtype), found)
     for place, ops, ratios in by_operator(graph.info.operators, old, new):
-        at, which = _tasks_of(graph, tasks, place)
-        # A what-if before this one may have put a task into another format than its operator was recorded in.
+        at, row = _tasks_of(graph, tasks, place)
+        # An earlier what-if may have put a task into another format than its operator was recorded in.
         recorded = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in ops.texts["dtype"].table] or [0])
-        recorded = recorded[ops.texts["dtype"].codes][which]
-        good = np.isfinite(ratios.ratio[which]) & (dtype[at] == new_dtype[at]) & ~other_units[at]
+        recorded = recorded[ops.texts["dtype"].codes][row]
+        good = np.isfinite(ratios.ratio[row]) & (dtype[at] == new_dtype[at]) & ~other_units[at]
         good &= (dtype[at] == recorded) | (dtype[at] == 0) | (recorded == 0)
-        at, which = at[good], which[good]
-        found.put(at, Ratio(ratios.ratio[which], ratios.low[which], ratios.high[which]))
-        source[at] = SOURCE_OF_ANSWER[ratios.answered_by[which]]
+        at, row = at[good], row[good]
+        found.put(at, Ratio(ratios.ratio[row], ratios.low[row], ratios.high[row]))
+        source[at] = SOURCE_OF_ANSWER[ratios.answered_by[row]]
     if graph.info.recorded.predicted is not None:
-        # Nothing was recorded: the chain answers on the new device as it did on the old one.
+        # A predicted step: the chain estimates the new device as it did the old one.
         formats = np.zeros(len(graph), dtype=np.int8)
         formats[tasks] = new_dtype
-        of_matrix = in_form(graph, tasks, matrix_dtype(graph), there=(new, formats))
-        for told in (moving_there(graph, tasks, new), of_matrix):
-            known = np.flatnonzero(told.known & (graph.kind[tasks] == TaskKind.KERNEL))
-            found.put(known, Ratio(told.ratio[known], told.low[known], told.high[known]))
-            source[known] = told.source[known]
+        of_matrix = in_form(graph, tasks, matrix_dtype(graph), target=(new, formats))
+        for answers in (moving_on_device(graph, tasks, new), of_matrix):
+            known = np.flatnonzero(answers.known & (graph.kind[tasks] == TaskKind.KERNEL))
+            found.put(known, Ratio(answers.ratio[known], answers.low[known], answers.high[known]))
+            source[known] = answers.source[known]
     low, high = np.minimum(found.low, found.centre), np.maximum(found.high, found.centre)
     return scaled(given, tasks, found.centre * forms_by, source, low=low * forms_by, high=high * forms_by)
 
 
 def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple[TaskGraph, Float64]:
-    """The graph in the formats in which its operators were called, and what these gain on ``new`` over what they did.
+    """The graph in the formats in which its operators were called, and factors for the formats that what-ifs changed.
 
-    What-ifs before this one have put products into 16 bits, and images into another layout: on ``new`` that gains what
-    it gains there, as if it came behind. The factors have shape (tasks,), 1 for all that was not changed.
+    Earlier what-ifs may have put products into 16 bits, or images into another layout: on ``new`` their gain is
+    computed as if they came after. The factors have shape (tasks,), 1 for unchanged tasks.
     """
     by, gained, old = np.ones(len(tasks)), np.ones(len(tasks)), device(graph)
-    called = np.array([DTYPES.index(what.dtype) if what.dtype in DTYPES else 0 for what in graph.info.operators] + [0])
+    called = np.array([DTYPES.index(op.dtype) if op.dtype in DTYPES else 0 for op in graph.info.operators] + [0])
     called = called[graph.called].astype(np.int8)
     half = is_half(graph.dtype) & ~is_half(called) & (called > 0) & among(graph.family, MATRIX_FAMILIES)
     changed = np.flatnonzero(half[tasks])
@@ -116,11 +116,11 @@ def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple
         return graph, by
     now, last = matrix_dtype(graph), has_form(graph, FORM)
     before = without_form(graph.replace(dtype=np.where(half, called, graph.dtype).astype(np.int8)), half, FORM)
-    there = with_facts_of(before, new, tf32=tf32)
+    on_new = with_facts_of(before, new, tf32=tf32)
     for layout, rows in (("", changed[~last[tasks[changed]]]), (NHWC, changed[last[tasks[changed]]])):
         gains = [
-            in_form(side, tasks[rows], matrix_dtype(side), layout=layout or None, there=(gpu, now)).ratio
-            for side, gpu in ((before, old), (there, new))
+            in_form(side, tasks[rows], matrix_dtype(side), layout=layout or None, target=(gpu, now)).ratio
+            for side, gpu in ((before, old), (on_new, new))
         ]
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = gains[1] / gains[0]
@@ -131,17 +131,17 @@ def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple
 
 
 def of_convolutions(graph: TaskGraph) -> Bool:
-    """Mask of the matrix kernels that compute a convolution, shape (n_tasks,): its call's products included."""
-    called = np.array([what.family == "conv" for what in graph.info.operators] + [False])[graph.called]
+    """Mask of the matrix kernels that compute a convolution, including its call's products, shape (n_tasks,)."""
+    called = np.array([op.family == "conv" for op in graph.info.operators] + [False])[graph.called]
     return np.asarray((graph.family == KernelFamily.CONVOLUTION) | (called & (graph.family == KernelFamily.GEMM)))
 
 
 def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool) -> Int8:
     """Return the format in which each matrix kernel computes on ``new``, shape (n,), positions in `kernels.DTYPES`.
 
-    ``convolution`` shows which kernels are of a convolution. PyTorch's default: these run in TF32 on NVIDIA's devices
-    that have it, other products do not. One that could have used it on the recorded device and did not stays in fp32;
-    TF32 becomes fp32 on devices without, and on AMD's, where a program has to ask for it.
+    ``convolution`` is the mask of a convolution's kernels. PyTorch's default: these run in TF32 on NVIDIA's devices
+    that have it, other products do not. A kernel that could have used TF32 on the recorded device and did not stays in
+    fp32; TF32 becomes fp32 on devices without it, and on AMD's, where programs must enable it.
     """
     result = dtype.copy()
     if not new.tf32_by_default:
@@ -152,7 +152,7 @@ def formats_on(dtype: Int8, convolution: Bool, old: Gpu, new: Gpu, *, tf32: bool
 
 
 def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
-    """Return the graph as later what-ifs see it, on device ``new``: its formats, nothing measured on the old one."""
+    """Return the graph with the formats of device ``new`` and no measurements of the old one, for later what-ifs."""
     old = device(graph)
     changed = graph.replace(measured=np.full(len(graph), -1, dtype=np.int32))
     if old is not None:
@@ -163,17 +163,17 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
 
 
 def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> list[str]:
-    """Return the sentences that say who answered for how many tasks and how much of their time, and what stays."""
+    """Return notes: the number of tasks and share of time by source, and the tasks that stay unchanged."""
     old = device(graph)
     time_ns = graph.duration_ns[tasks].astype(np.float64)
     total = max(float(time_ns.sum()), 1.0)
-    told = [
-        f"{int(mine.sum()):,} ({time_ns[mine].sum() / total:.0%} of their time) by {_WORDS[source]}"
-        for source, mine in ((source, estimates.source == source) for source in _WORDS)
-        if mine.any()
+    counts = [
+        f"{int(answered.sum()):,} ({time_ns[answered].sum() / total:.0%} of their time) by {_WORDS[source]}"
+        for source, answered in ((source, estimates.source == source) for source in _WORDS)
+        if answered.any()
     ]
     name = old.name if old else graph.info.gpu or "an unnamed GPU"
-    found = [f"device: {name} to {new.name}, GPU tasks: {', '.join(told) or 'none'}"]
+    found = [f"device: {name} to {new.name}, GPU tasks: {', '.join(counts) or 'none'}"]
     if old is None:
         why = f"{name} is not in whatif/hardware/gpus" if graph.info.gpu else "the recording does not name its GPU"
         found.append(f"device: {why}, so each kernel may take a quarter to four times as long")
@@ -186,7 +186,7 @@ def notes_of(graph: TaskGraph, tasks: Int64, estimates: Estimates, new: Gpu) -> 
         )
     formats = [DTYPES[code] for code in each_once(matrix_dtype(graph)[products]).tolist()]
     pairs = ((form, counts_as(new, form)) for form in formats)
-    found += [f"device: products in {form} count as {taken} on {new.name}" for form, taken in pairs if taken != form]
+    found += [f"device: products in {form} count as {usual} on {new.name}" for form, usual in pairs if usual != form]
     if (graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION)).any():
         found.append("device: recorded collectives keep their time: links belong to the cluster, not to the device")
     return found
@@ -199,16 +199,16 @@ _WORDS = {
 
 
 def _tasks_of(graph: TaskGraph, tasks: Int64, place: Int64) -> tuple[Int64, Int64]:
-    """The tasks (places in ``tasks``) of operators ``place``, and for each the operator's number among these."""
+    """The tasks (places in ``tasks``) of operators ``place``, and each one's row in ``place``."""
     number = np.full(len(graph.info.operators) + 1, -1, dtype=np.int64)  # -1 is the last entry
     number[place] = np.arange(len(place))
-    which = number[graph.called[tasks]]
-    at = np.flatnonzero((which >= 0) & (graph.kind[tasks] == TaskKind.KERNEL))
-    return at, which[at]
+    row = number[graph.called[tasks]]
+    at = np.flatnonzero((row >= 0) & (graph.kind[tasks] == TaskKind.KERNEL))
+    return at, row[at]
 
 
 def _other_units(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
-    """Matrix kernels that change their format and whose call is not known: a power of the ratio of peaks."""
+    """Matrix kernels with a new format and an unknown call: a power of the ratio of peaks."""
     recorded = graph.duration_ns[tasks].astype(np.float64)
     peaks = [np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES]) for gpu in (old, new)]
     gain = peaks[1][new_dtype] / peaks[0][dtype]
@@ -220,16 +220,16 @@ def _other_units(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8
 
 
 def _copies(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu) -> Ratio:
-    """Copies by the link they cross; from memory that is not pinned the host is what takes the time."""
+    """Copies by the link they cross; from pageable memory the host limits the rate."""
     recorded = graph.duration_ns[tasks].astype(np.float64)
-    codes, which = np.unique(graph.name[tasks], return_inverse=True)
+    codes, inverse = np.unique(graph.name[tasks], return_inverse=True)
     names = [graph.names[code].lower() for code in codes.tolist()]
     hosts = ("htod", "dtoh", "hosttodevice", "devicetohost")
-    between = np.array([any(way in name for way in hosts) for name in names], dtype=np.bool_)[which]
-    pageable = np.array(["pageable" in name for name in names], dtype=np.bool_)[which]
+    between = np.array([any(way in name for way in hosts) for name in names], dtype=np.bool_)[inverse]
+    pageable = np.array(["pageable" in name for name in names], dtype=np.bool_)[inverse]
     link, memory = old.pcie_gbyte_s / new.pcie_gbyte_s, memory_gbyte_s(old) / memory_gbyte_s(new)
     inside = with_range(recorded, np.full(len(tasks), memory), spread_between(old, new), old, new)
-    # A host that does not keep up makes a faster link worth nothing.
+    # A faster link gains nothing if the host is the bottleneck.
     ends = min(link, 1.0), max(link, 1.0)
     across = [above_floor(recorded, by, old, new) for by in (np.where(pageable, 1.0, link), *ends)]
     columns = zip(across, (inside.centre, inside.low, inside.high), strict=True)
@@ -239,48 +239,48 @@ def _copies(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu) -> Ratio:
 def _convolutions(
     graph: TaskGraph, tasks: Int64, devices: tuple[Gpu, Gpu], formats: tuple[Int8, Int8], found: Ratio
 ) -> Bool:
-    """All kernels of a convolution's call take the same ratio: what changes the layout is part of it.
+    """Give all kernels of a convolution's call the same ratio, including its layout changes.
 
-    Gives the mask of the tasks, shape (n,), whose calls change between units with and without tensor cores.
+    Returns a mask of the tasks, shape (n,), whose calls move to or from tensor cores.
     """
     other_units, in_nhwc = np.zeros(len(tasks), dtype=np.bool_), has_form(graph, FORM)[tasks]
-    for place, ops in operators_told(graph.info.operators):
-        at, which = _tasks_of(graph, tasks, place) if ops.family == "conv" else (place[:0], place[:0])
+    for place, ops in grouped_operators(graph.info.operators):
+        at, row = _tasks_of(graph, tasks, place) if ops.family == "conv" else (place[:0], place[:0])
         if not len(at):
             continue
         recorded = graph.duration_ns[tasks[at]].astype(np.float64)
         _, first, call = np.unique(graph.operator[tasks[at]], return_index=True, return_inverse=True)
         call = np.asarray(call).reshape(-1)
-        took_ns = np.maximum(np.bincount(call, weights=recorded), 1.0)
+        call_ns = np.maximum(np.bincount(call, weights=recorded), 1.0)
         times = work_times(graph)[tasks[at[first]]]
         products = among(graph.family[tasks[at]], (KernelFamily.CONVOLUTION, KernelFamily.GEMM))
-        told = np.array([DTYPES.index(d) if d in DTYPES else _FP32 for d in ops.texts["dtype"].table])
-        told = told[ops.texts["dtype"].codes][which[first]]
-        before, after = (_of_calls(form[at], products, call, told) for form in formats)
+        operator_dtype = np.array([DTYPES.index(d) if d in DTYPES else _FP32 for d in ops.texts["dtype"].table])
+        operator_dtype = operator_dtype[ops.texts["dtype"].codes][row[first]]
+        before, after = (_of_calls(form[at], products, call, operator_dtype) for form in formats)
         pair = before.astype(np.int64) * len(DTYPES) + after
         for code in each_once(pair).tolist():
             names = [DTYPES[form] for form in divmod(code, len(DTYPES))]
             calls = np.flatnonzero(pair == code)
-            asked = ops.take(which[first[calls]])
+            subset = ops.take(row[first[calls]])
             old_ns, new_ns = (
-                convolution_ns(asked, gpu, form, channels_last=in_nhwc[at[first[calls]]])
+                convolution_ns(subset, gpu, form, channels_last=in_nhwc[at[first[calls]]])
                 for gpu, form in zip(devices, names, strict=True)
             )
             on_units = [on_tensor_cores(gpu, form) for gpu, form in zip(devices, names, strict=True)]
-            # On units of another kind it is another algorithm: how well the old one did says nothing of it.
+            # Other units use another algorithm: the old one's efficiency does not apply.
             switched = on_units[0] != on_units[1]
             ratio = np.ones(len(first))
-            base_ns = took_ns[calls] / times[calls] if switched else np.maximum(old_ns, 1e-9)
+            base_ns = call_ns[calls] / times[calls] if switched else np.maximum(old_ns, 1e-9)
             ratio[calls] = new_ns / base_ns
-            mine = np.flatnonzero(pair[call] == code)
-            other_units[at[mine]] = switched
+            members = np.flatnonzero(pair[call] == code)
+            other_units[at[members]] = switched
             spread = max(spread_between(*devices), _SWITCH_SPREAD if switched else 1.0)
-            found.put(at[mine], with_range(recorded[mine], ratio[call[mine]], spread, *devices))
+            found.put(at[members], with_range(recorded[members], ratio[call[members]], spread, *devices))
     return other_units
 
 
-def _of_calls(form: Int8, products: Bool, call: Int64, told: Int64) -> Int8:
-    """The format of each call: that of its products, else what the operator says."""
-    result = np.zeros(len(told), dtype=np.int8)
+def _of_calls(form: Int8, products: Bool, call: Int64, operator_dtype: Int64) -> Int8:
+    """The format of each call: its products', else its operator's."""
+    result = np.zeros(len(operator_dtype), dtype=np.int8)
     np.maximum.at(result, call[products], form[products])
-    return np.where(result > 0, result, told).astype(np.int8)
+    return np.where(result > 0, result, operator_dtype).astype(np.int8)

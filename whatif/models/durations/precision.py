@@ -1,4 +1,4 @@
-"""How long kernels take in another number format: the estimator's answers for fp16, bf16, TF32 and fp8.
+"""Estimated durations of kernels in another number format: fp16, bf16, TF32 and fp8.
 
 Sources: ``whatif/models/durations/forms.py`` for times; PyTorch, "TensorFloat-32 on Ampere" (CUDA semantics:
 convolutions use TF32 by default, matrix products do not); Micikevicius et al., "FP8 Formats for Deep
@@ -33,58 +33,58 @@ _FP32, _TF32, _FP16, _BF16 = (DTYPES.index(name) for name in ("fp32", "tf32", "f
 def in_precision(graph: TaskGraph, tasks: Tasks, target: Precision) -> Estimates:
     """Estimate the GPU ``tasks`` with their operands in ``target``.
 
-    What the switch cannot change takes what it took, and keeps its source. fp16 and bf16: as autocast does it, all
-    kinds of kernels. TF32: the matrix kernels in fp32. fp8: the products. Casts that come with it are new kernels.
+    Tasks that the switch cannot change keep their time and source. fp16 and bf16: all kinds of kernels, as autocast
+    does. TF32: the matrix kernels in fp32. fp8: the products. The casts that it needs are not included.
     """
     ids = as_ids(graph, tasks)
     formats, half = matrix_dtype(graph), target in ("fp16", "bf16")
     family, duration_ns = graph.family[ids], graph.duration_ns[ids].astype(np.float64)
     changes = runs_in_fp32(family, formats[ids], duration_ns) if half else _switches(family, formats[ids], target)
     matrix = changes & among(family, MATRIX_FAMILIES)
-    # Measured products in fp8 hold the casts of their operands (aiconfigurator's take 10 us more than those in bf16 at
-    # 197 rows of 768), which `fp8` adds as tasks of their own: there the data sheet answers.
+    # Measured fp8 products include the casts of their operands (aiconfigurator's take 10 us more than those in bf16 at
+    # 197 rows of 768), which `fp8` adds as separate tasks: use the data sheet instead.
     sheet = target == "fp8"
-    told = forms.in_form(graph, ids, formats, dtype=target, sheet=sheet)
+    changed = forms.in_form(graph, ids, formats, dtype=target, sheet=sheet)
     of_layout = (family == KernelFamily.LAYOUT) & half
-    known = np.isfinite(told.ratio) & (matrix | of_layout)
-    parts = [(known, told.take(known))]
+    known = np.isfinite(changed.ratio) & (matrix | of_layout)
+    parts = [(known, changed.take(known))]
     rest = np.flatnonzero(matrix & ~known)
     parts.append((rest, forms.usual(graph, ids[rest], formats, dtype=target, sheet=sheet)))
     if half:
         moves = np.flatnonzero(changes & ~matrix & ~known)
         left = _left(graph, ids[moves])
-        told_less = np.flatnonzero(np.logical_or.reduce([share != 1 for share in left]))
-        moves = moves[told_less]
-        parts.append((moves, forms.in_traffic(graph, ids[moves], left.take(told_less, axis=1))))
+        smaller = np.flatnonzero(np.logical_or.reduce([share != 1 for share in left]))
+        moves = moves[smaller]
+        parts.append((moves, forms.in_traffic(graph, ids[moves], left.take(smaller, axis=1))))
     return forms.estimates(graph, ids, parts)
 
 
-# Either way of a share of bytes that the flow of formats gives, log: what caches keep. Our estimate.
+# The uncertainty, log, of a byte share from the flow of formats, because of caches. Our estimate.
 _FLOW_SPREAD = 1.1
 
 
-# Families whose kernels take the format of what they read; what stays fp32 by its name alone may be half after all.
+# Families whose kernels take the format of their inputs; those that stay fp32 only by name may be half after all.
 _FOLLOW = (KernelFamily.ELEMENTWISE, KernelFamily.REDUCTION, KernelFamily.POOLING)
 _STAYS = (1.0, 0.6, 1.05)
 
 
 def _left(graph: TaskGraph, tasks: Array) -> Float64:
-    """What autocast leaves of the bytes of ``tasks`` (ids) and its range, shape (3, n): as attached, else by family."""
+    """The byte share of ``tasks`` (ids) under autocast and its range, shape (3, n): as attached, else by family."""
     left = bytes_left(graph.family[tasks])
-    told = graph.attached.get(AUTOCAST_SHARE)
-    if told is None:
+    attached = graph.attached.get(AUTOCAST_SHARE)
+    if attached is None:
         flow = flow_of(graph)
         if flow is not None:
             stays = flow.stays[tasks] & among(graph.family[tasks], _FOLLOW)
             left[:, stays] = np.array(_STAYS)[:, None]
         return left
-    share = told[tasks]
+    share = attached[tasks]
     spread = np.where(share == 1, 1.0, _FLOW_SPREAD)
     return np.where(share > 0, np.stack([share, share / spread, share * spread]), left)
 
 
 def _switches(family: Int8, dtype: Int8, target: Precision) -> Bool:
-    """Mask of what a switch to TF32 or fp8 changes, shape (n,)."""
+    """Mask of the tasks that a switch to TF32 or fp8 changes, shape (n,)."""
     if target == "tf32":
         members: tuple[KernelFamily, ...] = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.RNN)
         return np.asarray(among(family, members) & (dtype == _FP32), dtype=np.bool_)
@@ -94,7 +94,7 @@ def _switches(family: Int8, dtype: Int8, target: Precision) -> Bool:
 def matrix_dtype(graph: TaskGraph) -> Int8:
     """Return the format in which each kernel multiplies, shape (n_tasks,), positions in `kernels.DTYPES`.
 
-    On NVIDIA's devices with TF32 a convolution of fp32 tensors runs in it, unless the kernel's own name says fp32.
+    On NVIDIA's devices with TF32 a convolution of fp32 tensors runs in it, unless the kernel's name says fp32.
     """
     gpu = device(graph)
     if gpu is None or not gpu.tf32_by_default:
@@ -123,12 +123,12 @@ def gets_faster(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Bool:
 
 
 def no_longer(graph: TaskGraph, tasks: Tasks, estimates: Estimates) -> Estimates:
-    """Return the estimates of ``tasks`` whose ranges end where the present ones do: the library may keep its kernel."""
+    """Return the estimates of ``tasks``, capped at the present ranges: the library may keep its kernel."""
     return structs.replace(estimates, high_ns=np.minimum(estimates.high_ns, graph.high_ns[tasks]))
 
 
 def note_without_shapes(graph: TaskGraph, tasks: Bool, name: str) -> TaskGraph:
-    """Return the graph, with a note of the what-if ``name`` where no task of the mask has an operator with shapes."""
+    """Return the graph, with a note of the what-if ``name`` if no task of the mask has an operator with shapes."""
     if (graph.called[tasks] >= 0).any():
         return graph
     return graph.note(
@@ -138,12 +138,12 @@ def note_without_shapes(graph: TaskGraph, tasks: Bool, name: str) -> TaskGraph:
 
 
 def with_autocast(graph: TaskGraph, target: Literal["fp16", "bf16"]) -> TaskGraph:
-    """Remember that the step runs under autocast."""
-    return with_told_precision(graph, autocast={"fp16": "float16", "bf16": "bfloat16"}[target])
+    """Record that the step runs under autocast."""
+    return with_reported_precision(graph, autocast={"fp16": "float16", "bf16": "bfloat16"}[target])
 
 
-def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
-    """Remember ``formats`` in the recorder's words (``instrumentation/metadata.py``), where the recording has any."""
+def with_reported_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
+    """Set ``formats`` in the recorder's precision metadata (``instrumentation/metadata.py``), if there is any."""
     recorded = graph.info.recorded
     if recorded.precision is None:
         return graph
@@ -152,7 +152,7 @@ def with_told_precision(graph: TaskGraph, **formats: str) -> TaskGraph:
 
 
 def with_dtype(graph: TaskGraph, tasks: Bool, target: Precision) -> TaskGraph:
-    """Remember that ``tasks`` (a mask) compute in ``target`` now; what is narrower already stays."""
+    """Record that ``tasks`` (a mask) now compute in ``target``; narrower formats stay."""
     changed = tasks & ~is_half(graph.dtype) if target in ("fp16", "bf16") else tasks
     dtype = graph.dtype.copy()
     dtype[changed] = DTYPES.index(target)

@@ -1,4 +1,4 @@
-"""How much of its recorded operator's work a task does after a what-if, as an attached column."""
+"""Each task's work relative to its recorded operator after a what-if, as an attached column."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64
 
-# The attached column that says how many times the work of its recorded operator a task does.
+# The attached column of each task's work, as a multiple of its recorded operator's.
 WORK = "work"
 # Fits in an int64 with room for sums.
 MOST_WORK = 2**60
 
 
 def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = False) -> TaskGraph:
-    """Let ``tasks`` do ``factor`` times as many operations and move as many bytes, where these are known.
+    """Multiply the known operations and bytes of ``tasks`` by ``factor``.
 
-    ``wider``: with as many times the thread blocks at once, and not one after the other.
+    ``wider``: with ``factor`` times the thread blocks in parallel, not one after the other.
     """
 
     def grown(column: Int64) -> Int64:
@@ -29,6 +29,6 @@ def with_work(graph: TaskGraph, tasks: Bool, factor: float, *, wider: bool = Fal
 
 
 def work_times(graph: TaskGraph) -> Float64:
-    """Return how many times the work of its recorded operator each task does, shape (n_tasks,)."""
-    told = graph.attached.get(WORK)
-    return np.ones(len(graph)) if told is None else np.where(told == 0, 1.0, told)  # 0: an inserted task
+    """Return each task's work as a multiple of its recorded operator's, shape (n_tasks,)."""
+    factors = graph.attached.get(WORK)
+    return np.ones(len(graph)) if factors is None else np.where(factors == 0, 1.0, factors)  # 0: an inserted task

@@ -1,4 +1,4 @@
-"""What a collective costs the kernels beside it: NCCL's kernels take multiprocessors and memory bandwidth from them."""
+"""The slowdown of kernels beside a collective: NCCL's kernels take multiprocessors and memory bandwidth from them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.simulation.transfers import hidden_ns, of_activations, workers_of
 
 BESIDE = "kernels slowed by a collective"
-# Bytes of memory traffic for each byte that an all-reduce sums, beyond DDP's copies; of a reduce-scatter or all-gather
-# half. Fitted to NVIDIA's weak-scaling tables by leaving out each model in turn (benchmarks/published/weak_scaling.py).
+# Bytes of memory traffic per byte of an all-reduce, without DDP's copies; half for reduce-scatter and all-gather.
+# Fitted to NVIDIA's weak-scaling tables, leaving out each model in turn (benchmarks/published/weak_scaling.py).
 TRAFFIC = 5.0
 
 
 def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskGraph:
-    """Return the graph whose kernels lose time to every collective of gradients that a what-if put in beside them.
+    """Return the graph with the time that kernels lose to each collective of gradients that a what-if inserted.
 
-    ``activations``: to those between the parts of a model which have kernels beside them instead.
+    ``activations``: instead to collectives between the parts of a model that overlap kernels.
 
-    Each time is a task on the stream of the work, after what the collective waits for, or ahead of what waits for it.
-    It goes by bytes, not by the time of the transfer: behind a slow link NCCL moves as many. What runs behind the
-    update has no kernels beside it. On a CPU nothing changes (``gloo`` has the work of its threads).
+    Each loss is a task on the compute stream, after the collective's predecessor or before its successor. It depends on
+    the bytes, not on the transfer's time: NCCL moves as many over a slow link. Collectives after the update overlap no
+    kernels. On a CPU nothing changes (``gloo`` models the work of its threads).
     """
     put_in = (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) > 1) & (of_activations(graph) == activations)
     tasks = np.flatnonzero(put_in & (graph.phase != Phase.UPDATE) & (graph.size_bytes > 0))
@@ -44,14 +44,14 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     before = np.where(ahead[tasks] >= 0, graph.neighbours[0][ahead[tasks]], -1)
     place = np.where(behind[tasks] >= 0, behind[tasks], before)
     tasks, place = tasks[place >= 0], place[place >= 0]
-    whole = all_reduces(graph)[tasks]
-    moved = _traffic_bytes(whole, graph.size_bytes[tasks], workers_of(graph)[tasks])
+    reduces = all_reduces(graph)[tasks]
+    moved = _traffic_bytes(reduces, graph.size_bytes[tasks], workers_of(graph)[tasks])
     times = moving(graph, moved)
     inserted = graph.insert(
         NewTasks(
             place, BESIDE, TaskKind.KERNEL, times.duration_ns, low_ns=np.zeros(len(place), dtype=np.int64),
             high_ns=2 * times.duration_ns, size_bytes=moved.astype(np.int64),
-            # Gradients are as large for any batch.
+            # The size of gradients does not depend on the batch.
             family=int(KernelFamily.COPY if activations else KernelFamily.OPTIMIZER),
         )
     )  # fmt: skip
@@ -59,17 +59,17 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
 
 
 def traffic_ns(graph: TaskGraph, operation: str, size_bytes: npt.ArrayLike, workers: int) -> npt.NDArray[np.float64]:
-    """Return what kernels of a GPU lose to collectives of ``size_bytes`` beside them, ns, shape (n,)."""
-    whole = np.array(operation == "all_reduce")
-    return np.asarray(moving(graph, _traffic_bytes(whole, np.atleast_1d(size_bytes), workers)).duration_ns)
+    """Return the time that a GPU's kernels lose to overlapping collectives of ``size_bytes``, ns, shape (n,)."""
+    reduces = np.array(operation == "all_reduce")
+    return np.asarray(moving(graph, _traffic_bytes(reduces, np.atleast_1d(size_bytes), workers)).duration_ns)
 
 
-def _traffic_bytes(whole: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _traffic_bytes(reduces: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
     count = np.asarray(workers, dtype=np.float64)
-    return np.asarray(TRAFFIC * (count - 1) / count * np.asarray(size_bytes) * np.where(whole, 1.0, 0.5))
+    return np.asarray(TRAFFIC * (count - 1) / count * np.asarray(size_bytes) * np.where(reduces, 1.0, 0.5))
 
 
-def send_less(graph: TaskGraph, share: float) -> TaskGraph:
-    """Return the graph whose kernels lose ``share`` of that time: what is sent beside them is compressed."""
+def scale_traffic(graph: TaskGraph, share: float) -> TaskGraph:
+    """Return the graph with that loss scaled to ``share``: the collectives are compressed."""
     named = np.array([name == BESIDE for name in graph.names], dtype=np.bool_).take(graph.name)
     return graph.scale(named, share) if named.any() else graph

@@ -1,4 +1,4 @@
-"""The gradients of each step when they are finished, and the buckets in which data parallel training sends them."""
+"""When each step's gradients are ready, and the buckets in which data parallel training sends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whatif.graph.types import (
     Int64,
     Phase,
 )
-from whatif.models.exchange.more_passes import stands_for
+from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
 from whatif.models.layers.gradients import ready_gradients
 from whatif.models.layers.layer_facts import gradient_bytes
@@ -23,23 +23,23 @@ from whatif.runtime.errors import WhatifError
 # Limits of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
 CAP_BYTES, FIRST_BYTES = 25 << 20, 1 << 20
 MEBIBYTE = 1 << 20
-# Where only the sum of the gradients is known they are taken as tensors of this size: our estimate.
+# If only the sum of the gradients is known, they are assumed to be tensors of this size: our estimate.
 PIECE_BYTES, MOST_PIECES = 1 << 20, 10_000
 
 
 class StepGradients(NamedTuple):
-    """One row a step and gradient, shape (n,) each, by step and then in the order in which they finish."""
+    """One row per step and gradient, shape (n,) each, by step and then in the order of completion."""
 
     step: Int64
-    row: Int64  # the gradient: the same number in every step, counted from the output of the model
-    task: Int64  # the task with which it is finished
+    row: Int64  # the gradient's number, equal in every step, counted from the output of the model
+    task: Int64  # the task that completes it
     size_bytes: Int64
-    layer: Int64  # the layer that owns it; -1 where no layer is known
+    layer: Int64  # its layer; -1 if unknown
     low_bytes: Int64  # the range of its size
     high_bytes: Int64
 
 
-def told_bytes(gradient_mb: float, name: str) -> float:
+def checked_bytes(gradient_mb: float, name: str) -> float:
     """Return the bytes of ``gradient_mb``. Raises WhatifError, for the what-if ``name``, unless it is above 0."""
     if not 0 < gradient_mb <= 1e7:
         raise WhatifError(f"{name}: expected gradient_mb above 0 and up to 10,000,000, got {gradient_mb}.")
@@ -47,18 +47,18 @@ def told_bytes(gradient_mb: float, name: str) -> float:
 
 
 def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> StepGradients:
-    """Return the gradients of every step: ``gradient_mb`` of them, else by the first that gives any.
+    """Return the gradients of every step: ``gradient_mb`` of them, else from the first source that has any.
 
-    That is the recorder's list, layers with their parameters, or what the recording shows of gradients
-    (``whatif.models.layers.found_gradients``). ``gradient_mb``, in million bytes, are spread evenly over the time of
-    the backward pass. ``name`` is of the what-if that asks. Raises WhatifError where there is no backward pass, or
-    where no gradient is known.
+    Sources are the recorder's list, layers with their parameters, and gradients found in the trace
+    (``whatif.models.layers.found_gradients``). ``gradient_mb``, in million bytes, is spread evenly over the time of the
+    backward pass. ``name`` is the what-if's. Raises WhatifError if there is no backward pass, or if no gradient is
+    known.
     """
     work = _backward_work(graph)
     if not work.any():
         raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
     if gradient_mb is not None:
-        return _spread(graph, work, told_bytes(gradient_mb, name))
+        return _spread(graph, work, checked_bytes(gradient_mb, name))
     found = ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
         code = {layer: number for number, layer in enumerate(graph.layers)}
@@ -76,8 +76,8 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
     )
 
 
-def told_by(graph: TaskGraph, gradient_mb: float | None) -> str:
-    """Return the source of the gradients where they are not listed, and how far off it may be; else ""."""
+def gradients_source(graph: TaskGraph, gradient_mb: float | None) -> str:
+    """Return the source of gradients that are not listed, and its possible error; else ""."""
     if gradient_mb is not None or graph.info.recorded.gradients or bool((gradient_bytes(graph) > 0).any()):
         return ""
     traced = found_gradients(graph)
@@ -93,7 +93,7 @@ def _certain(step: Int64, row: Int64, task: Int64, size_bytes: Int64, layer: Int
 
 
 def _by_trace(graph: TaskGraph, work: Bool, traced: FoundGradients) -> StepGradients:
-    """Gradients finish with autograd's operators, in a recording without these evenly over the backward pass."""
+    """Gradients complete with autograd's operators; in a recording without these, evenly over the backward pass."""
     count = len(traced.size_bytes)
     ready = finished(graph, step_of(graph), work, count)
     if ready is None or count == 1:
@@ -113,18 +113,18 @@ def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
 def _backward_work(graph: TaskGraph) -> Bool:
     """The work of the last backward pass of each step."""
     worker = graph.on_device
-    last = (step_of(graph) >= 0) & (stands_for(graph) == 0)
+    last = (step_of(graph) >= 0) & (passes_represented(graph) == 0)
     return np.asarray(worker & (graph.phase == Phase.BACKWARD) & last, dtype=np.bool_)
 
 
 def step_of(graph: TaskGraph) -> Int64:
-    """Return the step of each task, shape (n_tasks,); a recording without marks of steps is one step."""
+    """Return the step of each task, shape (n_tasks,); a recording without step marks is one step."""
     steps = graph.step.astype(np.int64)
     return steps if bool((steps >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
 
 
 def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
-    """One gradient a layer, ready with its last backward work."""
+    """One gradient per layer, ready with its last backward work."""
     sizes = gradient_bytes(graph)
     tasks = np.flatnonzero(work & (sizes.take(graph.layer) > 0))
     steps = step_of(graph)
@@ -133,7 +133,7 @@ def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
     last = np.sort(tasks[::-1][place])
     last = last[np.argsort(steps[last], kind="stable")]
     layer = graph.layer[last].astype(np.int64)
-    # The order of the first step that knows a layer numbers its gradient.
+    # A layer's gradient is numbered by its order in the first step that contains it.
     number = np.full(len(graph.layers), -1, dtype=np.int64)
     distinct, first = np.unique(layer, return_index=True)
     number[distinct[np.argsort(first)]] = np.arange(len(distinct))
@@ -141,7 +141,7 @@ def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:
 
 
 def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
-    """Equal gradients, the k-th of n ready when k / n of the time of the backward work is over."""
+    """Equal gradients, the k-th of n ready after k / n of the time of the backward work."""
     count = min(max(math.ceil(total_bytes / PIECE_BYTES), 1), MOST_PIECES)
     parts = []
     steps_of = step_of(graph)
@@ -155,26 +155,25 @@ def _spread(graph: TaskGraph, work: Bool, total_bytes: float) -> StepGradients:
 
 
 def at_share(duration_ns: Int64, share: Array) -> Int64:
-    """Return the positions of the tasks at whose ends those shares of the whole time are over."""
+    """Return the positions of the tasks at whose ends the given shares of the total time have passed."""
     over = np.cumsum(duration_ns.astype(np.float64))
     place = np.searchsorted(over, share * over[-1] - 0.5, side="left")
     return np.asarray(np.minimum(place, len(over) - 1), dtype=np.int64)
 
 
 def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | None) -> Int64:
-    """Return the number of the bucket that each row's gradient is sent in, shape (n,), in the order of sending.
+    """Return the bucket number of each row's gradient, shape (n,), in the order of sending.
 
-    The buckets that the recording gives, else DDP's rule: a bucket is full once it holds 25 MiB or more, the first one
-    1 MiB; ``bucket_mb`` (MiB) is the limit of all of them, as ``bucket_cap_mb`` is. Raises WhatifError where it is not
-    above 0.
+    The recorded buckets, else DDP's rule: a bucket is full at 25 MiB or more, the first one at 1 MiB. ``bucket_mb``
+    (MiB) is the limit of all buckets, like ``bucket_cap_mb``. Raises WhatifError unless it is above 0.
     """
     if bucket_mb is not None and not 0 < bucket_mb <= 1e6:
         raise WhatifError(f"distributed: expected bucket_mb above 0 and up to 1,000,000, got {bucket_mb}.")
     size = np.zeros(int(gradients.row.max()) + 1, dtype=np.int64)
     size[gradients.row] = gradients.size_bytes
-    told = _told(graph, size) if bucket_mb is None and bool((gradients.layer >= 0).any()) else None
-    if told is not None:
-        return told[gradients.row]
+    recorded = _recorded_buckets(graph, size) if bucket_mb is None and bool((gradients.layer >= 0).any()) else None
+    if recorded is not None:
+        return recorded[gradients.row]
     cap_bytes = CAP_BYTES if bucket_mb is None else bucket_mb * MEBIBYTE
     limit_bytes = FIRST_BYTES if bucket_mb is None else cap_bytes
     number, filled = 0, 0
@@ -187,8 +186,8 @@ def bucket_of(graph: TaskGraph, gradients: StepGradients, bucket_mb: float | Non
     return numbers[gradients.row]
 
 
-def _told(graph: TaskGraph, size: Int64) -> Int64 | None:
-    """The bucket of each gradient of the recorder's list, as it lists them; None where one of them is in no bucket."""
+def _recorded_buckets(graph: TaskGraph, size: Int64) -> Int64 | None:
+    """The recorded bucket of each gradient in the recorder's list; None if one of them has no bucket."""
     ddp, gradients = graph.info.recorded.ddp, graph.info.recorded.gradients
     if ddp is None or ddp.buckets is None:
         return None

@@ -1,13 +1,13 @@
-"""Contention: collectives and kernels that slow one another, transfers on one link, communication on a CPU core.
+"""Contention: collectives and kernels that slow each other, transfers on one link, communication on a CPU core.
 
-A what-if says here who uses what (``whatif.simulation.sharing``); the simulator does the rest
-(``whatif.simulation.rate_sharing``), wherever the tasks come to lie. Recorded work that ran beside a recorded
-collective is slow already: it is set to what it takes alone first, so that it comes out as recorded where nothing moves
+What-ifs declare here which task uses which resource (``whatif.simulation.sharing``); the simulator
+(``whatif.simulation.rate_sharing``) derives the rates from the actual overlap. Work recorded beside a collective is
+already slow: it is first set to its time alone, so that an unchanged schedule reproduces the recording
 (``whatif.models.exchange.recorded_overlap``).
 
 Sources: Tianshu §3.3 (16 multiprocessors for an all-reduce, virtual operations); Pei et al., equation 31 (compute times
-sm / (sm - 1) while an all-reduce holds one); Daydream §6.5 (NCCL takes 34 % longer beside kernels, next to theory
-alone) and §7.5 (concurrent kernels).
+sm / (sm - 1) while an all-reduce holds one); Daydream §6.5 (NCCL takes 34 % longer beside kernels, about the
+theoretical time alone) and §7.5 (concurrent kernels).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from whatif.models.durations.estimator import (
 )
 from whatif.models.durations.memory_rate import UNKNOWN_MEMORY_GBYTE_S
 from whatif.models.durations.occupancy import filled, matrix_flops_per_ns
-from whatif.models.exchange.beside_kernels import send_less
+from whatif.models.exchange.beside_kernels import scale_traffic
 from whatif.models.exchange.collective_tasks import OVERLAPPED, all_reduces, recorded_workers
 from whatif.models.exchange.recorded_overlap import set_to_alone
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES, Role, uses_of
 from whatif.simulation.transfers import parts_of, workers_of
 
-# What an all-reduce occupies by default (Tianshu §3.3, after NVIDIA's documentation): 20 % of its V100s.
+# Multiprocessors of an all-reduce by default (Tianshu §3.3, after NVIDIA's documentation): 20 % of its V100s.
 SMS = 16
 # An unknown device counts as a V100.
 UNKNOWN_SM_COUNT = 80
-# What a device reads and writes of its memory for each byte that it sends: the byte and, in a reduction, what it is
-# added to, and the sum. Our estimate.
+# Memory accesses of a device per byte that it sends: the byte and, in a reduction, the other operand and the sum. Our
+# estimate.
 MEMORY_BYTES_PER_SENT = 2.0
-# Kernels of these families compute; the others are bound by memory where a recording does not show both. What is
-# unknown counts as computing, as all work does in the papers.
+# Kernels of these families are compute-bound, the others memory-bound, unless both FLOPs and bytes are recorded.
+# Unknown kernels count as compute-bound, like all work in the papers.
 _COMPUTING = (*MATRIX_FAMILIES, KernelFamily.OTHER)
-# Connections that share a link at a time; more are no longer a matter of fair sharing.
+# The most connections that share a link at once: beyond this, fair sharing is no longer realistic.
 MOST_AT_ONCE = 256
 
 
@@ -67,15 +67,14 @@ def occupy(
     gamma: float = OVERLAPPED,
     sm_count: int | None = None,
 ) -> TaskGraph:
-    """Let the collectives ``tasks`` (a mask or ids) hold ``sms`` of the GPU's multiprocessors while they run.
+    """Let the collectives ``tasks`` (a mask or ids) occupy ``sms`` of the GPU's multiprocessors while they run.
 
-    Beside them kernels that compute proceed at (SM - sms) / SM of their rate, or at half of it where they fill the
-    device with one wave of blocks and no longer fit; kernels bound by memory at what the collective leaves of the
-    bandwidth (docs/contention.md compares that with recordings). Collectives that a what-if put in take ``gamma`` times
-    as long while other kernels run (Daydream §6.5 by default), and the upper end of their range no longer counts that;
-    recorded ones last as long as recorded. ``sm_count`` is for a device that ``whatif/hardware/gpus`` does not know,
-    which otherwise counts as a V100, with a note. Raises WhatifError on a recording of a CPU (``occupy_cpu``), and
-    where ``sms`` are not less than the GPU has.
+    Compute-bound kernels beside them run at (SM - sms) / SM of their rate, or at half of it if they fill the device
+    with one wave of blocks and no longer fit; memory-bound kernels at the bandwidth that the collective leaves
+    (docs/contention.md compares this with recordings). Inserted collectives take ``gamma`` times as long while other
+    kernels run (Daydream §6.5 by default), which their range then no longer includes; recorded ones keep their
+    duration. ``sm_count`` is for a device that is not in ``whatif/hardware/gpus``; by default it counts as a V100, with
+    a note. Raises WhatifError on a recording of a CPU (``occupy_cpu``), and if ``sms`` is not below the GPU's number.
     """
     chosen = as_mask(graph, tasks)
     if not chosen.any():
@@ -85,11 +84,11 @@ def occupy(
         raise WhatifError(f"contention: expected gamma from 1 to 100, got {gamma}.")
     share = sm_share(graph, sms, sm_count)
     uses = uses_of(graph)
-    role = uses["role"].copy()  # one field by itself is read much faster than among the others
+    role = uses["role"].copy()  # a separate field is read much faster than a struct's
     new = np.flatnonzero(chosen & (role != Role.HOLDS))
     on_device = _device_of(graph, new)
     kernels = np.flatnonzero(_kernels(graph, on_device) & ~chosen & (role == Role.NONE))
-    graph = send_less(graph, 0.0)  # the simulation shows what they lose
+    graph = scale_traffic(graph, 0.0)  # the simulation computes the loss
     uses["device"][new], uses["role"][new], uses["compute"][new] = on_device, Role.HOLDS, share
     uses["memory"][new] = _memory_of_collectives(graph, new)
     inserted = new[graph.start_ns[new] < 0]
@@ -97,7 +96,7 @@ def occupy(
     uses["device"][kernels], uses["role"][kernels] = _devices(graph)[graph.thread[kernels]], Role.YIELDS
     uses["compute"][kernels], uses["memory"][kernels] = _kernel_shares(graph, kernels, share)
     graph = _unknown_device(graph, sms, sm_count)
-    # The upper end of a new collective's range is what it takes beside kernels: the simulation shows that now.
+    # The upper end of a new collective's range is its time beside kernels, which the simulation now computes.
     high_ns = graph.high_ns.copy()
     high_ns[inserted] = np.maximum(graph.duration_ns[inserted], np.rint(high_ns[inserted] / gamma).astype(np.int64))
     return set_to_alone(graph.replace(high_ns=high_ns), uses)
@@ -109,10 +108,10 @@ def _check_on_gpu(graph: TaskGraph) -> None:
 
 
 def share_streams(graph: TaskGraph) -> TaskGraph:
-    """Let kernels of several streams that run at once share the multiprocessors of their GPU, fairly.
+    """Let concurrent kernels of several streams share the multiprocessors of their GPU fairly.
 
-    Each asks for as much of the device as its blocks fill, or for all of it where the recording does not tell
-    (Daydream §7.5 leaves this open). What a collective holds is not theirs to share. Raises WhatifError without a GPU.
+    Each demands the share of the device that its blocks fill, or all of it if unknown (Daydream §7.5 leaves this open).
+    A collective's multiprocessors are not shared. Raises WhatifError without a GPU.
     """
     _check_on_gpu(graph)
     uses = uses_of(graph)
@@ -125,11 +124,11 @@ def share_streams(graph: TaskGraph) -> TaskGraph:
 
 
 def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = None) -> TaskGraph:
-    """Let the transfers ``tasks`` (a mask or ids) that are under way at one time share their channel's link, fairly.
+    """Let concurrent transfers ``tasks`` (a mask or ids) share their channel's link fairly.
 
-    Instead of one after the other, up to ``at_once`` go at a time (all of a step where None; gloo has two threads), in
-    turn, each on a channel of its own. The latency that a what-if gave a transfer uses no link. Raises WhatifError
-    on tasks that are on no channel, and on more than 256 at once.
+    Instead of one after the other, up to ``at_once`` run at a time (None: all of a step; gloo has two threads), round
+    robin, each on a separate channel. The latency that a what-if gave a transfer uses no link. Raises WhatifError on
+    tasks that are on no channel, and on more than 256 at once.
     """
     ids = np.flatnonzero(as_mask(graph, tasks))
     if not len(ids):
@@ -160,7 +159,7 @@ def share_link(graph: TaskGraph, tasks: npt.NDArray[Any], at_once: int | None = 
 def on_gpus(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the collectives that are kernels of a GPU: recorded ones and new ones.
 
-    What a parameter server is sent goes by the CPU and is none.
+    Transfers to a parameter server pass the CPU and do not count.
     """
     named = np.array([collective_of(name, "") != "" for name in graph.names], dtype=np.bool_)
     on_streams = _of_threads(graph, ThreadKind.STREAM)
@@ -168,7 +167,7 @@ def on_gpus(graph: TaskGraph) -> Bool:
 
 
 def on_channels(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the transfers that a what-if put on channels."""
+    """Return a mask, shape (n_tasks,), of the transfers on channels, which what-ifs inserted."""
     on_channel = _of_threads(graph, ThreadKind.CHANNEL)
     return np.asarray(on_channel & (graph.kind == TaskKind.COMMUNICATION), dtype=np.bool_)
 
@@ -180,14 +179,14 @@ def _of_threads(graph: TaskGraph, kind: ThreadKind) -> Bool:
 def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float) -> TaskGraph:
     """Let the transfers ``tasks`` (a mask or ids) take ``share`` of the core on which the CPU threads of the step run.
 
-    While they are under way the CPU's work proceeds at 1 - share. Recorded CPU work is as it was without them. Raises
+    During the transfers the CPU's work runs at 1 - share of its rate; recorded CPU work counts as without them. Raises
     WhatifError on a share outside 0 to 1.
     """
     if not 0 <= share < 1:
         raise WhatifError(f"contention: expected a share of a core from 0 to below 1, got {share}.")
     chosen = as_mask(graph, tasks)
     uses = uses_of(graph)
-    # The thing that stands for the core of each rank: its first CPU thread. 0 where a rank has none.
+    # The core of each rank is represented by its first CPU thread; 0 if a rank has none.
     first: dict[int, int] = {}
     for code, thread in enumerate(graph.threads):
         if thread.kind == ThreadKind.CPU:
@@ -206,12 +205,12 @@ def occupy_cpu(graph: TaskGraph, tasks: npt.NDArray[Any], share: float) -> TaskG
 def virtual_operations(
     graph: TaskGraph, tasks: npt.NDArray[Any], n: int = 1, sms: int = SMS, *, sm_count: int | None = None
 ) -> TaskGraph:
-    """Put Tianshu's virtual operations in: for each collective of ``tasks`` (a mask or ids) work on the GPU's stream.
+    """Insert Tianshu's virtual operations: work on the GPU's stream for each collective of ``tasks`` (a mask or ids).
 
-    Together the ``n`` of a collective last sms / SM of its duration. They are ready when it is and take turns with the
-    computation: the first stands after the work that the collective waits for, each further one a kernel later
-    (Tianshu §3.3; its N is taken for the number of pieces, of which the paper does not tell how many). Recorded
-    collectives get none: the computation beside them is slow already. Raises WhatifError as ``occupy`` does.
+    A collective's ``n`` operations together last sms / SM of its duration. They alternate with the computation: the
+    first follows the work that the collective waits for, each further one comes a kernel later (Tianshu §3.3; its N is
+    taken as the number of pieces, which the paper does not give). Recorded collectives get none: the computation beside
+    them is already slow. Raises WhatifError as ``occupy`` does.
     """
     ids = np.flatnonzero(as_mask(graph, tasks) & (graph.start_ns < 0))
     if not 1 <= n <= 1000:
@@ -223,7 +222,7 @@ def virtual_operations(
     ids = ids[kept]
     if not len(ids):
         return graph
-    graph = send_less(_unknown_device(graph, sms, sm_count), 0.0)
+    graph = scale_traffic(_unknown_device(graph, sms, sm_count), 0.0)
     after = behind[:, None] + np.zeros((1, n), dtype=np.int64)
     following = graph.neighbours[1]
     for turn in range(1, n):
@@ -239,7 +238,7 @@ def virtual_operations(
 
 
 def sm_share(graph: TaskGraph, sms: int, sm_count: int | None = None) -> float:
-    """Return the share of the recorded GPU that ``sms`` multiprocessors are. Raises WhatifError if it has no more."""
+    """Return ``sms`` as a share of the recorded GPU's multiprocessors. Raises WhatifError if it has no more."""
     gpu = device(graph)
     count = sm_count or (gpu.sm_count if gpu else UNKNOWN_SM_COUNT)
     if not 1 <= sms < count:
@@ -257,22 +256,22 @@ def _unknown_device(graph: TaskGraph, sms: int, sm_count: int | None) -> TaskGra
 
 
 def _devices(graph: TaskGraph) -> Int64:
-    """By the code of each thread the thing that stands for its GPU: 1 + the code of its first stream; 0 for none."""
+    """The GPU of each thread, by code, represented by 1 + the code of its first stream; 0 for none."""
     first: dict[tuple[int, int], int] = {}
-    things = []
+    devices = []
     for code, thread in enumerate(graph.threads):
         is_stream = thread.kind == ThreadKind.STREAM
-        things.append(1 + first.setdefault((thread.rank, thread.device), code) if is_stream else 0)
-    return np.array(things, dtype=np.int64)
+        devices.append(1 + first.setdefault((thread.rank, thread.device), code) if is_stream else 0)
+    return np.array(devices, dtype=np.int64)
 
 
 def _device_of(graph: TaskGraph, ids: Int64) -> Int64:
-    """The GPU of each collective: its stream's, its rank's, that of the work it waits for, or the busiest."""
+    """The GPU of each collective: of its stream, its rank, the work that it waits for, or else the busiest."""
     of_thread = _devices(graph)
     of_rank: dict[int, set[int]] = {}
-    for thread, thing in zip(graph.threads, of_thread.tolist(), strict=True):
-        of_rank.setdefault(thread.rank, set()).update([thing] if thing else [])
-    # A channel has the GPU of its rank, where that is one.
+    for thread, gpu in zip(graph.threads, of_thread.tolist(), strict=True):
+        of_rank.setdefault(thread.rank, set()).update([gpu] if gpu else [])
+    # A channel has the GPU of its rank, if there is exactly one.
     only = [next(iter(of_rank[thread.rank])) if len(of_rank[thread.rank]) == 1 else 0 for thread in graph.threads]
     found = np.where(of_thread > 0, of_thread, only)[graph.thread[ids]]
     if (found > 0).all():
@@ -287,7 +286,7 @@ def _device_of(graph: TaskGraph, ids: Int64) -> Int64:
 
 
 def _kernels(graph: TaskGraph, devices: Int64 | None) -> Bool:
-    """The kernels on streams of some devices; of all where None. Copies run on engines of their own."""
+    """The kernels on streams of the given devices; None: of all. Copies run on separate engines."""
     of_thread = _devices(graph)
     concerned = of_thread > 0 if devices is None else (of_thread > 0) & np.isin(of_thread, devices)
     return np.asarray(
@@ -296,17 +295,17 @@ def _kernels(graph: TaskGraph, devices: Int64 | None) -> Bool:
 
 
 def _filled(graph: TaskGraph, kernels: Int64) -> Array:
-    """The share of the device that each kernel asks for: what its blocks fill, or all where that is unknown."""
+    """The share of the device that each kernel demands: what its blocks fill, or all if unknown."""
     return np.minimum(np.nan_to_num(filled(graph, device(graph), kernels), nan=1.0), 1.0)
 
 
-def _kernel_shares(graph: TaskGraph, kernels: Int64, held: float) -> tuple[Array, Array]:
-    """What kernels use of the multiprocessors and of the memory bandwidth: those that compute, and those that move.
+def _kernel_shares(graph: TaskGraph, kernels: Int64, taken: float) -> tuple[Array, Array]:
+    """The shares of multiprocessors and of memory bandwidth that compute-bound and memory-bound kernels use.
 
-    By the roofline where operations and bytes are known, else by their family. ``held`` is the share of a collective.
+    By the roofline if operations and bytes are known, else by family. ``taken`` is a collective's share.
     """
     gpu = device(graph)
-    fills = filled(graph, gpu, kernels)  # NaN where it is unknown, which compares as false
+    fills = filled(graph, gpu, kernels)  # NaN (compares as false) if unknown
     size, duration = np.maximum(graph.size_bytes[kernels], 0), np.maximum(graph.duration_ns[kernels], 1)
     moves = ~among(graph.family[kernels], _COMPUTING) & (graph.family[kernels] >= 0)
     memory = np.zeros(len(kernels))
@@ -316,16 +315,16 @@ def _kernel_shares(graph: TaskGraph, kernels: Int64, held: float) -> tuple[Array
         known = (compute_ns > 0) & (memory_ns > 0)
         moves = np.where(known, memory_ns > compute_ns, moves)
         memory = np.minimum(memory_ns / duration, 1.0)
-    # What fills the GPU with one wave of blocks needs a second one, once a collective holds the place of some.
-    wave = (fills > 1.0 - held) & (fills <= 1.0)
-    compute = np.where(wave, 2.0 * (1.0 - held), 1.0)
-    # What a kernel that is bound by memory uses of the bandwidth that the best ones reach, which is what is shared.
+    # A kernel of exactly one wave of blocks needs a second wave if a collective occupies some of the places.
+    wave = (fills > 1.0 - taken) & (fills <= 1.0)
+    compute = np.where(wave, 2.0 * (1.0 - taken), 1.0)
+    # A memory-bound kernel's use of the bandwidth that the best kernels reach, which is what is shared.
     mover = memory_share(gpu).centre / memory_share(gpu).high
     return np.where(moves, 0.0, compute), np.where(moves, mover, memory)
 
 
 def _memory_of_collectives(graph: TaskGraph, tasks: Int64) -> Array:
-    """The share of the memory bandwidth that collectives use alone; 0 where their size is not known."""
+    """The share of the memory bandwidth that collectives use alone; 0 if their size is unknown."""
     gpu = device(graph)
     peak = (gpu.memory_gbyte_s if gpu else UNKNOWN_MEMORY_GBYTE_S) * memory_share(gpu).high
     known = workers_of(graph)[tasks]
@@ -337,7 +336,7 @@ def _memory_of_collectives(graph: TaskGraph, tasks: Int64) -> Array:
 
 
 def _waited_for(graph: TaskGraph, ids: Int64) -> tuple[Int64, Bool]:
-    """The last work of a stream that each collective waits for, and for which of them there is one."""
+    """The last task of a stream that each collective waits for, and a mask of the collectives that have one."""
     d = graph.dependencies
     last = np.full(len(graph), -1, dtype=np.int64)
     on_stream = _of_threads(graph, ThreadKind.STREAM)[d.source]

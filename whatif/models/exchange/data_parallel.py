@@ -1,9 +1,9 @@
-"""Data parallel training put into the steps of one worker: bucket copies, all-reduces, and what waits for them.
+"""Data parallel training inserted into the steps of one worker: bucket copies, all-reduces, and dependencies.
 
-As DistributedDataParallel does it (torch/csrc/distributed/c10d/reducer.cpp): every finished gradient is divided and
-copied into its bucket, a full bucket is all-reduced once those before it have been, and at the end of the backward
-pass each sum is waited for and copied back. From a CPU gloo exchanges, whose threads take their time from the core of
-the step (``whatif.models.exchange.gloo``), and the forward pass begins with a broadcast of the buffers.
+Follows DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp): each finished gradient is divided and copied
+into its bucket, full buckets are all-reduced in order, and at the end of the backward pass each sum is waited for and
+copied back. On a CPU gloo's threads take time from the core of the step (``whatif.models.exchange.gloo``), and the
+forward pass begins with a broadcast of the buffers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from whatif.models.exchange.collective_tasks import (
     OVERLAPPED,
     SYNCHRONISED,
     add_channel,
+    attach_model,
     estimated,
-    tell,
     with_workers,
 )
 from whatif.models.exchange.stragglers import with_slowest
@@ -60,27 +60,27 @@ COPY_IN, COPY_OUT = "copy gradient into bucket", "copy bucket into gradient"
 CALL, LAUNCH, CHANNEL = "c10d::allreduce_", "cudaLaunchKernel", "network"
 FORWARD, BROADCAST = "DistributedDataParallel.forward", "broadcast of buffers"
 
-# What DDP's own copies cost the CPU over the launch in them: 4.7 and 3.7 us for launches of 3.3 and 3.0 in the
-# recording of a ResNet under DDP on an MI300X (TraceLens).
+# The CPU time of DDP's copies over that of their launch: 4.7 and 3.7 us for launches of 3.3 and 3.0 us in the recording
+# of a ResNet under DDP on an MI300X (TraceLens).
 COPY_CALL = 1.3
 
 
 class _Ends(NamedTuple):
-    """The last CPU task and the last work (a GPU's where there is one) of each step's backward pass, by its number."""
+    """The last CPU task and the last work (on the GPU if there is one) of each step's backward pass, by step number."""
 
     cpu: Int64
     work: Int64
 
 
 class _Buckets(NamedTuple):
-    """One row a step and bucket, shape (n,) each, in the order of sending."""
+    """One row per step and bucket, shape (n,) each, in the order of sending."""
 
     step: Int64
     size_bytes: Int64
     low_bytes: Int64
     high_bytes: Int64
     first: Int64  # position of its first gradient among those sorted by step, bucket and task
-    ready: Int64  # the task with which it and all buckets before it are full
+    ready: Int64  # the task that fills the last of it and all earlier buckets
 
 
 def all_reduce_buckets(
@@ -95,9 +95,9 @@ def all_reduce_buckets(
 ) -> TaskGraph:
     """Return the graph of one worker of ``network`` whose steps all-reduce their gradients, bucket by bucket.
 
-    ``bucket`` (n,): of each row of ``gradients``, numbered in the order of sending. ``overlap``: a bucket is sent when
-    it is full, else all of them after the backward pass. ``synchronised``: the CPU waits for the stream before each
-    all-reduce. ``bucket_view``: gradients live in their bucket, so that none is copied back.
+    ``bucket`` (n,): the bucket of each row of ``gradients``, in the order of sending. ``overlap``: a bucket is sent
+    when it is full, else all after the backward pass. ``synchronised``: the CPU waits for the stream before each
+    all-reduce. ``bucket_view``: gradients live in their buckets, so that none is copied back.
     """
     graph = with_slowest(graph, network)
     order = np.lexsort((gradients.row, gradients.task, bucket, gradients.step))
@@ -112,7 +112,7 @@ def all_reduce_buckets(
     waiting = _first_behind(graph, ends, buckets)
 
     new = _put_in(graph, gradients, buckets, ends, times, work_ns, channel, bucket_view)
-    changed, moved = tell(new.graph, new.reduced, sent.parts, network.workers), new.moved
+    changed, moved = attach_model(new.graph, new.reduced, sent.parts, network.workers), new.moved
     changed = _handed_off_later(changed, moved[ends.cpu], new.cpu_end)
     last_copy = _in_order(np.maximum.reduceat(new.copies, buckets.first), buckets.step)
     if not overlap:
@@ -121,7 +121,7 @@ def all_reduce_buckets(
         last_copy = every_copy[buckets.step]
     last_sum = np.full(len(ends.cpu), -1, dtype=np.int64)
     np.maximum.at(last_sum, buckets.step, new.reduced)
-    sums = buckets.first[: len(new.back)]  # none where nothing is copied back
+    sums = buckets.first[: len(new.back)]  # none if nothing is copied back
     exchanged = Dependencies.of(
         np.concatenate([last_copy, new.reduced[: len(sums)], last_sum[waiting.step]]),
         np.concatenate([new.reduced, new.back[sums], moved[waiting.task]]),
@@ -135,14 +135,14 @@ def all_reduce_buckets(
 
 
 def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view: bool = False) -> TaskGraph:
-    """Return the graph as that of one of ``workers``, whose memory holds DDP's buckets from step to step.
+    """Return the graph as one of ``workers``, with DDP's buckets kept in memory from step to step.
 
-    With ``bucket_view`` a layer's gradient of its own lives until it is copied into its bucket.
+    With ``bucket_view`` a layer's separate gradient lives until it is copied into its bucket.
     """
 
     def with_buckets(memory: Memory) -> Memory:
-        held = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
-        return replace(held, gradients_leave=True, gradients_in_forward=False) if bucket_view else held
+        memory_with = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
+        return replace(memory_with, gradients_leave=True, gradients_in_forward=False) if bucket_view else memory_with
 
     return with_workers(change_memory(graph, with_buckets), workers)
 
@@ -158,7 +158,7 @@ def _buckets(gradients: StepGradients, bucket: Int64) -> _Buckets:
 
 
 def _as_certain(times: Estimates, buckets: _Buckets, network: Network) -> Estimates:
-    """The times with the range of what the buckets hold."""
+    """The times with the range of the buckets' sizes."""
     known, low, high = (
         np.maximum(network.cost("all_reduce", size).total_ns, 1)
         for size in (buckets.size_bytes, buckets.low_bytes, buckets.high_bytes)
@@ -168,7 +168,7 @@ def _as_certain(times: Estimates, buckets: _Buckets, network: Network) -> Estima
 
 
 def _in_order(ids: Array, step: Int64) -> Int64:
-    """No bucket of a step is sent before the one ahead of it."""
+    """Send each bucket of a step no earlier than the one before it."""
     result = ids.astype(np.int64)
     for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(step)) + 1):
         result[part] = np.maximum.accumulate(result[part])
@@ -190,15 +190,15 @@ def _backward_ends(graph: TaskGraph) -> _Ends:
 
 
 def _calls(graph: TaskGraph, tasks: Int64) -> Int64:
-    """The call that launched each GPU task, or a later one that launched a task ahead of it."""
+    """The call that launched each GPU task, or a later call that launched a task before it."""
     distinct, place = np.unique(tasks, return_inverse=True)
     return np.asarray(np.maximum.accumulate(calls_of(graph, distinct))[place], dtype=np.int64)
 
 
 class _New(NamedTuple):
-    """The graph with the new tasks; the ids of the copies, the all-reduces and the copies back (or of none).
+    """The graph with the new tasks; the ids of the copies, the all-reduces and the copies back (if any).
 
-    ``launches``: which call starts which of them. ``moved``: the new id of each old task. ``cpu_end``: the last CPU
+    ``launches``: call -> new task. ``moved``: the new id of each old task. ``cpu_end``: the last CPU
     task of each step's backward pass, by its number.
     """
 
@@ -221,10 +221,10 @@ def _put_in(
     channel: int,
     bucket_view: bool,
 ) -> _New:
-    """Put in all tasks and calls at once: those that stand behind the same task keep the order of these rows."""
+    """Insert all tasks and calls at once: those after the same task keep the order of these rows."""
     on_gpu = graph.has_gpu
     n, b, back = len(gradients.task), len(buckets.step), 0 if bucket_view else len(gradients.task)
-    # Read and written once; as large for any batch and format, like what the optimizer moves.
+    # Read and written once; independent of batch and format, like the optimizer's traffic.
     copying = moving(graph, 2 * gradients.size_bytes)
     copied_in = copying if on_gpu else later(copying, gloo.HOOK_NS, gloo.SPREAD)
     every = concatenated([copied_in, times, *([] if bucket_view else [copying])])
@@ -236,18 +236,18 @@ def _put_in(
     behind = np.concatenate([behind, (end if on_gpu else cpu_end)[gradients.step][:back]])
     calls = np.concatenate([calls, cpu_end[gradients.step][:back]])
     called = np.ones(n + b + back, dtype=np.bool_)
-    called[:n] = called[n + b :] = on_gpu  # on a CPU a copy is an operator, which no call launches
+    called[:n] = called[n + b :] = on_gpu  # on a CPU a copy is an operator without a call
 
     def column(copy: int, reduce: int) -> Int64:
         return np.repeat([copy, reduce, copy], [n, b, back])
 
-    # Behind one task come its copies, then the calls, then what these start; a copy back runs where the work ended.
+    # After a task come its copies, then the calls, then what these start; copies back run where the work ended.
     backward = graph.on_gpu & (graph.phase == Phase.BACKWARD)
     copy_call_ns = round(COPY_CALL * usual_launch_ns(graph, backward)) if on_gpu else 0
     call_ns, call_low_ns = (column(copy_call_ns, reduce_ns)[called] for reduce_ns in (CALL_NS, CALL_LOW_NS))
     if not on_gpu:
-        # What gloo's threads take from this core is taken right after the call: it delays what this thread still has
-        # to do, and passes while it waits where there is nothing left.
+        # The time of gloo's threads on this core comes right after the call: it delays the rest of this thread, or
+        # passes during its wait if nothing is left.
         call_ns, call_low_ns = call_ns + work_ns.astype(np.int64), call_low_ns + work_ns.astype(np.int64)
     streams = np.concatenate([graph.thread[behind[:n]], np.full(b, channel), graph.thread[behind[n + b :]]])
     size = np.concatenate([2 * gradients.size_bytes, buckets.size_bytes, 2 * gradients.size_bytes[:back]])
@@ -284,22 +284,22 @@ def _put_in(
 
 
 def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph:
-    """Let each forward pass on a CPU begin with DDP's own work, and wait for rank 0's buffers."""
+    """Start each forward pass on a CPU with DDP's work and the wait for rank 0's buffers."""
     steps = step_of(graph)
     tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.FORWARD) & (steps >= 0))
     first = tasks[np.unique(steps[tasks], return_index=True)[1]]
     if not len(first):
         return graph
     count, size_bytes = gloo.buffers(graph)
-    own_ns = float(gloo.STEP_NS + count * gloo.BUFFER_NS)
+    ddp_ns = float(gloo.STEP_NS + count * gloo.BUFFER_NS)
     inserted = graph.insert(
         NewTasks(
-            first, FORWARD, TaskKind.CPU_OP, own_ns, low_ns=own_ns / gloo.SPREAD, high_ns=own_ns * gloo.SPREAD,
+            first, FORWARD, TaskKind.CPU_OP, ddp_ns, low_ns=ddp_ns / gloo.SPREAD, high_ns=ddp_ns * gloo.SPREAD,
             phase=Phase.FORWARD,
         )
     )  # fmt: skip
-    graph, own = mark(inserted.graph, inserted.ids, Source.ASSUMED), inserted.ids
-    following = graph.neighbours[1][own]
+    graph, work = mark(inserted.graph, inserted.ids, Source.ASSUMED), inserted.ids
+    following = graph.neighbours[1][work]
     if not count or (following < 0).any():
         return graph
     cost = network.cost("broadcast", size_bytes)
@@ -308,19 +308,19 @@ def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph
     times = estimated(gloo.bounded_by_cpu(cost, work_ns))
     sent = graph.insert(
         NewTasks(
-            own, BROADCAST, TaskKind.COMMUNICATION, times.duration_ns[0], thread=channel, high_ns=times.high_ns[0],
+            work, BROADCAST, TaskKind.COMMUNICATION, times.duration_ns[0], thread=channel, high_ns=times.high_ns[0],
             size_bytes=size_bytes, family=FAMILY, phase=Phase.FORWARD,
         )
     )  # fmt: skip
-    graph = tell(sent.graph, sent.ids, Parts(cost.latency_ns, cost.total_ns, work_ns, work_ns), network.workers)
+    graph = attach_model(sent.graph, sent.ids, Parts(cost.latency_ns, cost.total_ns, work_ns, work_ns), network.workers)
     return graph.add_dependencies(
-        np.concatenate([sent.moved[own], sent.ids]), np.concatenate([sent.ids, sent.moved[following]]),
+        np.concatenate([sent.moved[work], sent.ids]), np.concatenate([sent.ids, sent.moved[following]]),
         kind=DependencyKind.COMMUNICATION,
     )  # fmt: skip
 
 
 def _first_behind(graph: TaskGraph, ends: _Ends, buckets: _Buckets) -> _Waiting:
-    """The work that has to wait for the sums: what follows the backward pass, and the update on every stream."""
+    """The work that waits for the sums: the successors of the backward pass, and the update on every stream."""
     steps = np.unique(buckets.step)
     following = graph.neighbours[1][ends.work[steps]].astype(np.int64)
     number = step_of(graph)
@@ -338,7 +338,7 @@ class _Waiting(NamedTuple):
 
 
 def _handed_off_later(graph: TaskGraph, recorded: Int32, behind: Int64) -> TaskGraph:
-    """What waits for the thread of the backward pass waits for what was put at its end as well."""
+    """Make waits for the backward pass's thread also wait for the tasks inserted at its end."""
     later = np.arange(len(graph), dtype=np.int32)
     same = graph.thread[recorded] == graph.thread[behind]
     later[recorded[same]] = behind[same]

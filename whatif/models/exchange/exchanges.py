@@ -1,7 +1,7 @@
-"""Collectives put into the steps of one worker: who calls each, what it waits for, and what waits for it.
+"""Collectives inserted into the steps of one worker, with their calls, predecessors and successors.
 
-On a GPU a collective runs on a channel beside the kernels, in the order of the calls: NCCL runs those of one
-communicator one after the other. On a CPU (gloo) the thread that calls one waits for it.
+On a GPU a collective runs on a channel beside the kernels, in the order of the calls: NCCL runs the collectives of one
+communicator one after the other. On a CPU (gloo) the calling thread waits for it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from whatif.models.exchange.collective_tasks import (
     ALL_REDUCE,
     FAMILY,
     add_channel,
+    attach_model,
     estimated,
-    tell,
 )
-from whatif.models.exchange.more_passes import stands_for
+from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.calls import calls_of, task_before, usual_launch_ns
 from whatif.models.layers.columns import named
 from whatif.simulation.transfers import ACTIVATIONS, Parts, grown_ns, of_activations, workers_of
 
 ALL_GATHER, REDUCE_SCATTER = "all-gather of parameters", "reduce-scatter of gradients"
-# Not called an all-reduce: what takes gradients apart or compresses them leaves it alone.
+# Not named an all-reduce, so that what-ifs that decompose or compress gradients leave it alone.
 SUM = "sum of activations"
 COPY_IN, COPY_OUT = "copy gradients into their buffer", "copy parameters out of their buffer"
 NAMES = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
@@ -52,24 +52,24 @@ ACTIVATION_NAMES = {
 
 
 def tensor_workers(graph: TaskGraph) -> int:
-    """Return the number of workers across which the blocks of the model are cut; 1 where they are not."""
+    """Return the number of tensor parallel workers across which the model's blocks are split; 1 if they are not."""
     sums = of_activations(graph) & graph.select(name=f"^({'|'.join(ACTIVATION_NAMES.values())})$")
     return int(workers_of(graph)[sums].max(initial=1))
 
 
 def senders(graph: TaskGraph) -> int:
-    """Return how many of those workers send a part each of an activation that leaves for another stage.
+    """Return how many of those workers each send a part of an activation to another stage.
 
-    1 where the model is whole, and where the activation itself is a part of the sequence.
+    1 if the model is not split, or if the activation itself is a part of the sequence.
     """
     parts = graph.select(name=f"^{ACTIVATION_NAMES['all_gather']}$").any()
     return 1 if parts else tensor_workers(graph)
 
 
 def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
-    """Return what those workers take to gather an activation of which each got ``part_bytes``, ns, of the same shape.
+    """Return the time of those workers to gather an activation of which each got ``part_bytes``, ns, same shape.
 
-    It is half of a sum's time by the graph, whose ring scatters and then gathers; 0 where there is one of ``senders``.
+    It is half of an all-reduce's time in the graph, whose ring scatters and then gathers; 0 with one of ``senders``.
     """
     sums = np.flatnonzero(of_activations(graph) & graph.select(name=f"^{SUM}$") & (graph.size_bytes > 0))
     count = senders(graph)
@@ -84,10 +84,10 @@ def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
 class Exchange(NamedTuple):
     """One collective by the ids of the tasks around it, -1 for none.
 
-    ``call``: the CPU task after which it is called. ``ready``: work that is over before it starts. ``waiting``: work
-    that starts after it. ``copied_in``: the work after which what it sends is copied into a buffer; ``copied_out``:
-    that before which what it received is copied out. ``buffer``: the position, in the list of all, of an earlier one
-    whose buffer this one's copy takes over, and so waits for.
+    ``call``: the CPU task after which it is called. ``ready``: work that ends before it starts. ``waiting``: work that
+    starts after it. ``copied_in``: the work after which its input is copied into a buffer; ``copied_out``: the work
+    before which its output is copied out. ``buffer``: the position of an earlier exchange whose buffer this one's copy
+    reuses, and so waits for.
     """
 
     operation: str
@@ -102,7 +102,7 @@ class Exchange(NamedTuple):
 
 
 class CallTime(NamedTuple):
-    """What a call takes on the CPU, ns, with its range."""
+    """The CPU time of a call, ns, with its range."""
 
     centre_ns: int
     low_ns: int
@@ -110,7 +110,7 @@ class CallTime(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """Copies beside exchanges, shape (n,) each: whose they are, and the work next to them."""
+    """Copies around exchanges, shape (n,) each: the exchange of each, and its adjacent work."""
 
     of: Int64
     work: Int64
@@ -132,22 +132,22 @@ def exchange(
 ) -> TaskGraph:  # fmt: skip
     """Return the graph with ``exchanges``, in the order of their calls, one at a time on a new channel.
 
-    ``activations``: they pass between the parts of one model.
+    ``activations``: they are exchanged between the parts of one model.
     """
     if not exchanges:
         return graph
     rows, on_gpu = list(exchanges), graph.has_gpu
-    # One that is called later in the list cannot be called earlier: where launches are not known, places are guessed.
+    # Calls keep the order of the list: without known launches their places are guessed.
     calls = np.maximum.accumulate(np.array([one.call for one in rows], dtype=np.int64))
-    # The channel runs them in this order, so that none can stand before the one ahead of it.
+    # The channel runs them in this order, so none is placed before an earlier one.
     behind = np.array([max([one.call, one.copied_in, *one.ready]) for one in rows], dtype=np.int64)
     behind = np.maximum.accumulate(behind)
     size = np.array([one.size_bytes for one in rows], dtype=np.int64)
     phase = np.array([one.phase for one in rows])
-    # On a CPU the thread that calls waits, so that gloo's work passes within that time.
+    # On a CPU the calling thread waits, so gloo's work passes within that time.
     sent = _sent(graph, [one.operation for one in rows], size, network)
-    # One that is called in a pass which stands for several is called in each of them.
-    passes = np.maximum(stands_for(graph)[calls], 1.0)
+    # A call in a pass that represents several is made in each of them.
+    passes = np.maximum(passes_represented(graph)[calls], 1.0)
     cost = Cost(sent.cost.latency_ns * passes, sent.cost.transfer_ns * passes)
     size = np.rint(size * passes).astype(np.int64)
     times = estimated(cost)
@@ -157,7 +157,7 @@ def exchange(
     if on_gpu:
         launched_after = task_before(graph, calls_of(graph, outs.work))
         before = np.where(behind[outs.of] < outs.work, np.maximum(before, behind[outs.of]), before)
-    # A copy's launch stands before the call of the collective that sends what it copies.
+    # A copy's launch comes before the call of the collective that sends it.
     copied_in, collectives, copied_out = insert_all(
         graph,
         [
@@ -175,7 +175,7 @@ def exchange(
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     parts = Parts(*(column * passes for column in sent.parts))
-    changed = tell(named(collectives.graph, names), put.ids, parts, network.workers)
+    changed = attach_model(named(collectives.graph, names), put.ids, parts, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     centre, low, high = (time_ns * passes for time_ns in call)
     changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)
@@ -199,11 +199,11 @@ def _pairs(pairs: list[tuple[int, int]]) -> Int64:
 
 
 def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) -> list[tuple[Array, Array]]:
-    """What each collective of the edited ``graph`` waits for, and what waits for it, as pairs of its ids."""
+    """The predecessors and successors of each collective of the edited ``graph``, as pairs of ids."""
     ready, of = _pairs([(task, at) for at, one in enumerate(rows) for task in one.ready])
     waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
     waiting = put.moved[task]
-    if not on_gpu:  # the thread that called goes on after it
+    if not on_gpu:  # the calling thread continues after it
         following = graph.neighbours[1][put.calls]
         waited = np.flatnonzero(following >= 0)
         waiting = following[waited]
@@ -213,7 +213,7 @@ def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) 
 def _beside_copies(
     graph: TaskGraph, rows: list[Exchange], ins: _Copies, outs: _Copies, put: _Put
 ) -> list[tuple[Array, Array]]:
-    """A copy into a buffer waits until that is sent; work on another stream than a copy's waits for the copy."""
+    """Copies into a reused buffer wait until it is sent; work on other streams waits for its copy."""
     copied_in, copied_out, stream = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     copied_in[ins.of], copied_out[outs.of], stream[outs.of] = put.copied_in, put.copied_out, graph.thread[outs.work]
     sent, at = _pairs([(one.buffer, at) for at, one in enumerate(rows) if one.buffer >= 0 and one.copied_in >= 0])
@@ -228,18 +228,18 @@ def _beside_copies(
 def _sent(graph: TaskGraph, operations: list[str], size_bytes: Int64, network: Network) -> gloo.Sent:
     latency_ns, transfer_ns, work_ns, *parts = (np.zeros(len(size_bytes)) for _ in range(7))
     for operation in dict.fromkeys(operations):
-        mine = np.array(operations) == operation
-        cost, work_ns[mine], found = gloo.sent(graph, network, operation, size_bytes[mine])
-        latency_ns[mine], transfer_ns[mine] = cost.latency_ns, cost.transfer_ns
+        of_operation = np.array(operations) == operation
+        cost, work_ns[of_operation], found = gloo.sent(graph, network, operation, size_bytes[of_operation])
+        latency_ns[of_operation], transfer_ns[of_operation] = cost.latency_ns, cost.transfer_ns
         for column, values in zip(parts, found, strict=True):
-            column[mine] = values
+            column[of_operation] = values
     return gloo.Sent(Cost(latency_ns, transfer_ns), work_ns, Parts(*parts))
 
 
 def _copies(
     graph: TaskGraph, name: str, copies: _Copies, behind: Int64, calls: Int64, size_bytes: Int64, phase: Array
 ) -> NewTasks:
-    """Copies on the threads of the work beside them, each launched by a call of its own; on a CPU operators."""
+    """Copies on the threads of their adjacent work, each launched by its own call; operators on a CPU."""
     on_gpu = graph.has_gpu
     moved = 2 * size_bytes[copies.of]  # read and written
     times = moving(graph, moved)

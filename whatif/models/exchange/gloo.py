@@ -1,9 +1,9 @@
-"""What exchanging over gloo costs the CPU: its threads send, receive and add up on the core that the step runs on.
+"""The CPU cost of exchanges over gloo: its threads send, receive and add up on the core of the step.
 
-On a GPU NCCL does this with kernels. On a CPU the kernel of the system copies every byte into and out of sockets, and
-gloo's threads, which are woken for it, take their time from the core of the step. Constants were measured with bare
-all-reduces between two network namespaces and with DistributedDataParallel of one worker, never with the steps of
-several workers that predictions are scored on (docs/data_parallel.md).
+On a GPU NCCL does this in kernels. On a CPU the operating system copies every byte into and out of sockets, and gloo's
+threads, woken for it, take time from the core of the step. Constants were measured with bare all-reduces between two
+network namespaces and with DistributedDataParallel of one worker, never with the multi-worker steps that predictions
+are scored on (docs/data_parallel.md).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.simulation.transfers import Parts
 
 # An all-reduce of 4 to 64 KB among two takes 0.42 to 0.67 ms, nearly all of it CPU time: handing over to gloo's threads
-# and back, and two messages each way. Here of each message; a broadcast is one.
+# and back, and two messages each way. This is the time per message; a broadcast is one.
 MESSAGE_NS = 225_000
-# Copies of each byte that passes a worker, at the recording's own copy rate: without a limit 1.0 to 1.3 ns a byte where
-# a copy made 7.6 GB/s; behind a slow link it was half as much again (WOKEN).
+# Copies of each byte that passes a worker, at the recording's copy rate: without a rate limit 1.0 to 1.3 ns per byte at
+# a copy rate of 7.6 GB/s; over a slow link half as much again (WOKEN).
 COPIES = 8.0
-# DDP's own work around a step: 0.5 ms, and 5 us for the hook of each gradient beside its copy.
+# DDP's work around a step: 0.5 ms, and 5 us for the hook of each gradient, besides its copy.
 STEP_NS, HOOK_NS = 500_000, 5_000
 # Each buffer that rank 0 broadcasts before the forward pass is flattened and copied back: 12 us, as medians of a
 # ResNet's 60 buffers with and without.
@@ -34,16 +34,16 @@ BUFFER_NS = 12_000
 SPREAD = 2.0
 
 
-# gloo's reduce_scatter is an all-reduce of which every worker keeps its part (ProcessGroupGloo of torch 2.13: a profile
+# gloo's reduce_scatter is an all-reduce of which each worker keeps its part (ProcessGroupGloo of torch 2.13: a profile
 # of fully_shard on two CPUs shows gloo:all_reduce inside c10d::_reduce_scatter_base_).
 RUN_AS = {"reduce_scatter": "all_reduce"}
 
 
 class Sent(NamedTuple):
-    """What collectives take, ns, shape (n,) each part.
+    """The cost of collectives, ns, shape (n,) each.
 
-    ``work_ns``: of that the CPU time of gloo's threads on a worker. ``parts``: the network's own time, and the CPU
-    time behind a quick network.
+    ``work_ns``: the CPU time of gloo's threads on a worker within that. ``parts``: the network's time, and the CPU time
+    with a fast network.
     """
 
     cost: Cost
@@ -52,9 +52,9 @@ class Sent(NamedTuple):
 
 
 def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.ArrayLike) -> Sent:
-    """Return what collectives of ``size_bytes`` take the workers of ``network``.
+    """Return the cost of collectives of ``size_bytes`` among the workers of ``network``.
 
-    On a GPU that is the network's cost. From a CPU gloo sends, and none is shorter than the work of its threads.
+    On a GPU that is the network's cost. On a CPU none is shorter than the work of gloo's threads.
     """
     if graph.has_gpu:
         cost = network.cost(operation, size_bytes)
@@ -62,13 +62,13 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
         return Sent(cost, nothing, Parts(cost.latency_ns, cost.total_ns, nothing, nothing))
     run = RUN_AS.get(operation, operation)
     cost, workers = network.cost(run, size_bytes), network.workers
-    rounds = 2 if run == "all_reduce" else 1  # of a ring, in each of which a part passes every other worker
+    rounds = 2 if run == "all_reduce" else 1  # rounds of the ring; in each a part passes every other worker
     passing_bytes = rounds * (workers - 1) / workers * np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     copy_ns = passing_bytes / memory_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
     messages_ns = rounds * (workers - 1) * MESSAGE_NS
     at_once_ns = messages_ns + COPIES * copy_ns
     parts = Parts(cost.latency_ns, cost.total_ns, at_once_ns, np.full(len(at_once_ns), float(messages_ns)))
-    work = np.minimum(parts.duration_ns, parts.woken_ns)  # where the network needs longer, gloo waits in between
+    work = np.minimum(parts.duration_ns, parts.woken_ns)  # gloo waits while the network is slower
     return Sent(bounded_by_cpu(cost, work), work, parts)
 
 
@@ -83,15 +83,15 @@ def one_way_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.fl
 
 
 def bounded_by_cpu(cost: Cost, work: npt.NDArray[np.float64]) -> Cost:
-    """Return the cost of exchanges that are no faster than the CPU time ``work``, ns: no bandwidth shortens that."""
+    """Return the cost of exchanges with the CPU time ``work``, ns, as lower bound: no bandwidth shortens it."""
     excess_ns = np.maximum(work - cost.total_ns, 0)
     return Cost(cost.latency_ns + excess_ns, cost.transfer_ns)
 
 
 def buffers(graph: TaskGraph) -> tuple[int, int]:
-    """Return how many buffers DDP broadcasts before each forward pass, and their bytes: those of batch normalization.
+    """Return the number of buffers that DDP broadcasts before each forward pass (batch normalization), and their bytes.
 
-    Running mean, running variance, and how many batches were seen; none where the recording does not tell its layers.
+    Running mean, running variance and the batch counter; none if the recording lacks its layers.
     """
     count = size = 0
     for layer in graph.info.recorded.layers:

@@ -1,4 +1,4 @@
-"""All-reduces taken apart into stages over groups of workers (BlueConnect), each on a channel of its own."""
+"""All-reduces decomposed into stages over groups of workers (BlueConnect), each on a separate channel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whatif.models.exchange.collective_tasks import (
     FAMILY,
     OVERLAPPED,
     add_channel,
-    tell,
+    attach_model,
 )
 from whatif.models.layers.columns import named, with_values
 from whatif.runtime.errors import WhatifError
@@ -34,9 +34,9 @@ SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 
 def flat_byte_s(graph: TaskGraph, tasks: Int64, workers: int, bandwidth: Bandwidth | None) -> Float64:
-    """Return the rate of the links by size and time of ring all-reduces, bytes/s; ``bandwidth`` where no size is known.
+    """Return the links' rate by size and time of ring all-reduces, bytes/s; ``bandwidth`` if no size is known.
 
-    Raises WhatifError where neither is known.
+    Raises WhatifError if neither is known.
     """
     parts = parts_of(graph, tasks)
     transfer_ns = np.maximum(parts.network_ns - parts.latency_ns, 1)
@@ -55,10 +55,10 @@ def decompose(
 ) -> TaskGraph:
     """Return the graph in which each ring all-reduce of ``tasks`` (ids) goes through groups of ``factors`` workers.
 
-    Stage i reduces and scatters what stage i - 1 left, 1 / p of it, among p workers on its own channel; then as many
-    stages gather, in reverse. ``faster``: for each factor how many times the rate of the flat ring its links have, one
-    number or one a task. ``shared``, for each factor: the workers below a stage share its links, which then carry as
-    much as if nothing had been scattered.
+    Stage i reduce-scatters the output of stage i - 1 among p workers on its channel, leaving 1 / p of it; then as many
+    stages gather, in reverse. ``faster``: the rate of each factor's links relative to the flat ring, one number or one
+    per task. ``shared``, for each factor: the workers below a stage share its links, which then carry as much as if
+    nothing had been scattered.
     """
     workers, n, k = math.prod(factors), len(tasks), len(factors)
     levels = [*range(k), *reversed(range(k))]
@@ -71,12 +71,12 @@ def decompose(
         channels.append(channel)
     thread = np.array(channels)[levels]
 
-    # The first stage takes the place of the all-reduce, so that it waits for what that one waited for. Its stream held
-    # it back, and what is no collective after it.
+    # The first stage takes the place of the all-reduce and keeps its predecessors. On its stream it also waited for the
+    # task before it, and non-collectives after it waited for it.
     launch = graph.launch_of[tasks]
     ahead, following = (beside[tasks].astype(np.int64) for beside in graph.neighbours)
-    held = (ahead >= 0) & (graph.kind[ahead] != TaskKind.COMMUNICATION)
-    holds = (following >= 0) & ~among(graph.kind[following], (TaskKind.COMMUNICATION, TaskKind.WAIT))
+    held_back = (ahead >= 0) & (graph.kind[ahead] != TaskKind.COMMUNICATION)
+    holds_back = (following >= 0) & ~among(graph.kind[following], (TaskKind.COMMUNICATION, TaskKind.WAIT))
     more = 2 * k - 1
     inserted = graph.insert(
         NewTasks(
@@ -93,17 +93,17 @@ def decompose(
     names |= {
         f"{GATHER} among {p}": stage_ids[:, [2 * k - 1 - i for i in range(k) if factors[i] == p]] for p in factors
     }
-    # What were the all-reduces are their first stage.
+    # The former all-reduces are the first stage.
     graph = with_values(named(graph, names), first, thread=channels[0], size_bytes=size[0])
     graph = graph.with_duration(stage_ids.T, duration_ns, low_ns=duration_ns, high_ns=duration_ns * OVERLAPPED)
-    graph = tell(graph, stage_ids.T, parts, workers)
+    graph = attach_model(graph, stage_ids.T, parts, workers)
     last = np.arange(len(graph), dtype=np.int32)
     last[first] = stage_ids[:, -1]
     graph = graph.replace(dependencies=replace(graph.dependencies, source=last[graph.dependencies.source]))
     moved = inserted.moved
     return graph.add_dependencies(
-        np.concatenate([stage_ids[:, :-1].ravel(), moved[ahead[held]], stage_ids[holds, -1]]),
-        np.concatenate([stage_ids[:, 1:].ravel(), first[held], moved[following[holds]]]),
+        np.concatenate([stage_ids[:, :-1].ravel(), moved[ahead[held_back]], stage_ids[holds_back, -1]]),
+        np.concatenate([stage_ids[:, 1:].ravel(), first[held_back], moved[following[holds_back]]]),
         kind=DependencyKind.COMMUNICATION,
     )
 
@@ -111,11 +111,11 @@ def decompose(
 def _costs(
     graph: TaskGraph, tasks: Int64, factors: list[int], faster: Sequence[Float64 | float], *, shared: Sequence[bool]
 ) -> tuple[Parts, Int64]:
-    """What a stage of each factor takes, and the bytes that its group begins with, (n_factors, n)."""
+    """The cost of each factor's stage, and the bytes that its group begins with, (n_factors, n)."""
     workers = math.prod(factors)
-    whole = parts_of(graph, tasks)
-    # A ring of all takes 2 (n - 1) hops, and its transfer is 2 (n - 1) / n of the time in which one link would carry
-    # the whole buffer; so are the CPU's messages and copies.
+    flat = parts_of(graph, tasks)
+    # A ring of all takes 2 (n - 1) hops, and its transfer takes 2 (n - 1) / n of the time of the whole buffer on one
+    # link; the same holds for the CPU's messages and copies.
     below = [math.prod(factors[:level]) for level in range(len(factors))]
     hops = np.array([p - 1 for p in factors])[:, None] / (2 * (workers - 1))
     carried = np.array([(p - 1) / p / parts for p, parts in zip(factors, below, strict=True)])[:, None]
@@ -124,9 +124,9 @@ def _costs(
         (parts if together else 1) / np.broadcast_to(rate, len(tasks))
         for parts, rate, together in zip(below, faster, shared, strict=True)
     ])  # fmt: skip
-    latency_ns, messages_ns = hops * whole.latency_ns, hops * whole.messages_ns
-    network_ns = latency_ns + carried * times * (whole.network_ns - whole.latency_ns)
-    work_ns = messages_ns + carried * (whole.work_ns - whole.messages_ns)
+    latency_ns, messages_ns = hops * flat.latency_ns, hops * flat.messages_ns
+    network_ns = latency_ns + carried * times * (flat.network_ns - flat.latency_ns)
+    work_ns = messages_ns + carried * (flat.work_ns - flat.messages_ns)
     size = graph.size_bytes[tasks]
     return (
         Parts(latency_ns, network_ns, work_ns, messages_ns),

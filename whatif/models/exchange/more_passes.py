@@ -1,4 +1,4 @@
-"""Several passes a step: forward and backward work is run again ahead of the recorded pass, which is the last."""
+"""Several passes per step: forward and backward work is repeated before the recorded pass, which is the last."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from whatif.models.layers.gradients import backward_ends
 from whatif.models.layers.repeat import repeat
 from whatif.simulation.transfers import LATENCY, ON_CPU, of_activations
 
-# Attached: how many passes a task of a pass ahead of the last one stands for; 0 for all other tasks.
+# Attached: the number of passes that a task of an added pass represents; 0 for all other tasks.
 STANDS_FOR = "stands for passes"
 # The phases of a pass.
 PASSING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD)
-# Passes ahead of the last are run one by one while they have fewer tasks than that; else each stands for several.
+# Added passes are run one by one up to this many tasks; beyond that each represents several.
 MOST_TASKS = 200_000
 
 
 def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
     """Return the graph whose steps with a backward pass run forward and backward work ``passes`` times.
 
-    What exchanges gradients and what updates happens once, in the last pass or after it. A pass begins on the CPU when
-    the backward pass ahead of it has ended there; a GPU may still be at work.
+    Gradient exchange and update happen once, in the last pass or after it. A pass begins on the CPU when the previous
+    backward pass has ended there; a GPU may still be running.
     """
-    mine = _of_pass(graph)
+    of_pass = _of_pass(graph)
     graph = _waiting_as_often(graph, passes)
     ends = backward_ends(graph)
-    forward = np.flatnonzero(mine & graph.on_cpu & (graph.phase == Phase.FORWARD))
+    forward = np.flatnonzero(of_pass & graph.on_cpu & (graph.phase == Phase.FORWARD))
     steps, at = np.unique(graph.step[forward], return_index=True)
     both = np.intersect1d(graph.step[ends], steps, return_indices=True)
-    copies = min(passes - 1, max(MOST_TASKS // max(int(mine.sum()), 1), 1))
+    copies = min(passes - 1, max(MOST_TASKS // max(int(of_pass.sum()), 1), 1))
     graph, run = repeat(
-        graph, mine, copies + 1, graph.step.astype(np.int64), ends=ends[both[1]], begins=forward[at][both[2]]
+        graph, of_pass, copies + 1, graph.step.astype(np.int64), ends=ends[both[1]], begins=forward[at][both[2]]
     )
-    return _standing_for(graph, (run >= 0) & (run < copies), (passes - 1) / copies)
+    return _scaled_to(graph, (run >= 0) & (run < copies), (passes - 1) / copies)
 
 
-def stands_for(graph: TaskGraph) -> Float64:
-    """Return how many passes each task of a pass ahead of a step's last one stands for, shape (n_tasks,); else 0."""
+def passes_represented(graph: TaskGraph) -> Float64:
+    """Return the number of passes that each task of an added pass represents, shape (n_tasks,); else 0."""
     return np.asarray(graph.attached.get(STANDS_FOR, np.zeros(len(graph))), dtype=np.float64)
 
 
 def _of_pass(graph: TaskGraph) -> Bool:
-    """The work of the passes of steps with a backward pass, without the sums of gradients among workers."""
+    """The work of the passes of steps with a backward pass, without all-reduces of gradients."""
     passing = np.isin(graph.phase, PASSING)
     summed = all_reduces(graph) & (graph.phase == Phase.BACKWARD) & ~of_activations(graph)
     once = summed | launches_of(graph, summed)
     in_step = np.isin(graph.step, graph.step[backward_ends(graph)])
     launched = graph.launch_of >= 0
-    if launched.any():  # what was launched before the recording began is the rest of a pass, which nothing launches
+    if launched.any():  # tasks launched before the recording began are a cut-off pass without calls
         once = once | (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & ~launched)
     return np.asarray(passing & in_step & ~once & (graph.on_gpu | graph.on_cpu | of_activations(graph)), np.bool_)
 
 
 def _waiting_as_often(graph: TaskGraph, passes: int) -> TaskGraph:
-    """The graph in which what a pass waits for without a reason in the recording is waited for in each: in the last."""
+    """Put the unexplained waits of all passes into the last pass."""
     waits = (graph.kind == TaskKind.WAIT) & np.isin(graph.phase, PASSING)
     waits &= np.isin(graph.step, graph.step[backward_ends(graph)])
     if not waits.any():
@@ -67,10 +67,10 @@ def _waiting_as_often(graph: TaskGraph, passes: int) -> TaskGraph:
     return graph.with_duration(waits, centre, low_ns=low, high_ns=high)
 
 
-def _standing_for(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
-    """Let each of ``tasks`` take as long, do and send as much as in so many passes."""
+def _scaled_to(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
+    """Scale the time, work and bytes of ``tasks`` to ``times`` passes."""
     if times != 1:
-        # Each time it also follows the one before it on its stream.
+        # Each repetition also follows its predecessor on the stream.
         lag_ns = graph.thread_lag_ns[graph.thread[tasks]] * (times - 1)
         centre, low, high = (
             column[tasks] * times + lag_ns for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
@@ -78,6 +78,6 @@ def _standing_for(graph: TaskGraph, tasks: Bool, times: float) -> TaskGraph:
         graph = graph.with_duration(tasks, centre, low_ns=low, high_ns=high)
         graph = with_work(graph, tasks, times)
         if of_activations(graph).any():
-            told = {name: graph.attached[name] for name in (LATENCY, *ON_CPU) if name in graph.attached}
-            graph = graph.attach(**{name: np.where(tasks, times, 1) * column for name, column in told.items()})
+            columns = {name: graph.attached[name] for name in (LATENCY, *ON_CPU) if name in graph.attached}
+            graph = graph.attach(**{name: np.where(tasks, times, 1) * column for name, column in columns.items()})
     return graph.attach(**{STANDS_FOR: np.where(tasks, times, 0.0)})

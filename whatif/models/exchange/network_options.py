@@ -1,4 +1,4 @@
-"""The network that a transform's options describe: all transforms spell them alike, and all read them here."""
+"""The network described by a transform's options, which all transforms share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whatif.opdb.collective_table import read_table
 from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
-# What is assumed where it is not given: eight machines on 25 Gbit Ethernet.
+# Defaults: eight machines on 25 Gbit Ethernet.
 WORKERS, ETHERNET = 8, Bandwidth("25Gbps")
 MOST_WORKERS, MOST_LATENCY_US, MOST_SPREAD_PCT = 100_000, 1e6, 100.0
 
@@ -35,18 +35,17 @@ def network_of(
     table: str | None = None,
     spread_pct: float | None = None,
 ) -> Network:
-    """Return the network that the options of the transform ``name`` describe; None is an option that is not given.
+    """Return the network that the options of the transform ``name`` describe; None: option not given.
 
-    ``cluster`` is a preset's name or the path of a TOML file; one that leaves open how many machines of one worker
-    there are has 8, where it is not given. Beside it ``workers`` takes the first so many of the cluster's, and
-    ``bandwidth`` and ``latency_us`` are those of its outermost links. Where the blocks of the model are cut across
-    neighbours (``tensor_parallel``), a worker is one of each such group. Without a cluster all links are equal, but
-    after a what-if that chose another device: then, unless rates are given, it is that one's usual node and network.
-    From a CPU gloo sends: over TCP, whose headers take a share of the rate, and all-reduces around a ring. What that
-    costs the CPU is not the network's (`whatif.models.exchange.gloo`).
-    ``spread_pct`` is how much the steps of the workers differ.
-    ``table`` is a file of measured times (`whatif.hardware.cluster.calibration`), whose number of workers is taken
-    unless another is given, and which holds whatever the algorithm is. Raises WhatifError on what makes no sense.
+    ``cluster`` is a preset's name or the path of a TOML file; if that leaves the number of one-worker machines open, it
+    is 8 by default. With a cluster, ``workers`` takes its first workers, and ``bandwidth`` and ``latency_us`` are those
+    of its outermost links. If the model's blocks are split across neighbours (``tensor_parallel``), a worker is one of
+    each such group. Without a cluster all links are equal, except after a what-if that chose another device: then,
+    unless rates are given, it is that device's usual node and network. On a CPU gloo sends over TCP, whose headers take
+    a share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
+    (`whatif.models.exchange.gloo`). ``spread_pct`` is the spread of the workers' steps. ``table`` is a file of measured
+    times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does, and applies
+    to any algorithm. Raises WhatifError on invalid options.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} workers, got {workers}.")
@@ -61,17 +60,17 @@ def network_of(
     measured = None if table is None else read_table(Path(table))
     if algorithm not in ALGORITHMS:
         raise WhatifError(f"{name}: expected an algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-    told = None if measured is None else measured.workers
+    table_workers = None if measured is None else measured.workers
     usual = graph.info.node if (bandwidth, latency_us, table) == (None, None, None) else ""
     if cluster is None and not usual:
         link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
-        network = Network.of(workers or told or WORKERS, link)
+        network = Network.of(workers or table_workers or WORKERS, link)
     else:
         found = usual_cluster(load_gpu(usual)) if cluster is None else load_cluster(cluster)
         inner = tensor_workers(graph)
         network = found.network(None if workers is None else workers * inner)
         if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
-            network = found.network((told or WORKERS) * inner)
+            network = found.network((table_workers or WORKERS) * inner)
         network = _outermost(network, bandwidth, latency_us).around(inner)
     if not graph.has_gpu:
         network = _over_tcp(network)
@@ -98,7 +97,7 @@ def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float 
 
 
 def _over_tcp(network: Network) -> Network:
-    """What TCP leaves of each link's rate."""
+    """Each link at the rate that TCP leaves."""
     levels = (
         replace(level, link=structs.replace(level.link, byte_s=level.link.byte_s * TCP_SHARE))
         for level in network.levels

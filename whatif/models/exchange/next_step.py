@@ -1,4 +1,4 @@
-"""A recording of one step as two, where what a step hands on to the next one decides: the second is timed."""
+"""A recording of one step as two, for what-ifs in which a step affects the next one: the second is timed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MARK = "(end of the step before)"
 
 
 def with_next_step(graph: TaskGraph) -> TaskGraph:
-    """Return a recording with one backward pass as two such steps, whose span is the time between their ends.
+    """Return a recording with one backward pass as two such steps; the time between their ends is its step time.
 
-    Others are returned as they are. An end is that of the work, without what is still sent then.
+    Others are returned unchanged. A step ends with its work, without transfers that still run.
     """
     steps = step_of(graph)
     if len(each_once(steps[(graph.phase == Phase.BACKWARD) & (steps >= 0)])) != 1:

@@ -1,13 +1,13 @@
-"""Parameter servers put into the steps of one worker: slices are pushed when finished, and pulled before they are used.
+"""Parameter servers inserted into the steps of one worker: slices are pushed when ready and pulled before use.
 
 A machine of the cluster has a link that sends and one that receives. With a server beside every worker (MXNet's usual
-set-up, and that of Daydream §6.6) this worker's machine sends what the other servers add up, and the sums of its own
-server to all others: together 2 (n - 1) / n of the gradients over each link, as for a ring. So every slice takes so
-many times its bytes, whichever server has it: all servers count as equally busy. With k servers on machines of their
-own a slice shares its server's link with the n workers, so that it takes max(1, n / k) times as long.
+set-up, and that of Daydream §6.6) this worker's machine sends gradients to the other servers, and the sums of its
+server to all others: together 2 (n - 1) / n of the gradients over each link, as for a ring. So every slice sends that
+multiple of its bytes, whichever server has it: all servers count as equally busy. With k servers on separate machines a
+slice shares its server's link with the n workers, so that it takes max(1, n / k) times as long.
 
-A server's CPU may add up what all workers pushed of a slice, and then update the weights: one slice after the other, on
-a channel that stands for it. From a GPU gradients come over the host's link (``Copies``), and weights go back over it.
+A server's CPU may add up a slice of all workers and update the weights: one slice after the other, on a channel that
+represents the CPU. On a GPU gradients and weights are copied over the host's link (``Copies``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from whatif.models.exchange.buckets import StepGradients, at_share, step_of
 from whatif.models.exchange.collective_tasks import (
     FAMILY,
     add_channel,
+    attach_model,
     estimated,
-    tell,
 )
 from whatif.models.exchange.next_step import with_next_step
 from whatif.models.exchange.priority import PRIORITY
@@ -61,7 +61,7 @@ MOST_SLICES = 500_000
 
 
 class Slices(NamedTuple):
-    """One row a step and slice, shape (n,) each: the gradient it is cut from, and its bytes."""
+    """One row per step and slice, shape (n,) each: the gradient it is cut from, and its bytes."""
 
     gradient: Int64
     size_bytes: Int64
@@ -75,7 +75,7 @@ def server_slices(gradients: StepGradients, slice_bytes: int) -> Slices:
 
 
 def server_arrays(gradients: StepGradients, servers: int) -> Slices:
-    """Leave every gradient whole, but split the big ones over all servers (MXNet's KVStore)."""
+    """Split large gradients over all servers and leave the others whole (MXNet's KVStore)."""
     big = gradients.size_bytes > BIG_BYTES
     index, part = _repeated(np.where(big, servers, 1))
     size = gradients.size_bytes[index]
@@ -84,7 +84,7 @@ def server_arrays(gradients: StepGradients, servers: int) -> Slices:
 
 
 def _repeated(counts: Int64) -> tuple[Int64, Int64]:
-    """The row of each of its parts, and the number of the part within the row."""
+    """The row of each part, and the part's number within the row."""
     if int(counts.sum()) > MOST_SLICES:
         raise WhatifError(
             f"parameter server: expected at most {MOST_SLICES:,} slices in all steps, got {int(counts.sum()):,}; say a "
@@ -95,14 +95,14 @@ def _repeated(counts: Int64) -> tuple[Int64, Int64]:
 
 
 def updated_by_servers(graph: TaskGraph) -> TaskGraph:
-    """Return the graph whose steps leave the update of the weights to the servers.
+    """Return the graph whose weights are updated by the servers.
 
-    A recording of one step becomes two: what the servers send decides when the next one can go on.
+    A recording of one step becomes two: the servers' transfers decide when the next step can continue.
     """
     steps = step_of(graph)
     backward = np.flatnonzero((graph.phase == Phase.BACKWARD) & (steps >= 0))
     last = np.full(int(steps.max(initial=0)) + 2, len(graph), dtype=np.int64)
-    last[steps[backward] + 1] = backward  # of several tasks of one step the one written last
+    last[steps[backward] + 1] = backward  # the last write wins if a step has several tasks
     update: Bool = (graph.phase == Phase.UPDATE) & (graph.on_gpu | graph.on_cpu)
     update = update & graph.in_optimizer if (update & graph.in_optimizer).any() else update
     update = update & (np.arange(len(graph)) > last[steps + 1])
@@ -121,13 +121,13 @@ def push_and_pull(
     link_share: int = 0,
     waited_for: bool = True,
 ) -> TaskGraph:
-    """Return the graph in which every slice is pushed when its gradient is finished and pulled before its next use.
+    """Return the graph in which every slice is pushed when its gradient is ready and pulled before its next use.
 
-    A pull follows its push, and the first forward work of the layer in the next step follows the pull. ``servers`` is
-    None for one beside each worker. ``prioritised``: the layers that are used first go first; else all are equal.
-    ``reduced``: between push and pull a server's CPU adds up and updates. ``link_share``: on a GPU, how many workers
-    share the link to the host over which gradients and weights are copied; 0 leaves such copies out. ``waited_for``:
-    else the forward work of the next step goes on with older weights, and that of the one after it waits.
+    A pull follows its push, and the first forward work of the layer in the next step follows the pull. ``servers``:
+    None for one beside each worker. ``prioritised``: layers used first are sent first; else all are equal. ``reduced``:
+    a server's CPU adds up and updates between push and pull. ``link_share``: on a GPU, the number of workers that share
+    the link to the host over which gradients and weights are copied; 0 omits these copies. ``waited_for``: if not, the
+    forward work of the next step uses older weights, and the step after it waits.
     """
     workers, graph = network.workers, with_slowest(graph, network)
     if not graph.has_gpu:
@@ -142,7 +142,7 @@ def push_and_pull(
     used, rank = _first_use(graph, gradients)
     finished = gradients.task[slices.gradient]
     channel = [np.full(len(row), one) for one in (sending, receiving)]
-    # At the lower end messages are under way while others are sent, so that none holds the link up by its latency.
+    # At the lower end messages overlap, so that their latency does not occupy the link.
     times = estimated(cost)
     times = Estimates.of(times.duration_ns, times.source, cost.transfer_ns, times.high_ns)
     stages = [_Stage(PUSH, channel[0], times, cost), _Stage(PULL, channel[1], times, cost)]
@@ -156,7 +156,7 @@ def push_and_pull(
         stages = [_Stage(TO_HOST, np.full(len(row), out), copies, None), *stages]
         stages.append(_Stage(TO_GPU, np.full(len(row), back), copies, None))
 
-    # Used in the step after that of the gradient; the last step has none.
+    # Used in the step after the gradient's; the last step has none.
     place = np.searchsorted(each_once(gradients.step), gradients.step[slices.gradient]) + (1 if waited_for else 2)
     target = np.concatenate([used, np.full((2, used.shape[1]), -1)])[place, row]
     urgency = -rank[row] if prioritised else np.zeros(len(row), dtype=np.int64)
@@ -164,9 +164,9 @@ def push_and_pull(
 
 
 def _with_sockets(graph: TaskGraph, gradients: StepGradients, through: float) -> tuple[TaskGraph, StepGradients]:
-    """Let sending and receiving take their time from the core of the step, where each gradient is finished.
+    """Add the CPU time of sending and receiving to the core of the step, where each gradient is completed.
 
-    ``through`` times the gradients pass the worker's machine either way, those of a server beside it included.
+    ``through`` times the gradients pass the worker's machine in each direction, including those of its server.
     """
     time_ns = gloo.passing_ns(graph, gradients.size_bytes * through)
     inserted = graph.insert(
@@ -180,7 +180,7 @@ def _with_sockets(graph: TaskGraph, gradients: StepGradients, through: float) ->
 
 
 class _Stage(NamedTuple):
-    """What happens to every slice in turn: its name, the channel and the time of each, its cost where it is sent."""
+    """A stage of every slice: its name, each slice's channel and time, and the cost if it is a transfer."""
 
     name: str
     channel: Int64
@@ -191,7 +191,7 @@ class _Stage(NamedTuple):
 def _in_stages(
     graph: TaskGraph, stages: list[_Stage], slices: Slices, finished: Int64, target: Int64, urgency: Int64, workers: int
 ) -> TaskGraph:
-    """Put in all stages of all slices: each follows the one before, the first its gradient, and ``target`` the last."""
+    """Insert all stages of all slices: each follows the previous, the first its gradient, and ``target`` the last."""
     count = len(finished)
     times = concatenated([stage.times for stage in stages])
     inserted = graph.insert(
@@ -206,9 +206,9 @@ def _in_stages(
     priority[ids] = urgency
     graph = named(inserted.graph, {stage.name: ids[number] for number, stage in enumerate(stages)})
     for number, stage in enumerate(stages):
-        # Work that is not sent counts as latency: no bandwidth of the network shortens it.
+        # Work other than transfers counts as latency: no network bandwidth shortens it.
         latency_ns = stage.times.duration_ns if stage.cost is None else stage.cost.latency_ns
-        graph = tell(graph, ids[number], Parts.of_network(latency_ns), workers)
+        graph = attach_model(graph, ids[number], Parts.of_network(latency_ns), workers)
     graph = graph.attach(**{PRIORITY: priority})
     known = target >= 0
     return graph.add_dependencies(
@@ -223,10 +223,10 @@ UPDATE_ACCESSES = 2
 
 
 def _reducing(graph: TaskGraph, slices: Slices, workers: int, servers: int | None) -> Estimates:
-    """What a server's CPU takes for a slice: it reads all workers' gradients and writes their sum, then updates.
+    """A server's CPU time for a slice: it reads all workers' gradients and writes their sum, then updates.
 
-    (Pei et al., §III D.) Of the rate of a copy, which reads, fetches and writes. Servers share the slices among them,
-    so that on this worker's way one of them is busy with its own alone.
+    (Pei et al., §III D.) At the rate of a copy, which reads, fetches and writes. Servers share the slices, so that this
+    worker's slices meet one that is busy with its share alone.
     """
     rate = CPU_COPY_GBYTE_S if graph.has_gpu else memory_gbyte_s(graph, None)
     machines = workers if servers is None else servers
@@ -235,10 +235,10 @@ def _reducing(graph: TaskGraph, slices: Slices, workers: int, servers: int | Non
 
 
 def _first_use(graph: TaskGraph, gradients: StepGradients) -> tuple[Int64, Int64]:
-    """The first forward task that needs each parameter, shape (n_steps, n_gradients), -1 where none does; their order.
+    """The first forward task that needs each parameter, shape (n_steps, n_gradients), -1 if none; their order.
 
-    A layer without forward work of its own is needed when the forward pass begins. Where no layers are known the k-th
-    gradient from the end of n belongs to what runs from k / n of the time of the forward pass on.
+    A layer without forward work is needed when the forward pass begins. Without known layers the k-th of n gradients
+    from the end belongs to the work from k / n of the forward pass's time on.
     """
     worker = graph.on_device
     forward = worker & (graph.phase == Phase.FORWARD)
@@ -256,7 +256,7 @@ def _first_use(graph: TaskGraph, gradients: StepGradients) -> tuple[Int64, Int64
             share = np.arange(count)[::-1] / count
             used[place] = tasks[at_share(graph.duration_ns[tasks], share)]
             continue
-        first = np.full(len(graph.layers) + 1, tasks[0], dtype=np.int64)  # the last entry is that of no layer
+        first = np.full(len(graph.layers) + 1, tasks[0], dtype=np.int64)  # the last entry: no layer
         present, at = np.unique(graph.layer[tasks], return_index=True)
         first[present] = tasks[at]
         used[place] = first[layer]

@@ -1,4 +1,4 @@
-"""A schedule by priority: which of the waiting transfers a channel takes next (Daydream, Algorithm 7, Schedule)."""
+"""Scheduling by priority: the waiting transfer that a channel takes next (Daydream, Algorithm 7, Schedule)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array
 
-# The attached column that shows how urgent a task is: the largest goes first.
+# The attached column of priorities: the largest goes first.
 PRIORITY = "priority"
 
 
 def attached_priority(graph: TaskGraph) -> Array:
-    """Return the column of that name, shape (n_tasks,); zeros where a graph has none."""
+    """Return the attached priorities, shape (n_tasks,); zeros if the graph has none."""
     return graph.attached.get(PRIORITY, np.zeros(len(graph), dtype=np.int64))

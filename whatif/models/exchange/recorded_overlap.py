@@ -1,9 +1,9 @@
-"""What recorded work would have taken alone: the slowdown of its recorded overlap taken out.
+"""The durations of recorded work without the slowdown of its recorded overlap.
 
-A kernel that ran beside a collective is slow in the recording. Where a what-if lets such tasks slow one another in the
-simulation, its recorded duration would count the overlap twice; so each task that overlapped others is set to the work
-that it did, by the rates of ``whatif.simulation.rate_sharing`` over its recorded time. Where nothing moves the
-simulation gives the recorded durations back.
+A kernel that ran beside a collective is slow in the recording. If a what-if makes such tasks slow each other in the
+simulation, the recorded duration would count the overlap twice. So each task that overlapped others is set to its work,
+by the rates of ``whatif.simulation.rate_sharing`` over its recorded time. An unchanged schedule then reproduces the
+recorded durations.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from whatif.simulation.sharing import USES, Role, Uses
 
 
 def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
-    """Return the graph with the column ``uses``, and recorded tasks at what they take alone (see above).
+    """Return the graph with the column ``uses``, and recorded tasks at their durations alone (see above).
 
-    A graph that had the column was at other rates: only what these change is taken out. A duration that another
-    what-if changed keeps its factor: its recorded end is then guessed from the new length.
+    If the graph already had the column, only the change of rates is taken out. A duration that another what-if changed
+    keeps its factor: its recorded end is then derived from the new length.
     """
     before = graph.attached.get(USES)
     changed = graph.attach(**{USES: uses})
@@ -33,13 +33,13 @@ def set_to_alone(graph: TaskGraph, uses: Uses) -> TaskGraph:
 
 
 def _share_of_time(graph: TaskGraph, uses: Uses) -> Array:
-    """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 where it was alone."""
+    """The mean rate of each recorded task over its recorded time, shape (n_tasks,); 1 if it was alone."""
     share, recorded = np.ones(len(graph)), np.flatnonzero(uses["role"] > 0)
     recorded = recorded[(graph.start_ns[recorded] >= 0) & (graph.duration_ns[recorded] > 0)]
     device = uses["device"][recorded]
     can_slow = among(uses["role"][recorded], (Role.HOLDS, Role.SHARES))
-    for thing in each_once(device[can_slow]).tolist():
-        _of_device(graph, uses, recorded[device == thing], share)
+    for gpu in each_once(device[can_slow]).tolist():
+        _of_device(graph, uses, recorded[device == gpu], share)
     return share
 
 
@@ -53,7 +53,7 @@ def _of_device(graph: TaskGraph, uses: Uses, tasks: Int64, share: Array) -> None
     users = [User(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     done = [0.0] * len(tasks)
     place = {task: i for i, task in enumerate(tasks.tolist())}
-    # Ends come before starts at one time: a task that follows another at once does not overlap it.
+    # Ends come before starts at equal times: back-to-back tasks do not overlap.
     times = np.concatenate([start, end])
     kinds = np.repeat([1, 0], len(tasks))
     rows = np.tile(np.arange(len(tasks)), 2)
@@ -85,7 +85,7 @@ def _one_at_a_time(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
 
 
 def _untouched(start: Int64, end: Int64) -> Array:
-    """Whether each interval (sorted by start) overlaps no other one."""
+    """Mask of the intervals (sorted by start) that overlap no other."""
     if not len(start):
         return np.zeros(0, dtype=np.bool_)
     reach = np.maximum.accumulate(end)

@@ -1,4 +1,4 @@
-"""Several workers in one graph: classes of equal workers, each simulated once whatever their number."""
+"""Several workers in one graph: classes of equal workers, each simulated once for any number of members."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def classes(
     *,
     low: Sequence[float] | None = None,
     high: Sequence[float] | None = None,
-    what: str = "all",
+    slowed: str = "all",
 ) -> TaskGraph:
-    """Return the graph of one worker for each of ``factors``, whose compute takes so many times as long.
+    """Return a graph with one worker for each of ``factors``, which scales its compute time.
 
-    All communicate with one another: a communication task begins when all classes have arrived at it. The first one is
-    the worker whose steps are timed. ``low`` and ``high`` bound the factors, shape (n_classes,) all of them; ``what``:
-    which work they slow, of the ``gpu``, the ``cpu``, or ``all``. Raises WhatifError on a factor that is not above 0.
+    All communicate with each other: a communication task begins when all classes have reached it. The first worker's
+    steps are timed. ``low`` and ``high`` bound the factors, all of shape (n_classes,); ``slowed``: the work that they
+    scale, ``gpu``, ``cpu`` or ``all``. Raises WhatifError on a factor that is not above 0.
     """
     if not factors or not all(np.isfinite(factor) and factor > 0 for factor in factors):
         raise WhatifError(f"expected a factor above 0 for each class of workers, got {list(factors)}.")
-    compute = compute_tasks(graph, what)
+    compute = compute_tasks(graph, slowed)
     bounds = zip(factors, low or factors, high or factors, strict=True)
     workers = [
         graph if (factor, least, most) == (1, 1, 1) else graph.scale(compute, factor, low=least, high=most)
@@ -43,21 +43,21 @@ def classes(
     return replicate(workers, graph.kind == TaskKind.COMMUNICATION)
 
 
-def compute_tasks(graph: TaskGraph, what: str) -> Bool:
-    """Return a mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all`` of it; no communication."""
-    if what not in WHAT:
-        raise WhatifError(f"expected what to be one of {', '.join(WHAT)}, got {what!r}.")
+def compute_tasks(graph: TaskGraph, side: str) -> Bool:
+    """Return a mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all``, without communication."""
+    if side not in WHAT:
+        raise WhatifError(f"expected what to be one of {', '.join(WHAT)}, got {side!r}.")
     on_gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-    return np.asarray({"gpu": on_gpu, "cpu": graph.on_cpu, "all": on_gpu | graph.on_cpu}[what], dtype=np.bool_)
+    return np.asarray({"gpu": on_gpu, "cpu": graph.on_cpu, "all": on_gpu | graph.on_cpu}[side], dtype=np.bool_)
 
 
-# Attached while workers are merged: 1 + the place of a task among those of all workers.
+# Attached while workers are merged: 1 + the task's place among those of all workers.
 _ROW = "row of workers"
 _TIMES = ("duration_ns", "low_ns", "high_ns")
 
 
 class _Merged(Struct, frozen=True):
-    """What was made of workers, for others that differ from them in times alone: a sweep asks for many of those."""
+    """A merged graph, cached for workers that differ in times alone, of which a sweep has many."""
 
     alike: list[Any]
     matched: Bool
@@ -87,23 +87,23 @@ def _kept(_: object) -> list[_Merged]:
 def replicate(workers: Sequence[TaskGraph], matched: Bool) -> TaskGraph:
     """Return one graph with the threads of all ``workers``, which have the same tasks and differ in times alone.
 
-    The tasks of the mask ``matched`` (n_tasks,) are collectives: each begins when all workers have arrived at it. It is
-    a graph of several ranks, as that of several recordings is (``whatif.ingest.ranks.merge``). Raises WhatifError where
-    the workers differ.
+    The tasks of the mask ``matched`` (n_tasks,) are collectives: each begins when all workers have reached it. The
+    result is a graph of several ranks, as from several recordings (``whatif.ingest.ranks.merge``). Raises WhatifError
+    if the workers differ.
     """
-    own = workers[0]
-    if any(len(worker) != len(own) or worker.threads != own.threads for worker in workers):
+    first = workers[0]
+    if any(len(worker) != len(first) or worker.threads != first.threads for worker in workers):
         raise WhatifError("replicate: expected workers with the same tasks and threads, got different ones.")
     if len(workers) == 1:
-        return own
-    for kept in (kept for kept in found(own, "workers", _kept) if kept.holds_for(workers, matched)):
+        return first
+    for kept in (kept for kept in found(first, "workers", _kept) if kept.holds_for(workers, matched)):
         return kept.graph_of(workers)
     number = np.where(matched, np.cumsum(matched), 0)
-    rows = np.arange(len(workers) * len(own)).reshape(len(workers), -1) + 1
+    rows = np.arange(len(workers) * len(first)).reshape(len(workers), -1) + 1
     parts = [worker.attach(**{COLLECTIVE: number, _ROW: of}) for worker, of in zip(workers, rows, strict=True)]
-    info = replace(own.info, ranks=tuple(worker.info for worker in workers))
+    info = replace(first.info, ranks=tuple(worker.info for worker in workers))
     merged = merge(parts, info, list(range(len(workers))), [0] * len(workers))
     row = merged.attached[_ROW]
     merged = merged.replace(attached={name: column for name, column in merged.attached.items() if name != _ROW})
-    found(own, "workers", _kept)[:] = [_Merged(_all_but_times(workers), matched, merged, row)]
+    found(first, "workers", _kept)[:] = [_Merged(_all_but_times(workers), matched, merged, row)]
     return merged

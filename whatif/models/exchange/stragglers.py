@@ -1,4 +1,4 @@
-"""How long workers wait for the slowest: by order statistics of many, and in the collectives of a recording of one."""
+"""The wait for the slowest worker: by order statistics of many workers, and in one worker's recorded collectives."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from whatif.models.exchange.exchanges import tensor_workers
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import workers_of
 
-# Points at which the distribution of the slowest is read: with so many the mean of 100,000 workers is off by 0.01 %.
+# Points of the slowest's distribution: with this many the mean of 100,000 workers has an error of 0.01 %.
 _POINTS = 2_000
-# Ends of the range, as everywhere a nominal 90 % one.
+# Ends of the nominal 90 % range.
 _LOW, _HIGH = 0.05, 0.95
 
 
 class Slowest(NamedTuple):
-    """The time of the slowest of n workers over the mean time of one: its mean, and the ends of a 90 % range."""
+    """The time of the slowest of n workers over one's mean time: its mean, and the ends of a 90 % range."""
 
     mean: float
     low: float
     high: float
 
     def times(self, factor: float) -> Slowest:
-        """The same of workers that all take ``factor`` times as long."""
+        """The same for workers that all take ``factor`` times as long."""
         return Slowest(self.mean * factor, self.low * factor, self.high * factor)
 
 
 @cache
 def slowest_of(workers: int, jitter_pct: float) -> Slowest:
-    """Return how long the slowest of ``workers`` takes whose times are lognormal and independent, mean 1.
+    """Return the time of the slowest of ``workers`` with lognormal, independent times of mean 1.
 
     ``jitter_pct`` is the standard deviation of one worker's time, percent of its mean. With s² = ln(1 + cv²) and the
     normal quantile z, the q-quantile of the slowest of n is exp(s z(q^(1/n)) - s²/2), because all n lie below it with
@@ -59,7 +59,7 @@ def slowest_of(workers: int, jitter_pct: float) -> Slowest:
     normal = NormalDist()
 
     def quantile(q: float) -> float:
-        # 1 - q^(1/n) keeps its digits where q^(1/n) is next to 1.
+        # 1 - q^(1/n) keeps its digits if q^(1/n) is close to 1.
         return math.exp(-math.sqrt(variance) * normal.inv_cdf(-math.expm1(math.log(q) / workers)) - variance / 2)
 
     middle = (np.arange(_POINTS) + 0.5) / _POINTS
@@ -68,7 +68,7 @@ def slowest_of(workers: int, jitter_pct: float) -> Slowest:
 
 
 def worker_classes(workers: int, count: int, slowdown: float, jitter_pct: float) -> list[Slowest]:
-    """Return the classes of workers that one of ``workers`` meets: itself, the slowest of its like, and of the others.
+    """Return the classes that one of ``workers`` waits for: itself, the slowest of its equals, and that of the others.
 
     ``count`` of the workers take ``slowdown`` times as long. Only the slowest of a class is waited for.
     """
@@ -80,59 +80,59 @@ def worker_classes(workers: int, count: int, slowdown: float, jitter_pct: float)
     return found
 
 
-# How GPUs of one kind differ in a step, standard deviation in percent of it: fitted to NVIDIA's weak-scaling tables by
-# leaving out each model in turn (benchmarks/published/weak_scaling.py).
+# Spread of a step among equal GPUs, standard deviation in percent: fitted to NVIDIA's weak-scaling tables, leaving out
+# each model in turn (benchmarks/published/weak_scaling.py).
 GPU_SPREAD_PCT = 1.5
-# The attached column that holds by how much ``with_slowest`` multiplied a task's time, 0 for not at all.
+# The attached column of the factors by which ``with_slowest`` scaled each task's time; 0: not scaled.
 SLOWED = "as long as on the slowest"
-# A recording whose steps differ more than that is no measurement of how workers differ.
+# Recordings whose steps differ more are no measurement of the spread of workers.
 _MOST = 1.25
-# So many steps have quartiles.
+# The fewest steps with usable quartiles.
 _STEPS = 5
-# Quartiles of a normal distribution lie so many standard deviations apart.
+# The quartile range of a normal distribution in standard deviations.
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
 
 
 def recorded_spread_pct(graph: TaskGraph) -> float | None:
-    """Return how much the steps of a recording differ, standard deviation in percent of the median, by their quartiles.
+    """Return the spread of a recording's steps, standard deviation in percent of the median, by their quartiles.
 
-    The steps without the profiler, else the work of a GPU in five recorded steps or more with equally many kernels;
-    None where neither is known.
+    By steps timed without the profiler, else by GPU work in five recorded steps or more with equally many kernels; None
+    if neither is known.
     """
     recorded = graph.info.recorded
-    told = recorded.simulated.untraced_step if recorded.simulated else recorded.untraced_step
-    if told is not None and told.median_ms and told.q25_ms is not None and told.q75_ms is not None:
-        return 100 * max(told.q75_ms - told.q25_ms, 0.0) / _QUARTILES / told.median_ms
+    step = recorded.simulated.untraced_step if recorded.simulated else recorded.untraced_step
+    if step is not None and step.median_ms and step.q25_ms is not None and step.q75_ms is not None:
+        return 100 * max(step.q75_ms - step.q25_ms, 0.0) / _QUARTILES / step.median_ms
     first, last = graph.info.steady
     work = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & (graph.start_ns >= 0))
     work = work[(graph.step[work] >= first) & (graph.step[work] < last)]
-    steps, which, count = np.unique(graph.step[work], return_inverse=True, return_counts=True)
+    steps, inverse, count = np.unique(graph.step[work], return_inverse=True, return_counts=True)
     if len(steps) < _STEPS or count.max() > 1.01 * count.min():
         return None
-    low, median, high = quartiles(np.bincount(which, weights=graph.duration_ns[work]))
+    low, median, high = quartiles(np.bincount(inverse, weights=graph.duration_ns[work]))
     return 100 * (high - low) / _QUARTILES / median if median else None
 
 
 def with_slowest(graph: TaskGraph, network: Network) -> TaskGraph:
-    """Let the work of a step take as long as on the slowest of all workers, for whom all others wait.
+    """Scale the work of a step to the slowest of all workers, for which the others wait.
 
-    Those of ``network`` are data parallel: each is a whole pipeline, or a group across which the model is cut, where it
-    is. Their steps differ by the network's ``spread_pct``, else as those of the recording, which on a GPU is
-    ``GPU_SPREAD_PCT`` or more. At the lower end all are equally fast.
+    Workers of ``network`` are data parallel: each is a whole pipeline, or a group across which the model is split, if
+    there is one. Their steps differ by the network's ``spread_pct``, else like the recorded steps, on a GPU by at least
+    ``GPU_SPREAD_PCT``. At the lower end all are equally fast.
     """
     together = network.workers * tensor_workers(graph) * len({thread.rank for thread in graph.threads})
     factor = slowest_factor(graph, together, network.spread_pct)
     if factor <= 1:
         return graph
     on_gpu = graph.has_gpu
-    # On a CPU what other what-ifs put in stays: messages, and the work of gloo's threads.
+    # On a CPU tasks inserted by other what-ifs stay: messages, and the work of gloo's threads.
     work = graph.kind != TaskKind.COMMUNICATION if on_gpu else graph.on_cpu & (graph.start_ns >= 0)
     slowed = graph.scale(work, factor, low=1.0, high=2 * factor - 1 if on_gpu else factor)
     return slowed.attach(**{SLOWED: np.where(work, factor, 0.0)})
 
 
 def without_slowest(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with the work of this worker again, where ``with_slowest`` let it be that of the slowest."""
+    """Return the graph with the work of this worker instead of the slowest's: undo ``with_slowest``."""
     factor = graph.attached.get(SLOWED)
     if factor is None:
         return graph
@@ -140,33 +140,32 @@ def without_slowest(graph: TaskGraph) -> TaskGraph:
     return graph.scale(factor > 0, undone[factor > 0], low=1.0).attach(**{SLOWED: np.zeros(len(graph))})
 
 
-def slowest_factor(graph: TaskGraph, workers: int, told_pct: float | None = None) -> float:
-    """Return how many times as long the slowest of ``workers`` takes as the recorded one, who differ by ``told_pct``.
+def slowest_factor(graph: TaskGraph, workers: int, given_pct: float | None = None) -> float:
+    """Return the time of the slowest of ``workers``, with a spread of ``given_pct``, over the recorded one's.
 
-    By default they differ as the steps of the recording do, on a GPU by ``GPU_SPREAD_PCT`` or more.
+    By default they differ like the recorded steps, on a GPU by at least ``GPU_SPREAD_PCT``.
     """
     least_pct = GPU_SPREAD_PCT if graph.has_gpu else 0.0
-    spread_pct = max(recorded_spread_pct(graph) or 0.0, least_pct) if told_pct is None else told_pct
-    return min(slowest_of(workers, spread_pct).mean, _MOST if told_pct is None else math.inf)
+    spread_pct = max(recorded_spread_pct(graph) or 0.0, least_pct) if given_pct is None else given_pct
+    return min(slowest_of(workers, spread_pct).mean, _MOST if given_pct is None else math.inf)
 
 
 # AMD, "Understanding RCCL Bandwidth and xGMI Performance on AMD Instinct MI300X", March 2025: of the 64 GB/s of a link
 # about 48 are usable.
 FABRIC_SHARE = 48 / 64
-# How many GPUs one machine joins by a fabric of its own.
+# The number of GPUs that a machine's internal fabric connects.
 FABRIC_WORKERS = 8
-# Operations by the name of their kernels, as networks know them.
+# Operations of networks by the names of their kernels.
 _OPERATIONS = {"send_recv": "all_to_all"}
 
 
 def waiting_for_peers(graph: TaskGraph) -> Int64:
-    """Return the time in which each recorded collective of one rank waited for the others, ns, shape (n_tasks,).
+    """Return the time that each recorded collective of one rank waited for the other ranks, ns, shape (n_tasks,).
 
-    A collective takes as long as the shortest of equal ones (operation, size, process group): the last rank to come
-    waits for no other. Where also that takes longer than the GPU's usual links should, all of them waited. What they
-    should take is what NCCL's tuner says (``expected_transfers_ns``) and a third, as it was measured beside other
-    kernels (Daydream, §6.5). 0 for transfers that a what-if made, and in graphs of several ranks, where waiting is
-    known.
+    The transfer itself takes as long as the shortest of equal collectives (operation, size, process group): the last
+    rank to arrive waits for no other. If even that exceeds the expected time on the GPU's usual links, all of them
+    waited. The expected time is that of NCCL's tuner (``expected_transfers_ns``) and a third, as measured beside other
+    kernels (Daydream, §6.5). 0 for transfers of what-ifs, and in graphs of several ranks, where waiting is known.
     """
     waits = np.zeros(len(graph), dtype=np.int64)
     tasks = np.flatnonzero(graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION) & (workers_of(graph) == 0))
@@ -185,7 +184,7 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
 
 
 def workers_of_groups(graph: TaskGraph, tasks: Int64) -> Int64:
-    """Return how many ranks each collective of ``tasks`` (ids) is among: those of its group, else all; 0: unknown."""
+    """Return the number of ranks in each collective of ``tasks`` (ids): its group's, else all; 0: unknown."""
     sizes = sizes_of_groups(graph, tasks)
     return np.where(sizes > 0, sizes, graph.info.workers or 0)
 
@@ -196,38 +195,37 @@ def sizes_of_groups(graph: TaskGraph, tasks: Int64) -> Int64:
 
 
 def expected_transfers_ns(graph: TaskGraph, tasks: Int64) -> Float64:
-    """Return what the usual links of the GPU need for each collective of ``tasks`` (ids), ns; 0 where not known.
+    """Return the time of each collective of ``tasks`` (ids) on the GPU's usual links, ns; 0 if unknown.
 
-    NCCL's tuner says so, and its Simple protocol's start what messages take more, where it knows the GPU; else the
-    links alone.
+    From NCCL's tuner plus the start of its Simple protocol if it covers the GPU, else from the links alone.
     """
     expected_ns = np.zeros(len(tasks))
     gpu = device(graph)
     if gpu is None:
         return expected_ns
-    told = {code: collective_of(graph.names[code], "") for code in each_once(graph.name[tasks]).tolist()}
-    operations = np.array([_OPERATIONS.get(told[code], told[code]) for code in graph.name[tasks].tolist()])
+    called = {code: collective_of(graph.names[code], "") for code in each_once(graph.name[tasks]).tolist()}
+    operations = np.array([_OPERATIONS.get(called[code], called[code]) for code in graph.name[tasks].tolist()])
     workers = workers_of_groups(graph, tasks)
     for count in np.unique(workers[workers > 1]).tolist():
         network = _usual_network(gpu, count)
         if network is None:
             continue
         for operation in np.unique(operations).tolist():
-            mine = (operations == operation) & (workers == count) & (graph.size_bytes[tasks] >= 0)
-            if operation in OPERATIONS and mine.any():
-                size = graph.size_bytes[tasks][mine] * (count if operation == "all_gather" else 1)
+            chosen = (operations == operation) & (workers == count) & (graph.size_bytes[tasks] >= 0)
+            if operation in OPERATIONS and chosen.any():
+                size = graph.size_bytes[tasks][chosen] * (count if operation == "all_gather" else 1)
                 tuned = knows(gpu) and operation in COLLECTIVES
-                expected_ns[mine] = network.cost(operation, size, "nccl" if tuned else None).total_ns
+                expected_ns[chosen] = network.cost(operation, size, "nccl" if tuned else None).total_ns
                 if knows(gpu) and not tuned:
-                    expected_ns[mine] += 1e3 * start_us()
+                    expected_ns[chosen] += 1e3 * start_us()
     return expected_ns
 
 
 def _usual_network(gpu: Gpu, workers: int) -> Network | None:
-    """The network of so many of the GPU as they are usually joined; None where they are not."""
+    """The usual network of ``workers`` of the GPU; None if there is none."""
     if not gpu.cluster and gpu.nvlink_gbyte_s and not gpu.nvlink_bridged and workers <= FABRIC_WORKERS:
         return Network.of(workers, Link(FABRIC_SHARE * gpu.nvlink_gbyte_s * 1e9, LATENCY_US * 1e3))
     try:
         return replace(usual_cluster(gpu).network(workers), gpu=gpu.name)
-    except WhatifError:  # not so many as its machines hold
+    except WhatifError:  # more than its machines hold
         return None

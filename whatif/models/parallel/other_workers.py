@@ -28,7 +28,7 @@ from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_of
-from whatif.models.exchange.collective_tasks import OVERLAPPED, recorded_workers, tell
+from whatif.models.exchange.collective_tasks import OVERLAPPED, attach_model, recorded_workers
 from whatif.models.exchange.stragglers import sizes_of_groups, waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.parallel.sharding import update_share
@@ -263,7 +263,7 @@ def _issued_again(
     )  # fmt: skip
     waited_ns = np.zeros(len(graph), dtype=np.int64)
     waited_ns[found.task] = found.wait_ns
-    return tell(graph, found.task, parts.waiting(found.wait_ns), workers).attach(**{WAITED: waited_ns})
+    return attach_model(graph, found.task, parts.waiting(found.wait_ns), workers).attach(**{WAITED: waited_ns})
 
 
 def _latency_share(latency: Float64, whole: Float64) -> Float64:

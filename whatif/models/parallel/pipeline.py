@@ -31,8 +31,8 @@ from whatif.models.exchange.collective_tasks import (
     CALL_LOW_NS,
     CALL_NS,
     FAMILY,
+    attach_model,
     estimated,
-    tell,
 )
 from whatif.models.exchange.exchanges import SUM, gathering_ns
 from whatif.models.parallel.pipeline_plan import Plan, by_stage
@@ -208,11 +208,11 @@ def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int
     worked[np.concatenate([frame.of["cpu"], frame.of["gpu"]])] = True
     changed = mark(changed, np.tile(worked, n_steps), int(work.source))
     latency_ns = frame.column(Times(none, none, pieces.sum_latency_ns, sends.latency_ns))
-    changed = tell(changed, np.flatnonzero(sent & ~summed), Parts.of_network(latency_ns[sent & ~summed]), 2)
+    changed = attach_model(changed, np.flatnonzero(sent & ~summed), Parts.of_network(latency_ns[sent & ~summed]), 2)
     no_call = np.zeros_like(boundary_bytes)
     of_sums = (pieces.sum_latency_ns, pieces.sum_network_ns, pieces.sum_cpu_ns, pieces.sum_messages_ns)
     parts = Parts(*(frame.column(Times(none, none, column, no_call))[summed] for column in of_sums))
-    changed = tell(changed, np.flatnonzero(summed), parts, int(workers_of(graph).max(initial=0)))
+    changed = attach_model(changed, np.flatnonzero(summed), parts, int(workers_of(graph).max(initial=0)))
     return changed.attach(**{ACTIVATIONS: sent})
 
 

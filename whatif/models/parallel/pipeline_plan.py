@@ -10,7 +10,7 @@ from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.models.exchange.exchanges import senders
-from whatif.models.exchange.more_passes import stands_for
+from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.memory_effects import change_memory, with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
@@ -90,7 +90,7 @@ def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int,
 
 def check_one_pass(graph: TaskGraph) -> None:
     """Raise WhatifError where a what-if has accumulated gradients, which the micro-batches of a pipeline do."""
-    if stands_for(graph).any():
+    if passes_represented(graph).any():
         raise WhatifError(
             "pipeline: expected one pass a step, got accumulated ones; leave gradient_accumulation out and say "
             "how many passes here, as in pipeline:micro_batches=16,micro_batch=4."

@@ -16,7 +16,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
-from whatif.models.exchange.buckets import told_bytes
+from whatif.models.exchange.buckets import checked_bytes
 from whatif.models.exchange.collective_tasks import with_workers
 from whatif.models.exchange.data_parallel import as_workers
 from whatif.models.exchange.exchanges import Exchange, exchange
@@ -62,7 +62,7 @@ def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> Ta
     if gradient_mb is None:
         return graph
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.float64)
-    told = told_bytes(gradient_mb, name)
+    told = checked_bytes(gradient_mb, name)
     _check_known(graph, name)
     steps = np.count_nonzero(size_bytes) / len(np.unique(ranks_of(graph)[size_bytes > 0]))
     scaled = size_bytes * (told * steps / size_bytes.sum())

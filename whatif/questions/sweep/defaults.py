@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.models.exchange.buckets import step_gradients, told_by
+from whatif.models.exchange.buckets import gradients_source, step_gradients
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.network_options import ETHERNET
 from whatif.prediction.transform import Transform, load_transform
@@ -36,7 +36,7 @@ def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[
             for t in asked
         ]
         return tuple(free), ()
-    told = told_by(graph, None)
+    told = gradients_source(graph, None)
     assumed = (f"The recording lists no gradients: their sizes come from {told}.",) if told else ()
     return (*asked, load_transform(DATA_PARALLEL)), assumed
 
@@ -72,7 +72,7 @@ def faster_links(
         step_gradients(graph, None, DATA_PARALLEL)
     except WhatifError:
         return None
-    told = told_by(graph, None)
+    told = gradients_source(graph, None)
     chosen = (*asked[:place], load_transform(DATA_PARALLEL), *asked[place + 1 :])
     factor = float(asked[place].options.get("factor", FACTOR))
     rates = f"distributed.bandwidth={ETHERNET},{float(str(ETHERNET).removesuffix('Gbps')) * factor:g}Gbps"
