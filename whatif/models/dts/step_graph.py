@@ -1,4 +1,4 @@
-"""A plan as a task graph: a thread for every processor and every link, simulated as any other."""
+"""A plan as a task graph: a thread for every processor and link, simulated like any other graph."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from whatif.models.dts.plan import Activity, run
 from whatif.models.durations.estimator import ESTIMATED, Source
 from whatif.simulation.transfers import LATENCY, WORKERS
 
-# What sending and receiving cost a processor is in no recording of one worker: our estimate of its upper end, chosen
-# after seeing the lab's rounds take up to a tenth longer than their parts (docs/dts.md).
+# A recording of one worker does not show the cost of sending and receiving: our estimate of its upper end, chosen after
+# the lab's rounds took up to a tenth longer than their parts (docs/dts.md).
 UNSEEN = 0.1
 BEGIN, END = "a round begins", "a round is over"
 
 
 def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Sequence[str]) -> TaskGraph:
-    """Return the graph whose every step is one round of a plan, with as many steps as ``graph`` has.
+    """Return a graph whose steps are rounds of a plan, as many as ``graph`` has steps.
 
-    ``processors`` are those with a role; the first one's thread carries the marks between rounds. On a GPU's recording
-    processors are streams, on a CPU's they are CPU threads; links are channels. The order on each is the schedule's.
+    ``processors`` are those with a role; the first one's thread has the marks between rounds. Processors are streams in
+    a GPU recording and CPU threads in a CPU recording; links are channels. The schedule decides the order on each.
     """
     on_gpu = graph.has_gpu
     places = list(dict.fromkeys([*processors, *(activity.place for activity in activities)]))
@@ -48,33 +48,34 @@ def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Seq
         else Thread(place, ThreadKind.CHANNEL, ordered=False)
         for at, place in enumerate(places)
     )
-    one = _Round(list(activities), places, graph.kernel_kind, computing)
+    unit = _Round(list(activities), places, graph.kernel_kind, computing)
     n_steps = max(graph.info.n_steps, 1)
-    size = len(one.duration_ns)
+    size = len(unit.duration_ns)
     step = np.repeat(np.arange(n_steps), size)
 
     def repeated(column: Array) -> Array:
         return np.tile(column, n_steps)
 
-    given = {
-        "name": one.name, "kind": one.kind, "thread": one.thread, "duration_ns": one.duration_ns, "low_ns": one.low_ns,
-        "high_ns": one.high_ns, "phase": one.phase, "size_bytes": one.size_bytes, "family": one.family,
+    per_round = {
+        "name": unit.name, "kind": unit.kind, "thread": unit.thread, "duration_ns": unit.duration_ns,
+        "low_ns": unit.low_ns, "high_ns": unit.high_ns, "phase": unit.phase, "size_bytes": unit.size_bytes,
+        "family": unit.family,
     }  # fmt: skip
-    columns = filled(size * n_steps, {**{name: repeated(column) for name, column in given.items()}, "step": step})
+    columns = filled(size * n_steps, {**{name: repeated(column) for name, column in per_round.items()}, "step": step})
     shift = np.arange(n_steps) * size
-    source, target = (np.add.outer(shift, ids).ravel() for ids in (one.source, one.target))
+    source, target = (np.add.outer(shift, ids).ravel() for ids in (unit.source, unit.target))
     between = Dependencies.of(shift[1:] - 1, shift[1:], DependencyKind.USER)
-    moved = repeated(one.kind == TaskKind.COMMUNICATION)
+    moved = repeated(unit.kind == TaskKind.COMMUNICATION)
     return TaskGraph(
         **columns,
         dependencies=Dependencies.concatenate([Dependencies.of(source, target, DependencyKind.USER), between]),
         waits=Waits(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64)),
-        names=one.names,
+        names=unit.names,
         threads=threads,
         layers=("",),
         info=replace(graph.info, memory=None),
         attached={
-            LATENCY: repeated(one.latency_ns),
+            LATENCY: repeated(unit.latency_ns),
             WORKERS: np.where(moved, 2, 0),
             ESTIMATED: np.where(moved, int(Source.PAPER), int(Source.RECORDED)).astype(np.int8),
         },
@@ -84,12 +85,12 @@ def step_graph(graph: TaskGraph, activities: Sequence[Activity], processors: Seq
 
 
 class _Round:
-    """The columns of one round, its begin and its end included, in the order of their starts."""
+    """The columns of one round, including its begin and end marks, in the order of their starts."""
 
     def __init__(self, activities: list[Activity], places: list[str], work: TaskKind, computing: set[str]) -> None:
         start_ns = run(activities).start_ns
         order = sorted(range(len(activities)), key=lambda number: (start_ns[number], number))
-        # A task of no length may start with the one that it waits for: ids follow the numbers there.
+        # An empty task may start together with its predecessor: ids then follow the numbers.
         rank = {number: place + 1 for place, number in enumerate(order)}
         rows = [activities[number] for number in order]
         names = list(dict.fromkeys([BEGIN, *(row.name for row in rows), END]))

@@ -90,8 +90,8 @@ def check_exchanges_nothing(graph: TaskGraph, name: str, *, updates: bool = True
         put_in = bool(((workers_of(graph) > 0) & (graph.start_ns < 0)).any())
         remedy = "name it before the what-if that added this" if put_in else "record one worker"
         if not put_in and name in FROM_MANY:
-            exchanged = bool((graph.kind == TaskKind.COMMUNICATION).any())
-            remedy += ", or " + ("set the number of workers (workers=8)" if exchanged else "name the files of all ranks")
+            several = bool((graph.kind == TaskKind.COMMUNICATION).any())
+            remedy += ", or " + ("set the number of workers (workers=8)" if several else "name the files of all ranks")
         raise WhatifError(f"{name}: expected steps that exchange no gradients yet, got some that do; {remedy}.")
 
 

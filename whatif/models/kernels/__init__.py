@@ -1,1 +1,1 @@
-"""Transforms of kernels and their launches: precision, fusion, layouts, optimizers."""
+"""Changes of kernels and their launches: precision, fusion, layouts, optimizers."""

@@ -1,9 +1,9 @@
-"""bf16 autocast on a CPU: which operators run in bf16, and how long they take.
+"""bf16 autocast on a CPU: the operators that run in bf16, and their durations.
 
 Source: PyTorch's autocast op reference (docs/source/amp.rst, CPU lists), and the types that reach each operator of a
 transformer block, an LSTM and a residual block when they run under `torch.autocast("cpu")`: products, convolutions,
-attention and recurrent layers run in bf16, and so does what takes their results; losses run in float32; an embedding
-gives float32, so that in a language model the residual stream (its additions, its layer norms) stays float32.
+attention and recurrent layers run in bf16, and so do the operators that take their results; losses run in float32; an
+embedding returns float32, so that a language model's residual stream (its additions and layer norms) stays float32.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _STREAM = r"layer_norm|group_norm|rms_norm|::(add|sub|cat|stack|zeros|fill|zero|
 def autocast_on_cpu(graph: TaskGraph) -> TaskGraph:
     """Return the graph of a CPU recording under bf16 autocast, casts included.
 
-    Operators that were measured alone take the ratio of their two times; the others follow the recorded, else a
-    typical, ratio of bf16 to fp32 rates (``cpu_half_precision_ratio``). On a CPU that emulates bf16 what is left beside
-    measured operators keeps its time: it is too short to be measured, and its call lasts longer than its product.
+    Operators measured alone take the ratio of their two times; the others follow the recorded, else a typical, ratio of
+    bf16 to fp32 rates (``cpu_half_precision_ratio``). On a CPU that emulates bf16 unmeasured operators keep their time:
+    they are too short to be measured, and their call outlasts their product.
     """
     ratio, spread = form_ratio(graph, "bf16")
     measured = np.isfinite(ratio)
@@ -73,13 +73,13 @@ def runs_in_bf16(graph: TaskGraph) -> Bool:
 
 
 def _named(graph: TaskGraph, measured: tuple[str, ...], pattern: str) -> Bool:
-    """The tasks whose name matches, or that of their measured operator, which may enclose the one that names them."""
+    """Tasks whose name, or whose measured operator's name, matches; that operator may be an enclosing one."""
     matches = np.array([re.search(pattern, name) is not None for name in measured] + [False])
     return np.asarray(graph.select(name=pattern) | matches[graph.measured], dtype=np.bool_)  # -1 is the last entry
 
 
 def _before_first_product(graph: TaskGraph) -> Bool:
-    """The forward tasks of each step that come before its first product: their input is still float32."""
+    """The forward tasks of each step before its first product: their input is still float32."""
     matrix = np.flatnonzero(among(graph.family, MATRIX_FAMILIES) & (graph.phase == Phase.FORWARD))
     steps, first = np.unique(graph.step[matrix], return_index=True)
     begins = np.zeros(int(graph.step.max(initial=0)) + 2, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What of a step grows with the batch, and what is the same for any number of samples."""
+"""The work of a step that grows with the batch, and its parts that do not."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from whatif.models.kernels.stored_weights import packing_ns, stored_weights
 from whatif.models.layers.calls import launches_of
 from whatif.simulation.transfers import grown_ns, of_activations, parts_of, with_parts
 
-# Operators of the backward pass that work on parameters and their gradients, whatever the batch.
+# Operators of the backward pass on parameters and their gradients, independent of the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
-# Of the change: products fill the machine better or worse at another size; our estimate.
+# Uncertainty of the change: products fill the machine better or worse at another size; our estimate.
 SPREAD = 0.1
-# Of the time that a kernel spends neither on latency nor on work that is known: it may grow all the same. Our estimate.
+# The share of a kernel's time beyond latency and known work that may also grow. Our estimate.
 HIDDEN_SHARE = 0.5
-# Of products that read stored weights: of the change, and of the time itself (kernels of another shape); our estimate.
+# Uncertainty for products of stored weights: of the change, and of the time (kernels of another shape); our estimate.
 WEIGHTS_SPREAD, WEIGHTS_KERNEL_SPREAD = 0.3, 0.05
 
 
 def batch_tasks(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the tasks whose work grows with the batch.
 
-    GPU kernels and copies (CPU operators where there is no GPU) of the forward and backward passes, and of loading on
-    a GPU, without work on parameters and gradients, memsets and collectives.
+    GPU kernels and copies (CPU operators without a GPU) of the forward and backward passes, and of loading on a GPU,
+    without work on parameters and gradients, memsets and collectives.
     """
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
     fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
@@ -55,9 +55,9 @@ def batch_tasks(graph: TaskGraph) -> Bool:
 
 
 def work_at_batch(graph: TaskGraph, tasks: Bool, factor: float) -> TaskGraph:
-    """Let ``tasks`` do the work of ``factor`` times the samples; products read their stored weights once.
+    """Scale the work of ``tasks`` to ``factor`` times the samples; products read their stored weights once.
 
-    What passes between the parts of a model grows as well.
+    Transfers between the parts of a model grow as well.
     """
     graph = _transfers_at_batch(graph, factor)
     weights = stored_weights(graph)
@@ -85,7 +85,7 @@ def _transfers_at_batch(graph: TaskGraph, factor: float) -> TaskGraph:
 
 
 class _Fixed(NamedTuple):
-    """The part of each task's time that any batch takes, at best and at least, ns; whether the device showed it."""
+    """The part of each task's time that no batch changes, ns: estimate, lower bound, and whether it is modelled."""
 
     centre_ns: Float64
     least_ns: Float64
@@ -95,13 +95,12 @@ class _Fixed(NamedTuple):
 def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool = False) -> Estimates:
     """Return estimated durations (ns, with a range) of ``tasks``, a mask, with ``factor`` times the samples.
 
-    Operators measured alone at other batches follow their measurement. Elsewhere a task has a part that any batch
-    takes and a part in proportion: on a CPU the operator's call, or where a product trains weights their reading and
-    writing, and the rest. A GPU kernel that fills a share s of the device could do 1/s of the work in hardly more
-    time, so of what it takes beyond its latency only the share s is in proportion, or the time that its operations
-    and bytes take by the roofline, whichever is more. Where neither is known all but the shortest kernel's time is in
-    proportion. Products that read stored weights, as in decoding, read them once for any batch
-    (``stored_weights.py``), or with ``cut_weights`` a share ``factor`` of them for all rows.
+    Operators measured alone at other batches follow their measurement. Others have a fixed and a proportional part. On
+    a CPU the operator's call is fixed, as is packing the weights of a product that trains them. A GPU kernel that fills
+    a share s of the device could do 1/s of the work in hardly more time, so of its time beyond latency only the share s
+    is proportional, or its roofline time if that is longer. If neither is known, all but the shortest kernel's time is
+    proportional. Products of stored weights, as in decoding, read them once for any batch (``stored_weights.py``), or
+    with ``cut_weights`` a share ``factor`` of them for all rows.
     """
     ids = np.flatnonzero(tasks)
     fixed = _fixed(graph, ids)
@@ -156,18 +155,18 @@ def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
         return _Fixed(fixed_ns, fixed_ns, np.zeros(len(ids), dtype=np.bool_))
     gpu = device(graph)
     share, duration_ns = filled(graph, gpu, ids), graph.duration_ns[ids].astype(np.float64)
-    told, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
-    beyond_ns = np.maximum(duration_ns - np.where(told, latency_ns(graph, gpu), shortest_kernel_ns(graph)), 0)
+    known, kernel = np.isfinite(share), graph.kind[ids] == TaskKind.KERNEL
+    beyond_ns = np.maximum(duration_ns - np.where(known, latency_ns(graph, gpu), shortest_kernel_ns(graph)), 0)
     most_ns = np.maximum(duration_ns - shortest_kernel_ns(graph), 0)
-    grows_ns = np.maximum(np.where(told, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
+    grows_ns = np.maximum(np.where(known, np.minimum(share, 1), 1) * beyond_ns, roofline_ns(graph, gpu, ids))
     centre_ns = np.where(kernel, np.minimum(grows_ns, most_ns), most_ns)
     hidden_ns = np.where(kernel, np.maximum(beyond_ns - centre_ns, 0), 0)
     fixed_ns = duration_ns - centre_ns
-    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & told)
+    return _Fixed(fixed_ns, fixed_ns - HIDDEN_SHARE * hidden_ns, kernel & known)
 
 
 def launches_kernels(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the CPU calls that launch kernels, whatever the batch size."""
+    """Return a mask, shape (n_tasks,), of the CPU calls that launch kernels; they do not depend on the batch size."""
     return launches_of(graph, graph.kind == TaskKind.KERNEL)
 
 
@@ -186,5 +185,5 @@ def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> 
         recorded = structs.replace(recorded, input_shape=shape, peak_memory_bytes=None)
         if AUTOCAST_CASTS in graph.attached:
             graph = graph.attach(**{AUTOCAST_CASTS: graph.attached[AUTOCAST_CASTS] * factor})
-    told = info.batch_factor if samples else round(info.batch_factor * factor, 12)
-    return graph.replace(info=replace(info, batch_size=samples, batch_factor=told, recorded=recorded))
+    batch_factor = info.batch_factor if samples else round(info.batch_factor * factor, 12)
+    return graph.replace(info=replace(info, batch_size=samples, batch_factor=batch_factor, recorded=recorded))

@@ -1,8 +1,8 @@
-"""What training in fp8 adds to a step: casts of the operands of linear layers. Used by the ``fp8`` transform.
+"""The work that fp8 training adds to a step: casts of the operands of linear layers. Used by ``fp8``.
 
-Sources: NVIDIA Transformer Engine, "Using FP8 with Transformer Engine" (delayed scaling: each operand is cast by the
-scale that the maxima of the steps before gave; the cast finds the new maximum in the same pass; scales are updated once
-a pass); Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+Sources: NVIDIA Transformer Engine, "Using FP8 with Transformer Engine" (delayed scaling: each operand is cast with a
+scale from the maxima of earlier steps; the cast finds the new maximum in the same pass; scales are updated once per
+pass); Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from whatif.models.kernels.stored_weights import stored_weights
 from whatif.models.layers.calls import operator_cost_ns, put_in
 
 CAST_NAME, SCALE_NAME = "cast to fp8 (and its maximum)", "update of fp8 scales"
-# A cast writes a tensor and its transpose, which the backward pass multiplies: NVIDIA's units take fp8 operands in one
-# layout only.
+# A cast writes a tensor and its transpose for the backward pass: NVIDIA's units take fp8 operands in one layout only.
 _BYTES_WRITTEN = 2
 # Operands of one product differ in size; a third of its traffic is the mean of its three. Our estimate.
 _CAST_LOW, _CAST_HIGH = 0.5, 2.0
@@ -28,13 +27,13 @@ _UNKNOWN_HIGH = 10.0
 
 
 def operand_bytes(graph: TaskGraph) -> Int64:
-    """Return the bytes of one value of each task's operands, shape (n_tasks,); 2 where the format is not known."""
+    """Return the bytes per value of each task's operands, shape (n_tasks,); 2 if the format is unknown."""
     sizes = {"fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1}
     return np.array([sizes.get(name, 2) for name in DTYPES], dtype=np.int64)[graph.dtype]
 
 
 def linear_products(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the GPU's products, forward and backward, but for those of an attention."""
+    """Return a mask, shape (n_tasks,), of the GPU's forward and backward products, without those of an attention."""
     products = graph.on_gpu & (graph.family == KernelFamily.GEMM) & ~graph.select(phase=Phase.UPDATE)
     mask: Bool = products.mask.copy()
     for attention in unfused_attention(graph):
@@ -43,7 +42,7 @@ def linear_products(graph: TaskGraph) -> Bool:
 
 
 def chosen_for_fp8(graph: TaskGraph) -> str:
-    """Say how much of the products' time runs in fp8 already, where some does: its layers were chosen; else ""."""
+    """Return a note on the share of the products' time that already runs in fp8 (its layers were chosen), or ""."""
     products = linear_products(graph)
     in_fp8_ns = int(graph.duration_ns[products & (graph.dtype == DTYPES.index("fp8"))].sum())
     if not in_fp8_ns:
@@ -56,11 +55,11 @@ def chosen_for_fp8(graph: TaskGraph) -> str:
 
 
 def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
-    """Put the casts before the products of the mask ``switched``; ``read``: bytes a value of each task's old operands.
+    """Insert casts before the products ``switched`` (a mask); ``read``: bytes per value of each task's old operands.
 
-    Two before each forward product, of input and weight, and one before every other backward one, of the gradient that
-    two products read. Once a pass and step the scales are updated. Decoding, whose time is that of reading weights,
-    stores them cast: there one cast of the input before each product finds its own scale.
+    Two before each forward product, for input and weight, and one before every other backward product, for the gradient
+    that two products read. Scales are updated once per pass and step. Decoding, bound by reading weights, stores them
+    cast: only the input is cast before each product, with its own scale.
     """
     products = first_of_operator(graph, switched)
     stored = stored_weights(graph)

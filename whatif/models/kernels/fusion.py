@@ -1,4 +1,4 @@
-"""What a compiler of whole layers makes of a step: fewer kernels, less traffic between them, less of the CPU.
+"""The effect of a compiler on a step: fewer kernels, less traffic between them, less CPU work.
 
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
 Compilation", ASPLOS 2024, §4 (Inductor fuses pointwise work and reductions and calls libraries for the rest).
@@ -45,52 +45,52 @@ PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _NORMALIZATIONS = (KernelFamily.LAYER_NORM, KernelFamily.NORMALIZATION)
 _REDUCTIONS = (KernelFamily.REDUCTION, KernelFamily.SOFTMAX, *_NORMALIZATIONS)
 _FUSED_FAMILIES = (KernelFamily.ELEMENTWISE, KernelFamily.CAST, *_REDUCTIONS)
-# The first reduction of a softmax that is written out: Inductor finds maximum and sum in one loop over a row
+# The first reduction of an explicit softmax: Inductor computes maximum and sum in one loop over a row
 # (torch/_inductor/config.py, online_softmax).
 _MAXIMUM = r"reduce_kernel.*MaxOps"
-# Kernels of other what-ifs that share no loop with their neighbours: a weight has a shape of its own, and Transformer
-# Engine's casts belong to layers that the compiler calls as they are.
+# Kernels of other what-ifs that cannot share a loop with their neighbours: a weight has another shape, and Transformer
+# Engine's casts belong to layers that the compiler calls unchanged.
 _ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
 # Inductor's config.max_fusion_size.
 LONGEST_CHAIN = 64
-# Tensors whose sizes differ by more are not walked by one loop; a mask beside a tensor, or two operands, stay below.
+# Tensors whose sizes differ by a larger factor share no loop; a tensor and its mask, or two operands, differ by less.
 # Our estimate.
 LARGEST_SIZE_RATIO = 4
-# Of the traffic of a chain's other kernels, beside its largest: nothing is left of a unary one (its input and output
-# are the chain's own), a third of a binary one (its other operand), half where the backward pass needs the result.
-# The middle is our estimate. On a core arithmetic counts as well as traffic, so that less is saved and less is known.
+# The traffic left of a chain's kernels other than the largest: none of a unary one (input and output stay in the
+# chain), a third of a binary one (its other operand), half if the backward pass needs the result. The middle is our
+# estimate. On a CPU arithmetic counts as well as traffic, so that less is saved and the range is wider.
 KEPT_ON_GPU, KEPT_ON_CPU = (0.25, 0.0, 0.5), (0.5, 0.2, 1.0)
 # A normalization's time in Inductor's loops over that in ATen's, channels-last, at least and at most, in networks of
 # convolutions on a CPU. Measured with torch 2.13 on an Intel Xeon: of batch norms with their activations 0.4 to 1.1
 # forward and 0.4 to 1.2 backward, the most in a MobileNet's depthwise blocks; of a U-Net's group norms 1.6 both ways.
 NORM_LOOPS = (0.4, 1.7)
-# What the generated Python takes for each kernel beside its launch: 3.8 to 5.8 us (tritonbench pull request 1017, on a
+# The time of the generated Python per kernel, without its launch: 3.8 to 5.8 us (tritonbench pull request 1017, on a
 # GB200: 6.8 us without and 9.1 with 19 arguments, of which the driver takes 3.0 and 3.3).
 WRAPPER_NS = (5_000, 2_000, 10_000)
-# Once a region: 37 us (the same), 35 to 40 (PyTorch pull request 190390); guards of the model as well, 0.3 ms for the
+# Once per region: 37 us (the same), 35 to 40 (PyTorch pull request 190390); guards of the model as well, 0.3 ms for the
 # 290 parameters of a Llama (vLLM pull request 11216), 0.9 for a Qwen3 8B (PyTorch issue 191753).
 REGION_NS, GUARD_OF_LAYER_NS = (40_000, 20_000, 120_000), (1_000, 300, 3_000)
-# The bookkeeping of CUDA graphs that torch.compile makes itself: 0.13 ms a graph (PyTorch issue 150488).
+# torch.compile's bookkeeping for its CUDA graphs: 0.13 ms per graph (PyTorch issue 150488).
 GRAPH_TREE_NS = (128_000, 40_000, 200_000)
 
 
 class Fused(Struct, frozen=True):
-    """What became of the kernels (on a CPU: operators) of all steps, and how often waits break a pass in two."""
+    """Counts of kernels (on a CPU: operators) of all steps before and after, and of compiled regions."""
 
     before: int
     after: int
     steps: int
     regions: int
-    start_up_ns: int  # CPU time of counted steps that was taken for start-up work and stays
+    start_up_ns: int  # CPU time of counted steps that counts as start-up work and stays
 
 
 def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
-    """Return the graph whose forward and backward pass are compiled, and what became of it.
+    """Return the graph with compiled forward and backward passes, and counts of what was fused.
 
-    Chains of element-wise work, casts, reductions and normalizations that follow one another on a stream become one
-    kernel each, with one reduction at most; a wait of the CPU for the GPU, another stream, a change of size and all
-    other work end a chain. What the CPU does between two launches that are left takes no longer than the generated
-    code. Only what belongs to a layer is compiled where layers are known; gradients are accumulated as before.
+    Chains of consecutive elementwise work, casts, reductions and normalizations on a stream become one kernel each,
+    with at most one reduction; a wait of the CPU for the GPU, another stream, a change of size and all other work end a
+    chain. The CPU's work between two remaining launches takes no longer than the generated code. If layers are known,
+    only their work is compiled; gradients are accumulated as before.
     """
     on_gpu = graph.has_gpu
     compiled = _compiled(graph)
@@ -110,7 +110,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     gone[heads] = False
     head_of = np.repeat(order[heads], sizes)
     fate[order[gone]] = head_of[gone]
-    if on_gpu:  # of one graph launch a kernel less is launched by the same call
+    if on_gpu:  # the kernels of one graph launch have the same call
         calls, heirs = launch[order[gone]], launch[head_of[gone]]
         fate[calls[calls != heirs]] = heirs[calls != heirs]
 
@@ -119,27 +119,27 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     left[of_cpu[order[inside & ~gone]]] = True
     graph = _with_short_wrapper(graph, left, host & (fate == STAYS) & ~left & ~staying, number)
     graph = with_doubt_in_start_up(graph, staying)
-    told = Fused(
+    fused = Fused(
         before=int(inside.sum()), after=int((inside & ~gone).sum()), steps=len(each_once(graph.step[order[inside]])),
         regions=len(each_once(number[of_cpu[order[inside]]])), start_up_ns=counted_ns(graph, staying),
     )  # fmt: skip
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "compiled"))
     graph = graph.replace(info=replace(graph.info, execution=("compiled", *ways)))
-    return contract(graph, fate), told
+    return contract(graph, fate), fused
 
 
 def without_norms(graph: TaskGraph, name: str) -> TaskGraph:
-    """Return the graph with a note that the what-if ``name`` finds no batch normalization, or none of its own."""
-    has = "the recording has no batch normalization"
+    """Return the graph with a note that the what-if ``name`` finds no batch normalization, or no separate one."""
+    reason = "the recording has no batch normalization"
     if "compiled" in graph.info.execution:
-        has = f"no batch normalization has a kernel of its own in compiled code: put {name} before compile"
-    return graph.unchanged(f"{name}: {has}; nothing changes")
+        reason = f"no batch normalization has a kernel of its own in compiled code: put {name} before compile"
+    return graph.unchanged(f"{name}: {reason}; nothing changes")
 
 
 def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
-    """Let the CPU enter each compiled region: one for each pass of a step and each stretch between two waits in it.
+    """Insert the CPU time of entering each compiled region: one for each pass of a step and each stretch between waits.
 
-    ``graph_trees``: a region is a CUDA graph, and torch.compile's checks before its launch are counted.
+    ``graph_trees``: a region is a CUDA graph, and torch.compile's checks before its launch are included.
     """
     compiled = _compiled(graph)
     on_gpu = graph.has_gpu
@@ -165,10 +165,10 @@ def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
 
 
 def fused_ns(time_ns: npt.ArrayLike, starts: Array, floor_ns: int, kept: float) -> npt.NDArray[np.float64]:
-    """Return the time of the kernel that takes the place of each run of others, ns, shape (n,).
+    """Return the time of the kernel that replaces each run of kernels, ns, shape (n,).
 
-    ``starts`` (n,) are the runs' first positions. Above the start-up floor it takes the time of the longest of them and
-    the share ``kept`` of the others'; in all never more than they took.
+    ``starts`` (n,) are the runs' first positions. Above the start-up floor it takes the time of the longest kernel and
+    the share ``kept`` of the others', in total never more than before.
     """
     recorded = np.asarray(time_ns, dtype=np.float64)
     above = np.maximum(recorded - floor_ns, 0)
@@ -178,7 +178,7 @@ def fused_ns(time_ns: npt.ArrayLike, starts: Array, floor_ns: int, kept: float) 
 
 
 def _compiled(graph: TaskGraph) -> Bool:
-    """The tasks of both passes that torch.compile(model) would see: those of layers, where layers are known."""
+    """The tasks of both passes that torch.compile(model) compiles: those of layers, if layers are known."""
     passes = among(graph.phase, PASSES)
     in_layer = graph.layer > 0
     if not (in_layer & passes).any():
@@ -189,7 +189,7 @@ def _compiled(graph: TaskGraph) -> Bool:
 
 
 def _work(graph: TaskGraph, compiled: Bool, *, on_gpu: bool) -> Bool:
-    """What computes: all that runs on the GPU; on a CPU the operators of compiled code that last longer than a call."""
+    """Computing tasks: all on the GPU; on a CPU the operators of compiled code that last longer than a call."""
     if on_gpu:
         return graph.on_gpu.mask
     idle = among(graph.family, [KernelFamily.OTHER, -1])
@@ -198,7 +198,7 @@ def _work(graph: TaskGraph, compiled: Bool, *, on_gpu: bool) -> Bool:
 
 
 def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compiled: Bool) -> Int64:
-    """The positions in ``order`` (tasks, thread by thread) where a chain begins; what fuses with nothing is one."""
+    """The positions in ``order`` (tasks, thread by thread) where a chain begins; an unfused task is a chain."""
     if not len(order):
         return np.empty(0, dtype=np.int64)
     family = graph.family[order]
@@ -229,7 +229,7 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
     begins = np.append(True, ~joined)
     first = np.flatnonzero(begins)
     run = np.cumsum(begins) - 1
-    # A second reduction needs the first one's result: it begins a kernel of its own, but for the sum of a softmax.
+    # A second reduction needs the first one's result: it begins a new kernel, except the sum of a softmax.
     counted = reduces & ~graph.select(name=_MAXIMUM).mask[order]
     reductions = np.cumsum(counted)
     ahead: Int64 = (reductions - counted)[first][run]
@@ -241,7 +241,7 @@ def _chains(graph: TaskGraph, order: Int64, of_cpu: Int64, number: Int64, compil
 def _with_fused_times(
     graph: TaskGraph, order: Int64, begins: Int64, kept: tuple[float, float, float]
 ) -> tuple[Int64, Int64, TaskGraph]:
-    """The chains' first positions and lengths, and the graph in which the head of each longer chain is its kernel."""
+    """The chains' first positions and lengths, and the graph in which each longer chain's head is the fused kernel."""
     sizes = np.diff(np.append(begins, len(order)))
     longer = sizes > 1
     if not longer.any():
@@ -260,7 +260,7 @@ def _with_fused_times(
 
 
 def _with_loops_of_norms(graph: TaskGraph, operators: Int64) -> TaskGraph:
-    """Return the graph with the bounds of Inductor's loops for the normalizations among ``operators`` (of a CPU)."""
+    """Return the graph with the range of Inductor's loops for the normalizations among ``operators`` (on a CPU)."""
     if not (graph.family == KernelFamily.CONVOLUTION).any():
         return graph
     norms = operators[among(graph.family[operators], _NORMALIZATIONS)]
@@ -269,7 +269,7 @@ def _with_loops_of_norms(graph: TaskGraph, operators: Int64) -> TaskGraph:
 
 
 def _with_short_wrapper(graph: TaskGraph, left: Bool, overhead: Bool, number: Int64) -> TaskGraph:
-    """Let the ``overhead`` before each call in ``left`` take no longer than the generated code that makes the call."""
+    """Limit the ``overhead`` before each call in ``left`` to the time of the generated code."""
     order = graph.by_thread[(overhead | left)[graph.by_thread]]
     if not len(order):
         return graph

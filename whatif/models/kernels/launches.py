@@ -1,8 +1,8 @@
-"""CUDA graphs: which launches of a step one graph launch can take the place of, and what is left of the CPU's work.
+"""CUDA graphs: the launches of a step that one graph launch can replace, and the remaining CPU work.
 
 Sources: NVIDIA, "Getting Started with CUDA Graphs" (2019) and "Constant Time Launch for Straight-Line CUDA Graphs"
 (2024); PyTorch, "Accelerating PyTorch with CUDA Graphs" (2021) and the notes on torch.cuda.CUDAGraph: nothing that
-waits for the GPU can be captured, and inputs are copied into the graph's own buffers before it is launched.
+waits for the GPU can be captured, and inputs are copied into the graph's buffers before it is launched.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ GRAPH_LAUNCH_NAME = "cudaGraphLaunch (captured)"
 # The call: about 10 us from Python (NVIDIA, "CUDA Graph Best Practice for PyTorch"); 2.5 us in C, and 15 us on a slow
 # driver (WSL).
 CALL_NS = (10_000, 2_500, 20_000)
-# A node more: 200 ns before CUDA 12.6, 1 ns for a straight line since (NVIDIA, "Constant Time Launch ..."). Which one a
-# recording's driver takes is not known: the middle.
+# Each further node: 200 ns before CUDA 12.6, 1 ns for a straight line since (NVIDIA, "Constant Time Launch ..."). The
+# recording's driver is unknown: the middle.
 NODE_NS = (100, 1, 200)
-# An operator takes some tens of microseconds to launch its work. What lasts longer than this is something else: a
-# library that is loaded, a first allocation, a tuner's search, another program. In warm recordings by others it takes
-# up to a quarter of the CPU's time in both passes, in cold ones three quarters and more. The limits are our estimate.
+# An operator takes some tens of microseconds to launch its work. Longer ones do something else: loading a library, a
+# first allocation, a tuner's search, another program. In warm recordings by others that is up to a quarter of the CPU
+# time in both passes, in cold ones three quarters and more. The limits are our estimate.
 LONG_NS, COLD_SHARE = 1_000_000, 0.5
 
 
 def graph_launches(n_nodes: npt.ArrayLike) -> Estimates:
-    """Estimate the CPU's calls that launch graphs of ``n_nodes`` kernels and copies each, shape (n,)."""
+    """Estimate the CPU calls that launch graphs of ``n_nodes`` kernels and copies each, shape (n,)."""
     nodes = np.atleast_1d(np.asarray(n_nodes, dtype=np.float64))
     centre, low, high = (call + node * nodes for call, node in zip(CALL_NS, NODE_NS, strict=True))
     return Estimates.of(centre, Source.PAPER, low, high)
 
 
 class Captured(Struct, frozen=True):
-    """What became of a graph's launches: how many calls went into how many graph launches, in how many steps."""
+    """The numbers of captured calls, of graph launches and of steps."""
 
     calls: int
     launches: int
     steps: int
-    start_up_ns: int  # calls and gaps of counted steps that were taken for start-up work and stay
-    uneven: bool  # the steady steps do not launch equally many tasks, so one graph does not fit all
+    start_up_ns: int  # calls and gaps of counted steps that count as start-up work and stay
+    uneven: bool  # the steady steps launch different numbers of tasks, so one graph does not fit all
 
 
 def waiting_tasks(graph: TaskGraph) -> Int64:
-    """Return the tasks at which a CPU thread waits for the GPU, by position or by a dependency of its own, in order."""
+    """Return the tasks at which a CPU thread waits for the GPU, by position or by an explicit dependency, in order."""
     synced = graph.dependencies.target[graph.dependencies.kind == DependencyKind.SYNC]
     return each_once(np.concatenate([graph.waits.task, synced])).astype(np.int64)
 
@@ -80,9 +80,9 @@ def launching_threads(graph: TaskGraph) -> Bool:
 
 
 def stays_outside(graph: TaskGraph) -> Bool:
-    """Return a mask of the CPU calls that no graph can hold, shape (n_tasks,).
+    """Return a mask of the CPU calls that cannot be captured, shape (n_tasks,).
 
-    Those after which the CPU waits, and those that copy a step's input from the host ahead of its first kernel.
+    Those after which the CPU waits, and those that copy a step's input from the host before its first kernel.
     """
     mask = np.zeros(len(graph), dtype=np.bool_)
     waiting = waiting_tasks(graph)
@@ -99,9 +99,9 @@ def stays_outside(graph: TaskGraph) -> Bool:
 
 
 def start_up(graph: TaskGraph, tasks: Bool) -> Bool:
-    """Return those of the CPU ``tasks`` (a mask) that are start-up work, in steps that spend most of their time on it.
+    """Return those of the CPU ``tasks`` (a mask) that are start-up work, in steps that mostly consist of it.
 
-    A recording of the first steps holds it. Neither a compiler nor a CUDA graph takes the place of it.
+    Recordings of the first steps contain it. Neither a compiler nor a CUDA graph removes it.
     """
     found = np.zeros(len(graph), dtype=np.bool_)
     long = np.flatnonzero(tasks & (graph.duration_ns > LONG_NS))
@@ -120,20 +120,20 @@ def _among_calls(graph: TaskGraph, calls: Array) -> Bool:
     """The tasks from the first to the last of the launching ``calls`` (ids) of their step."""
     calls, count = each_once(calls).astype(np.int64), int(graph.step.max(initial=-1)) + 2
     first, last = first_of(graph.step[calls] + 1, calls, count, len(graph)), np.full(count, -1)
-    last[graph.step[calls] + 1] = calls  # of several the last one stays
+    last[graph.step[calls] + 1] = calls  # the last of several wins
     ids = np.arange(len(graph))
     return np.asarray((ids >= first[graph.step + 1]) & (ids <= last[graph.step + 1]), dtype=np.bool_)
 
 
 def counted_ns(graph: TaskGraph, staying: Bool) -> int:
-    """Return the time of a mask's tasks in the steps that a report counts, ns: the steady ones, where there are any."""
+    """Return the time of a mask's tasks in the steps that a report counts, ns: the steady ones, if there are any."""
     first, last = graph.info.steady
     counted = (graph.step >= first) & (graph.step < last) if graph.info.n_steps >= MIN_STEPS else staying
     return int(graph.duration_ns[staying & counted].sum())
 
 
 def with_doubt_in_start_up(graph: TaskGraph, staying: Bool) -> TaskGraph:
-    """Let the range of what was taken for start-up work begin at nothing."""
+    """Extend the range of start-up work down to 0."""
     return graph.scale(staying, 1.0, low=0.0) if staying.any() else graph
 
 
@@ -149,20 +149,20 @@ def note_start_up(graph: TaskGraph, name: str, start_up_ns: int) -> TaskGraph:
 
 
 def first_of(key: Array, tasks: Int64, n_keys: int, none: int) -> Int64:
-    """Return the first of ``tasks`` (ascending) with each key, shape (n_keys,); ``none`` where a key has no task."""
+    """Return the first of ``tasks`` (ascending) with each key, shape (n_keys,); ``none`` if a key has no task."""
     first = np.full(n_keys, none, dtype=np.int64)
-    first[key[::-1]] = tasks[::-1]  # of several the last one written stays
+    first[key[::-1]] = tasks[::-1]  # the last write wins
     return first
 
 
 def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False) -> tuple[TaskGraph, Captured]:
     """Return the graph with the launches of ``phases`` captured in CUDA graphs, and a count of what was captured.
 
-    Between two waits of the CPU for the GPU (or start-up work, which stays) all launches become one (``apart``: one a
-    phase), at the place of the first work that they need. With them goes what the same threads do between the first and
-    the last of them, and what they do for the model's layers, the backward pass and the optimizer. GPU tasks, their
-    order and their streams stay, and so does every other CPU task; an Adam in a graph gets
-    capturable=True. Segments of a single call are left alone; the same graph where there is no other.
+    Between two waits of the CPU for the GPU (or start-up work, which stays) all launches become one (``apart``: one per
+    phase), at the first task that it replaces. The work of the same threads between the first and the last launch is
+    removed, and so is their work for the model's layers, the backward pass and the optimizer. GPU tasks, their order
+    and their streams stay, and so does every other CPU task; an Adam in a graph gets capturable=True. Segments of a
+    single call stay; the same graph if there is no other.
     """
     launch = graph.launch_of
     outside = stays_outside(graph)
@@ -183,7 +183,7 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     n_nodes = np.bincount(segment[launch[nodes]], minlength=n_segments)
     chosen = n_calls >= 2
     first, last = first_of(segment[calls], calls, n_segments, len(graph)), np.full(n_segments, -1)
-    last[segment[calls]] = calls  # of several the last one counts
+    last[segment[calls]] = calls  # the last of several wins
     tasks = np.flatnonzero(goes)
     key = segment[tasks]
     between = (tasks >= first[key]) & (tasks <= last[key])
@@ -199,7 +199,7 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     heads = each_once(head[chosen & (head < len(graph))])
     fate[heads] = STAYS
     steps = each_once(graph.step[heads])
-    told = Captured(
+    captured = Captured(
         calls=int(n_calls[segment[heads]].sum()), launches=len(heads), steps=len(steps),
         start_up_ns=counted_ns(graph, staying), uneven=_uneven(graph, nodes),
     )  # fmt: skip
@@ -207,20 +207,20 @@ def capture(graph: TaskGraph, phases: Collection[Phase], *, apart: bool = False)
     kind = graph.kind.copy()
     kind[heads] = TaskKind.RUNTIME
     graph, place = contracted(_with_graph_lags(graph.replace(kind=kind), inside), fate)
-    # What is left is a fraction of the recording, and quicker to write into.
+    # The rest is a fraction of the recording, and faster to write to.
     graph = _as_graph_launches(graph, place[heads].astype(np.int64), n_nodes[segment[heads]])
     graph = with_doubt_in_start_up(graph, as_mask(graph, place[staying]))
     graph = _with_gaps(graph, place[inside].astype(np.int64))
     ways = tuple(way for way in graph.info.execution if way not in ("eager", "cuda_graph"))
     graph = graph.replace(info=replace(graph.info, execution=(*ways, "cuda_graph")))
-    return with_capturable_update(graph) if Phase.UPDATE in phases else graph, told
+    return with_capturable_update(graph) if Phase.UPDATE in phases else graph, captured
 
 
 def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -> tuple[Int64, int]:
-    """Return a number for each task's step and the waits (and ``breaks``) before it, and how many numbers there are.
+    """Return each task's stretch, by its step and the waits (and ``breaks``) before it, and the number of stretches.
 
     Within a stretch no thread waits for the GPU: while one captures, none may (torch.cuda.graph's global mode).
-    ``by_phase``: a phase is a stretch of its own.
+    ``by_phase``: each phase is a separate stretch.
     """
     waiting = waiting_tasks(graph)
     ahead = np.zeros(len(graph), dtype=np.int64) if breaks is None else breaks.astype(np.int64)
@@ -233,7 +233,7 @@ def stretches(graph: TaskGraph, *, by_phase: bool, breaks: Bool | None = None) -
 
 
 def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
-    """What threads that launch do, the waits of one for another included."""
+    """The work of launching threads, including their waits for each other."""
     named = np.array([name.startswith(HANDOFF_NAME) for name in graph.names], dtype=np.bool_)
     handoff = (graph.kind == TaskKind.WAIT) & named.take(graph.name)
     threads = launching_threads(graph) & np.array([t.kind == ThreadKind.CPU for t in graph.threads])
@@ -242,13 +242,13 @@ def _cpu_work(graph: TaskGraph, allowed: Bool) -> Bool:
 
 
 def _as_graph_launches(graph: TaskGraph, heads: Int64, n_nodes: Array) -> TaskGraph:
-    """Let ``heads`` be calls that launch ``n_nodes`` tasks each, shape (n,)."""
+    """Turn ``heads`` into graph launches of ``n_nodes`` tasks each, shape (n,)."""
     graph = with_values(named(graph, {GRAPH_LAUNCH_NAME: heads}), heads, profiler_events=0, profiler_ns=0)
     return put(graph, heads, graph_launches(n_nodes))
 
 
 def _with_graph_lags(graph: TaskGraph, nodes: Int64) -> TaskGraph:
-    """Let streams wait between tasks as a graph does where most are its nodes."""
+    """Use a graph's lag between tasks on streams that mostly run its nodes."""
     centre, _, _ = graph_gap_ns(device(graph))
     count = np.bincount(graph.thread, minlength=len(graph.threads))
     mostly = 2 * np.bincount(graph.thread[nodes], minlength=len(graph.threads)) > count
@@ -261,7 +261,7 @@ def _with_graph_lags(graph: TaskGraph, nodes: Int64) -> TaskGraph:
 
 
 def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
-    """Let ranges hold what the gaps between a graph's nodes may be."""
+    """Include the uncertainty of the gaps between a graph's nodes in the ranges."""
     _, least, most = graph_gap_ns(device(graph))
     gap_ns = graph.thread_lag_ns[graph.thread[nodes]]
     return graph.with_duration(
@@ -272,7 +272,7 @@ def _with_gaps(graph: TaskGraph, nodes: Int64) -> TaskGraph:
 
 
 def _uneven(graph: TaskGraph, nodes: Int64) -> bool:
-    """Whether the steady steps differ in the number of tasks that they launch."""
+    """Whether the steady steps launch different numbers of tasks."""
     first, last = graph.info.steady
     counts = np.bincount(graph.step[nodes] + 1, minlength=last + 1)[1:][first:last]
     return len(each_once(counts)) > 1

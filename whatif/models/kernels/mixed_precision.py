@@ -1,8 +1,8 @@
-"""What mixed precision adds to a step: casts of weights, and the loss scaler's work. Used by the ``amp`` transform.
+"""The work that mixed precision adds to a step: casts of weights, and the loss scaler. Used by ``amp``.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1 (fp32 master weights, cast every step) and
 §3.2 (loss scaling); PyTorch's autocast caches a weight's cast for one forward pass, and GradScaler unscales all
-gradients and reads on the CPU whether one is infinite, once a step.
+gradients and checks them for infinities on the CPU once per step.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from whatif.runtime.errors import WhatifError
 
 # A cast reads 4 bytes and writes 2; unscaling reads and writes 4.
 CAST_BYTES, UNSCALE_BYTES = 6, 8
-# On a CPU the rate counts the bytes that a copy of fp32 writes: 4 of the 12 that it moves, because the line that is
-# overwritten is fetched first. A cast moves 4 + 2 + 2.
+# On a CPU the rate counts the bytes that an fp32 copy writes: 4 of the 12 that it moves, as the overwritten line is
+# fetched first. A cast moves 4 + 2 + 2.
 CPU_CAST_BYTES = 4 * 8 / 12
 CAST_NAME, WEIGHT_CAST_NAME = "cast (autocast)", "cast of a weight (autocast)"
 SYNC_CALL = "cudaStreamSynchronize"
-# Casting an fp32 result reads 4 bytes and writes 2; making it read and wrote 4.
+# Casting an fp32 result reads 4 bytes and writes 2; computing it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
-# Families that autocast computes in fp32 (PyTorch's autocast op reference), so that the next product casts its input.
+# Families that autocast computes in fp32 (PyTorch's autocast op reference); the next product casts its input.
 _FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.REDUCTION)
 
 
 def parameters(graph: TaskGraph) -> int | None:
-    """Return the number of parameters of the model, from the recording's layer table; None where it has none."""
+    """Return the number of parameters of the model, from the recording's layer table; None without one."""
     return _total(layer.parameters for layer in graph.info.recorded.layers)
 
 
 def product_parameters(graph: TaskGraph) -> int | None:
-    """Return the number of parameters that products read, and autocast casts: not those of embeddings and norms.
+    """Return the number of parameters of products, which autocast casts, without those of embeddings and norms.
 
-    A linear layer without parameters of its own shares an embedding's (tied weights), which then counts.
+    A linear layer without parameters shares an embedding's (tied weights), which then counts.
     """
     layers = graph.info.recorded.layers
     tied = any(layer.type == "Linear" and layer.parameters == 0 for layer in layers)
@@ -71,7 +71,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: bool = False) -> TaskGraph:
-    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
+    """Insert autocast's casts around the tasks of the mask ``matrix``, and the work of a GPU's loss scaler."""
     if stores_weights_cast(graph):
         graph = graph.note(
             "amp: the weights are stored in half precision once (model.to(torch.bfloat16) or model.half()); "
@@ -80,7 +80,7 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
     call_ns = operator_cost_ns(graph) if graph.has_gpu else 0
     lots = _casts(graph, matrix, gpu, call_ns)
     if AUTOCAST_CASTS in graph.attached:
-        lots += _told_casts(graph, gpu, call_ns)
+        lots += _attached_casts(graph, gpu, call_ns)
     if loss_scaler:
         if Change.UPDATES_IN_BACKWARD in graph.info.changes:
             raise WhatifError(
@@ -99,22 +99,22 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
 
 
 def stores_weights_cast(graph: TaskGraph) -> bool:
-    """Whether the weights are assumed to be stored in the format in which they are multiplied, so that none is cast.
+    """Whether weights are assumed to be stored in the format in which they are multiplied, without casts.
 
-    A forward pass alone never changes its weights. Where it reads them for few rows, and on any CPU, casting them on
-    each call would take longer than half precision saves.
+    A forward pass alone never changes its weights. If it reads them for few rows, and on any CPU, casting them on each
+    call would take longer than half precision saves.
     """
     return stored_weights(graph) is not None or (not graph.has_gpu and forward_only(graph))
 
 
 def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> list[Lot]:
-    """Put the casts of autocast around the matrix tasks of the mask ``matrix``, forward and backward.
+    """Insert autocast's casts around the tasks of the mask ``matrix``, forward and backward.
 
-    Forward: one of the weight before every matrix operator, and one of the input where autocast kept the operator
-    before it in fp32 (layer normalisation, softmax, reductions): it takes three quarters of that one's time, 6 bytes
-    a value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread
-    over their casts; where the recording does not tell them a cast is as short as a kernel gets, and its upper bound
-    ten times that. Stored weights (``stores_weights_cast``) are not cast.
+    Forward: one of the weight before every matrix operator, and one of the input if autocast kept the operator before
+    it in fp32 (layer normalisation, softmax, reductions); it takes three quarters of that operator's time, 6 bytes per
+    value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread over
+    their casts; if unknown, a cast takes the shortest kernel's time, and ten times that as its upper bound. Stored
+    weights (``stores_weights_cast``) are not cast.
     """
     first = first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
@@ -141,7 +141,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     cast_ns = cast_ns[len(forward) - len(weights) :]
     around = np.concatenate([weights, forward[fp32]])
     if flow is not None and AUTOCAST_CASTS not in graph.attached:
-        # What is on the fp32 list casts what it reads, too.
+        # Operators on the fp32 list cast their inputs, too.
         others = np.flatnonzero(flow.casts & ~matrix & (graph.phase == Phase.FORWARD))
         around = np.concatenate([around, others])
         cast_ns = np.append(cast_ns, graph.duration_ns[others] * INPUT_CAST_SHARE)
@@ -165,10 +165,10 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
 
 
 def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
-    """The weights that ``products`` (ids) multiply.
+    """The number of weights that ``products`` (ids) multiply.
 
-    Of unknown shapes they are a square, with twice as many rows. A convolution of unknown shapes has few, and a batch
-    of products (bmm) multiplies activations.
+    For unknown shapes a square matrix, with twice as many rows. A convolution of unknown shapes has few, and a batch of
+    products (bmm) multiplies activations.
     """
     names = [DTYPES[code] for code in graph.dtype[products].tolist()]
     rates = {name: sustained_tflops(gpu, name if name in MATRIX_DTYPES else "fp32") for name in set(names)}
@@ -176,30 +176,30 @@ def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
     flops = beyond_ns * 1e3 * np.array([rates[name] for name in names])
     batched = np.array(["bmm" in name for name in graph.names] + [False])[operator_names(graph, products)]
     square = np.where(of_convolutions(graph, products) | batched, 0.0, (flops / 4) ** (2 / 3))
-    known = [_weights(what) for what in graph.info.operators] + [np.nan]
-    told = np.array(known)[graph.called[products]]
-    return np.asarray(np.where(np.isfinite(told), told, square), dtype=np.float64)
+    known = [_weights(op) for op in graph.info.operators] + [np.nan]
+    weights = np.array(known)[graph.called[products]]
+    return np.asarray(np.where(np.isfinite(weights), weights, square), dtype=np.float64)
 
 
-def _weights(what: Described) -> float:
-    """The weights of a product or convolution; NaN of all others, and 0 of products of two activations."""
-    c = dict(what.integers)
-    if what.family == "conv":
+def _weights(op: Described) -> float:
+    """The number of weights of a product or convolution; NaN for all others, and 0 for products of two activations."""
+    c = dict(op.integers)
+    if op.family == "conv":
         return c["out_channels"] * c["in_channels"] // max(c["groups"], 1) * c["kernel_h"] * c["kernel_w"]
-    if what.family == "matmul":
-        return c["n"] * c["k"] if what.name in ("linear", "mm") else 0.0
+    if op.family == "matmul":
+        return c["n"] * c["k"] if op.name in ("linear", "mm") else 0.0
     return np.nan
 
 
 def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
-    """The last GPU task up to each of ``before`` (ids) that is no product: what products after one another read."""
+    """The last GPU task up to each of ``before`` (ids) that is no product: consecutive products read its output."""
     others = np.flatnonzero(graph.on_gpu.mask & ~matrix)
     at = np.searchsorted(others, before, side="right") - 1
     return np.where(at >= 0, others[np.maximum(at, 0)], before)
 
 
-def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
-    """The casts of activations and their gradients of a predicted step, by its flow of formats."""
+def _attached_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+    """The casts of a predicted step's activations and their gradients, by its flow of formats."""
     elements = graph.attached[AUTOCAST_CASTS]
     around = np.flatnonzero((elements > 0) & graph.on_gpu.mask)
     if not len(around):
@@ -209,9 +209,9 @@ def _told_casts(graph: TaskGraph, gpu: Gpu | None, call_ns: int) -> list[Lot]:
 
 
 def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, Int64]:
-    """Return a task of ``backward`` for each of ``forward`` in steps that have both, and the one that it is for.
+    """Return tasks of ``backward`` and the positions in ``forward`` that they belong to, in steps that have both.
 
-    They are spread evenly over those of their step, of which there are about two for each forward one, in their order.
+    They are spread evenly, in order, over the step's backward tasks, of which there are about two per forward one.
     """
     of = np.lexsort((forward, graph.step[forward]))
     backward = backward[np.argsort(graph.step[backward], kind="stable")]
@@ -225,10 +225,10 @@ def _spread(graph: TaskGraph, forward: Int64, backward: Int64) -> tuple[Int64, I
 
 
 def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str, call_ns: int) -> list[Lot]:
-    """Return a new task before each of the tasks ``around``: a kernel with its launch, or one more of a CUDA graph's.
+    """Return a new task before each of the tasks ``around``: a kernel with its launch, or one more in a CUDA graph.
 
-    ``estimates`` has one row a task of ``around``; ``call_ns`` is what the CPU takes for the operator that launches
-    one. On a CPU recording it is an operator of its own.
+    ``estimates`` has one row per task of ``around``; ``call_ns`` is the CPU time of the operator that launches one. In
+    a CPU recording it is an operator.
     """
     if not graph.has_gpu:
         new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
@@ -247,7 +247,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
             family=int(KernelFamily.CAST), layer=graph.layer[tasks], phase=graph.phase[tasks], step=graph.step[tasks],
         )  # fmt: skip
         launch = graph.launch_of[tasks]
-        # A graph launch starts one kernel more without a call for it.
+        # A graph launch starts one more kernel without an extra call.
         by = {"launched_by": launch}
         if alone[chosen].all():
             by = {"launched_after": task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
@@ -256,7 +256,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
 
 
 def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
-    """Let every step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
+    """Make each step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
     if not len(begins) or not graph.has_gpu:
         return []
     count = parameters(graph)
@@ -284,11 +284,11 @@ def update_begins(graph: TaskGraph) -> Int64:
     n_backward = places(passes, update, side="right")
     first = np.diff(n_backward, prepend=0) > 0
     begins, last_backward = update[first], passes[n_backward[first] - 1]
-    # Between a backward pass and its update lies no other phase.
+    # No other phase lies between a backward pass and its update.
     forward = np.flatnonzero(main & (graph.phase == Phase.FORWARD))
     n_forward = [np.searchsorted(forward, tasks, side="right") for tasks in (begins, last_backward)]
     begins = begins[n_forward[0] == n_forward[1]]
-    # What a CUDA graph has launched with the passes does not begin after it.
+    # Updates that a CUDA graph launched with the passes do not begin after it.
     calls = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.UPDATE)))
     last = np.full(int(graph.step.max(initial=-1)) + 2, -1, dtype=np.int64)
     np.maximum.at(last, graph.step[calls] + 1, calls)
@@ -296,7 +296,7 @@ def update_begins(graph: TaskGraph) -> Int64:
 
 
 def first_of_operator(graph: TaskGraph, matrix: Bool) -> Int64:
-    """Return the first task of each operator among the matrix tasks: one operator runs several kernels."""
+    """Return the first task of each operator among the matrix tasks: an operator may run several kernels."""
     tasks = np.flatnonzero(matrix)
     known = graph.operator[tasks] >= 0
     first = np.unique(graph.operator[tasks[known]], return_index=True)[1]

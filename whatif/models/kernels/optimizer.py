@@ -1,4 +1,4 @@
-"""The weight update of a step: where it is in a graph, and what is left of it when its kernels are fused."""
+"""The weight update of a step: its tasks, and its time when the kernels are fused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from whatif.models.layers.memory_effects import change_memory, updated_as
 from whatif.models.layers.update_tasks import FUSED_NAMES, implementation, step_kernels
 from whatif.runtime.errors import WhatifError
 
-# In a step the update meets gradients that left the cache: our estimate of what that changes.
+# In a step the gradients have left the cache: our estimate of the effect.
 MEASURED_SPREAD = 0.15
 FUSED_NAME, FOREACH_NAME = "fused_adam (all parameters)", "multi_tensor_apply (one operation, all parameters)"
 
 
 def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
-    """Return the time of the update alone as ``to`` over that as recorded; None where the recording did not measure it.
+    """Return the time of the update alone as ``to`` over that as recorded; None if not measured.
 
     On a CPU only: on a GPU the time of an update alone is that of its launches or its kernels, whichever is longer.
     """
@@ -35,7 +35,7 @@ def measured_update_ratio(graph: TaskGraph, to: str) -> float | None:
 
 
 def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
-    """Return the graph in which all that the CPU does inside the optimizer's marks takes ``ratio`` of its time.
+    """Return the graph in which all CPU work inside the optimizer's marks takes ``ratio`` of its time.
 
     In a recording without marks, the operators of the update.
     """
@@ -47,7 +47,7 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
 
 
 def n_operations(graph: TaskGraph) -> int:
-    """Return the number of distinct kernels (or operators) of the update: one says that nothing is fused by fusing."""
+    """Return the number of distinct kernels (or operators) of the update: with one there is nothing to fuse."""
     return len(each_once(graph.name[step_kernels(graph)]))
 
 
@@ -56,9 +56,9 @@ def fuse_update(
 ) -> TaskGraph:
     """Return the graph in which each step's update kernels are one kernel that takes ``ratio`` of their time.
 
-    Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source``
-    gives it: the kernels' own rate and the bytes that are left, unless specified otherwise. Raises WhatifError where
-    the graph has no update to fuse; a fused update is left as it is, with a note.
+    Time below the floor of each kernel does not count; ``low`` and ``high`` bound the ratio, and ``source`` is its
+    source, by default the kernels' own rate and the bytes left. Raises WhatifError if the graph has no update; a fused
+    update stays, with a note.
     """
     update = step_kernels(graph)
     if not update.any():
@@ -88,7 +88,7 @@ def fuse_update(
 def batch_update(graph: TaskGraph) -> TaskGraph:
     """Return the graph in which each operation of a GPU's update is one kernel for all parameters (foreach=True).
 
-    They move what they moved. Raises WhatifError where there is no update; a foreach or fused one is left as it is.
+    They move the same bytes. Raises WhatifError if there is no update; a foreach or fused one stays.
     """
     update = step_kernels(graph)
     if implementation(graph) != "for_loop":
@@ -113,7 +113,7 @@ def _with_one_kernel_each(
     source: Source,
     new_name: str = FUSED_NAME,
 ) -> TaskGraph:
-    """Keep the first kernel of each group with its launch, with the time of the fused one; remove the others."""
+    """Keep the first kernel of each group, with its launch and the fused kernel's time; remove the others."""
     first = np.array([tasks[0] for tasks in groups])
     starts = np.cumsum([0, *map(len, groups[:-1])])
     each_ns = graph.duration_ns[np.concatenate(groups)]
@@ -128,6 +128,6 @@ def _with_one_kernel_each(
 
 
 def _renamed(graph: TaskGraph, tasks: Array, new_name: str = FUSED_NAME) -> TaskGraph:
-    """Return the fused tasks a name of their own, so that they are not taken for the kernels they replace."""
+    """Rename the fused tasks, so that they are not taken for the kernels they replace."""
     form, optimizer = "fused" if new_name == FUSED_NAME else "foreach", graph.info.optimizer
     return change_memory(named(graph, {new_name: tasks}), lambda memory: updated_as(memory, optimizer, form))

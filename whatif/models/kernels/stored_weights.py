@@ -1,4 +1,4 @@
-"""Products that take the time of reading their stored weights: a forward pass of few rows, as a step of decoding is.
+"""Products bound by reading their stored weights: a forward pass of few rows, such as a decoding step.
 
 Sources: Williams et al., "Roofline", CACM 2009; Pope et al., "Efficiently Scaling Transformer Inference", MLSys 2023,
 §2.1 (weights are loaded once for the whole batch, the cache of keys and values for each sequence).
@@ -20,22 +20,21 @@ from whatif.models.durations.occupancy import matrix_flops_per_ns
 from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.runtime.errors import WhatifError
 
-# Products of activations with weights, as recordings describe them; a batched one multiplies two activations.
+# Products of activations with weights, as named in recordings; a batched one multiplies two activations.
 _OF_WEIGHTS = ("mm", "linear")
-# A step reads weights where the products whose weights take longer than their arithmetic have this share of the time.
+# A step reads weights if the products whose weights take longer than their arithmetic have this share of its time.
 MOST = 0.5
-# A CPU's product of several rows packs the weights before it multiplies, and that of one row reads them as they are:
-# time over that of one row is PACKED + A_ROW * rows. Measured with torch 2.13 on one core (AMD EPYC, fp32) for six
-# shapes that fit no cache: 1.4 to 2.2 times with 2 and 4 rows, 1.6 to 2.6 with 8, 2.1 to 3.5 with 16, 5.1 to 7.7 with
-# 64.
+# A CPU's product of several rows packs the weights before it multiplies; with one row it reads them unpacked. The time
+# over that of one row is PACKED + A_ROW * rows. Measured with torch 2.13 on one core (AMD EPYC, fp32) for six shapes
+# that fit no cache: 1.4 to 2.2 times with 2 and 4 rows, 1.6 to 2.6 with 8, 2.1 to 3.5 with 16, 5.1 to 7.7 with 64.
 PACKED, A_ROW = 1.8, 0.07
 _ONEDNN_CONVOLUTIONS = r"aten::mkldnn_convolution$|aten::convolution_backward$"
-# What a CPU's convolution takes whatever its batch is, in copies of its weights at the rate that the recorder measures:
-# forward it packs them, backward it packs them and unpacks their gradient. Measured on one core (AMD EPYC, torch 2.13
-# with oneDNN, fp32; ten shapes of 0.1 to 9 MB, batches 2 to 16, weights in the cache): medians 1.1 and 4.3. With
-# nothing in the cache they are 2.9 and 8.5.
+# The batch-independent time of a CPU's convolution, in copies of its weights at the recorded copy rate: forward it
+# packs them, backward it packs them and unpacks their gradient. Measured on one core (AMD EPYC, torch 2.13 with oneDNN,
+# fp32; ten shapes of 0.1 to 9 MB, batches 2 to 16, weights in the cache): medians 1.1 and 4.3. With nothing in the
+# cache they are 2.9 and 8.5.
 CONVOLUTION_COPIES = {False: 1.0, True: 4.0}  # backward or not
-# Bytes a FLOP of a GPU that is not known: an A100's in half precision.
+# FLOPs per byte of an unknown GPU: an A100's in half precision.
 _UNKNOWN_FLOPS_PER_BYTE = 200.0
 
 
@@ -47,7 +46,7 @@ class StoredWeights(Struct, frozen=True):
     inputs: Float64
     outputs: Float64
     value_bytes: Float64
-    # FLOPs in the time of a byte, NaN on a CPU.
+    # FLOPs in the time of one byte, NaN on a CPU.
     flops_per_byte: Float64
 
     def time_ratio(self, batch: float = 1.0, weights: float = 1.0) -> Float64:
@@ -56,17 +55,17 @@ class StoredWeights(Struct, frozen=True):
         return self._time(rows, weights) / self._time(self.rows, 1.0)
 
     def bytes_ratio(self, batch: float) -> Float64:
-        """Return the same for the bytes that are moved."""
+        """Return the same ratio for the bytes moved."""
         return self._bytes(np.maximum(self.rows * batch, 1), 1.0) / self._bytes(self.rows, 1.0)
 
     @property
     def bound_by_weights(self) -> Bool:
-        """Which take longer to read weights than to compute."""
+        """Mask of the products that take longer to read weights than to compute."""
         on_gpu = 2 * self.rows / self.value_bytes < self.flops_per_byte
         return np.where(np.isnan(self.flops_per_byte), A_ROW * self.rows < PACKED, on_gpu)
 
     def _time(self, rows: Float64, weights: float) -> Float64:
-        """Time in units of its own: bytes on a GPU, products of one row on a CPU."""
+        """Relative time: in bytes on a GPU, in products of one row on a CPU."""
         computing = 2 * rows * self.inputs * self.outputs * weights / self.flops_per_byte
         on_gpu = np.maximum(computing, self._bytes(rows, weights))
         on_cpu = np.where(rows < 2, 1.0, PACKED + A_ROW * rows) * weights
@@ -78,12 +77,12 @@ class StoredWeights(Struct, frozen=True):
 
 
 def packing_ns(graph: TaskGraph) -> Float64:
-    """Return what a CPU's product or convolution takes for any number of rows, ns, shape (n_tasks,): packing weights.
+    """Return the time independent of the rows of a CPU's product or convolution, ns, shape (n_tasks,): packing weights.
 
-    Of those in a step that trains, by the recording's own rate of copies; 0 of all other tasks. Of products: forward,
-    of the gradient of the input, and of that of the weights, which writes as many values as the forward one reads, as
-    long as a copy of them: on one busy core (AMD EPYC, torch 2.13, fp32; six shapes, 16 rows against 32 to 128) the
-    median was 1.0 copies, half of them 0.5 to 1.3. Of convolutions: ``CONVOLUTION_COPIES``.
+    For training steps, by the recording's copy rate; 0 for all other tasks. A product (forward, input gradient, and
+    weight gradient, which writes as many values as the forward one reads) takes one copy of its weights: on one busy
+    core (AMD EPYC, torch 2.13, fp32; six shapes, 16 rows against 32 to 128) the median was 1.0 copies, half of them 0.5
+    to 1.3. For convolutions see ``CONVOLUTION_COPIES``.
     """
     if graph.has_gpu or forward_only(graph):
         return np.zeros(len(graph))
@@ -93,17 +92,17 @@ def packing_ns(graph: TaskGraph) -> Float64:
 
 
 def _sizes(graph: TaskGraph) -> Float64:
-    """The m, n, k and bytes a value of each operator that multiplies by weights, a row each; NaN in others' rows."""
-    sizes = np.full((len(graph.info.operators) + 1, 4), np.nan)  # the last row is of tasks without an operator
-    for row, what in enumerate(graph.info.operators):
-        of = dict(what.integers)
-        if what.family == "matmul" and what.name in _OF_WEIGHTS and of.get("batch") == 1:
-            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(what.dtype, 4.0)
+    """The m, n, k and bytes per value of each operator that multiplies by weights, one row each; NaN for others."""
+    sizes = np.full((len(graph.info.operators) + 1, 4), np.nan)  # the last row: tasks without an operator
+    for row, op in enumerate(graph.info.operators):
+        of = dict(op.integers)
+        if op.family == "matmul" and op.name in _OF_WEIGHTS and of.get("batch") == 1:
+            sizes[row] = of["m"], of["n"], of["k"], DTYPE_BYTES.get(op.dtype, 4.0)
     return sizes
 
 
 def _product_weights(graph: TaskGraph) -> Float64:
-    """The weights that each product packs, shape (n_tasks,)."""
+    """The number of weights that each product packs, shape (n_tasks,)."""
     copied = np.zeros(len(graph))
     sizes = _sizes(graph)
     products = np.flatnonzero(graph.on_cpu & (graph.family == KernelFamily.GEMM) & (sizes[graph.called, 0] > 0))
@@ -112,21 +111,21 @@ def _product_weights(graph: TaskGraph) -> Float64:
     of_layer = np.full(len(graph.layers), -1.0)
     forward = graph.phase[products] == Phase.FORWARD
     of_layer[graph.layer[products[forward]]] = rows[forward]
-    told = of_layer[graph.layer[products]]
-    values = np.where(rows == told, inner * outputs, np.where(inner == told, rows * outputs, 0))
-    copied[products] = np.where(told > 0, values, 0)
+    layer_rows = of_layer[graph.layer[products]]
+    values = np.where(rows == layer_rows, inner * outputs, np.where(inner == layer_rows, rows * outputs, 0))
+    copied[products] = np.where(layer_rows > 0, values, 0)
     return copied
 
 
 def _convolution_weights(graph: TaskGraph) -> Float64:
-    """The weights that each convolution packs and unpacks, shape (n_tasks,), shared out among its tasks.
+    """The weights that each convolution packs and unpacks, shape (n_tasks,), divided among its tasks.
 
-    PyTorch's own convolutions (``_slow_conv2d``) multiply image by image and are not among them.
+    PyTorch's own convolutions (``_slow_conv2d``) multiply image by image and do not count.
     """
     weights = np.zeros(len(graph.info.operators) + 1)
-    for row, what in enumerate(graph.info.operators):
-        of = dict(what.integers)
-        if what.family == "conv" and "in_channels" in of:
+    for row, op in enumerate(graph.info.operators):
+        of = dict(op.integers)
+        if op.family == "conv" and "in_channels" in of:
             weights[row] = of["in_channels"] // of["groups"] * of["out_channels"] * of["kernel_h"] * of["kernel_w"]
     packs = graph.on_cpu & graph.select(name=_ONEDNN_CONVOLUTIONS)
     tasks = np.flatnonzero(packs & (weights[graph.called] > 0) & (graph.operator >= 0))
@@ -147,9 +146,9 @@ def forward_only(graph: TaskGraph) -> bool:
 
 
 def stored_weights(graph: TaskGraph) -> StoredWeights | None:
-    """Return the products of a recording whose time goes into reading weights; None of any other.
+    """Return the products of a recording bound by reading weights; None for other recordings.
 
-    That is one of forward passes alone, whose products have few rows, by the recorded shapes.
+    That is a recording of forward passes alone whose products, by the recorded shapes, have few rows.
     """
     if not forward_only(graph):
         return None
@@ -172,7 +171,7 @@ def stored_weights(graph: TaskGraph) -> StoredWeights | None:
 
 
 def check_sizes_known(graph: TaskGraph, what_if: str) -> None:
-    """Raise WhatifError, one sentence, where a GPU's forward passes have products of unknown size: of few rows?"""
+    """Raise WhatifError if a GPU's forward passes have products of unknown size, which might have few rows."""
     check_kernels_known(graph, what_if)
     products = graph.on_gpu.mask & (graph.family == KernelFamily.GEMM) & (graph.duration_ns > shortest_kernel_ns(graph))
     known = bool((products & ((graph.called >= 0) | (graph.flops > 0))).any())

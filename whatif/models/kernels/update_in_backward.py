@@ -1,7 +1,7 @@
-"""The weight update in pieces: each parameter's, as soon as its gradient is there, instead of one for all at the end.
+"""The weight update in pieces: each parameter as soon as its gradient is ready, instead of all at the end.
 
 Source: PyTorch, "How to save memory by fusing an optimizer step into the backward pass" (tutorial, 2023) and
-torch.Tensor.register_post_accumulate_grad_hook: an optimizer of its own for every parameter.
+torch.Tensor.register_post_accumulate_grad_hook: a separate optimizer for every parameter.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from whatif.models.layers.gradients import ReadyGradients, ready_gradients
 from whatif.models.layers.update_tasks import implementation, step_kernels
 
 PIECE_NAME = "update (as soon as the gradient is there)"
-# step() and zero_grad() of an optimizer with one parameter, beside what one for all takes for each of its: 81 us for
-# for-loop and 93 for fused Adam, and 28 to 32 to clear, measured inside the backward pass of a BERT of 55 parameters on
-# one CPU thread (torch 2.13). Called in a row, with warm caches, step() takes 29 us (SGD) to 59 (AdamW) more.
+# The extra time of step() and zero_grad() with one optimizer per parameter: 81 us for for-loop and 93 for fused Adam,
+# and 28 to 32 to clear, measured inside the backward pass of a BERT of 55 parameters on one CPU thread (torch 2.13).
+# Called in a row, with warm caches, step() takes 29 us (SGD) to 59 (AdamW) more.
 STEP_CALL_NS = (110_000, 50_000, 200_000)
-# Either way: a gradient that was just made may still lie in a cache, and small kernels fill a GPU less. Our estimate.
+# Uncertainty up and down: a new gradient may still be in a cache, and small kernels fill a GPU less. Our estimate.
 SPREAD = 0.2
-# Kernels and operators that look at all gradients before the first update: clipping by a norm, a GradScaler.
+# Kernels and operators that read all gradients before the first update: clipping by a norm, a GradScaler.
 _OF_ALL_GRADIENTS = r"(?i)non_?finite|unscale|lpnorm|vector_norm|_foreach_norm|clip_grad"
 
 
 class Piece(NamedTuple):
-    """The updates that become possible with one task, shape (n,) each: how many, and their share of all bytes."""
+    """The updates that one task makes possible, shape (n,) each: number of parameters, and share of all bytes."""
 
     task: Int64
     step: Int64
@@ -51,13 +51,13 @@ class Piece(NamedTuple):
 
 
 def pieces(ready: ReadyGradients, steps: Array) -> Piece:
-    """Return the pieces of the update of ``steps``, in the order of the tasks that end their gradients."""
+    """Return the pieces of the update of ``steps``, in the order of the tasks that complete their gradients."""
     chosen = np.isin(ready.step, steps)
     task, step, size = ready.task[chosen], ready.step[chosen], ready.size_bytes[chosen].astype(np.float64)
     of_step = np.bincount(step, weights=size)
-    tasks, first, which = np.unique(task, return_index=True, return_inverse=True)
-    count = np.bincount(which)
-    size_bytes = np.bincount(which, weights=size)
+    tasks, first, inverse = np.unique(task, return_index=True, return_inverse=True)
+    count = np.bincount(inverse)
+    size_bytes = np.bincount(inverse, weights=size)
     return Piece(tasks, step[first], count, size_bytes / np.maximum(of_step[step[first]], 1.0))
 
 
@@ -65,7 +65,7 @@ def needs_all_gradients(graph: TaskGraph) -> bool:
     """Return whether the recorded update first reads every gradient: clipping by a global norm, or a GradScaler."""
     if (graph.select(name=_OF_ALL_GRADIENTS) & graph.select(phase=Phase.UPDATE)).any():
         return True
-    # Reductions between the backward pass and the optimizer's own mark: kernels of a norm do not carry its name.
+    # Reductions between the backward pass and the optimizer's mark: kernels of a norm do not have its name.
     reduces = graph.select(phase=Phase.UPDATE) & (graph.family == KernelFamily.REDUCTION) & ~graph.in_optimizer
     return bool(graph.in_optimizer.any() and reduces.any())
 
@@ -73,10 +73,10 @@ def needs_all_gradients(graph: TaskGraph) -> bool:
 def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     """Return the graph whose update runs piece by piece as gradients become ready, and the number of pieces per step.
 
-    The kernels (on a CPU: operators) of the update and all that the CPU does in the optimizer's marks go. Each piece
-    takes its share of their time by the bytes of its gradients, and once for each parameter what a call of the
-    optimizer takes on the CPU; the thread that launched the gradient's kernel launches it. The same graph where no step
-    has both gradients and an update.
+    The update's kernels (on a CPU: operators) and all CPU work in the optimizer's marks are removed. Each piece takes
+    its share of their time by the bytes of its gradients, plus the CPU time of an optimizer call for each parameter;
+    the thread that launched the gradient's kernel launches it. The same graph if no step has both gradients and an
+    update.
     """
     on_gpu = graph.has_gpu
     kernels = step_kernels(graph)
@@ -93,10 +93,10 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     known = launch >= 0
     behind, launch = piece.task[known], launch[known]
     work_ns, call_ns = _rows(device)[known], _rows(call)[known]
-    own_ns = work_ns if on_gpu else work_ns + call_ns
+    piece_ns = work_ns if on_gpu else work_ns + call_ns
     tasks = NewTasks(
-        behind, PIECE_NAME, graph.kernel_kind, own_ns[:, 0], low_ns=own_ns[:, 1],
-        high_ns=own_ns[:, 2], phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launch_name=PIECE_NAME,
+        behind, PIECE_NAME, graph.kernel_kind, piece_ns[:, 0], low_ns=piece_ns[:, 1],
+        high_ns=piece_ns[:, 2], phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launch_name=PIECE_NAME,
         launched_after=launch if on_gpu else None, launch_ns=call_ns[:, 0] if on_gpu else 0,
     )  # fmt: skip
     inserted = graph.insert(tasks)
@@ -112,7 +112,7 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
 
 
 def _host_work(graph: TaskGraph, kernels: Bool, steps: Array, *, on_gpu: bool) -> Bool:
-    """What the CPU does for the update: all in the optimizer's marks, else the calls of its kernels and their gaps."""
+    """The CPU's work for the update: all in the optimizer's marks, else the calls of its kernels and their gaps."""
     if graph.in_optimizer.any():
         return (graph.on_cpu & graph.in_optimizer & np.isin(graph.step, steps) & ~stays_outside(graph)).mask
     host = np.zeros(len(graph), dtype=np.bool_)
@@ -129,7 +129,7 @@ def _host_work(graph: TaskGraph, kernels: Bool, steps: Array, *, on_gpu: bool) -
 def _times(
     graph: TaskGraph, kernels: Bool, host: Bool, piece: Piece, per_step: Int64, *, on_gpu: bool
 ) -> tuple[Estimates, Estimates]:
-    """The time of each piece's arithmetic, and that of the calls to the optimizer that make it."""
+    """The time of each piece's arithmetic, and of its calls to the optimizer."""
     floor_ns = shortest_kernel_ns(graph)
     n_steps = int(graph.step.max()) + 1
 
@@ -142,7 +142,7 @@ def _times(
         per_parameter = by_step(kernels)[piece.step] / per_step[piece.step]
         host_ns = by_step(host & ~kernels, graph.duration_ns)[piece.step] / per_step[piece.step]
     else:
-        # Operations on lists of tensors run once for each parameter, each with a launch of its own.
+        # Operations on lists of tensors run once for each parameter, each with a launch.
         distinct = len(each_once(graph.name[kernels]))
         per_parameter = np.full(len(piece.task), float(distinct))
         host_ns = per_parameter * (operator_cost_ns(graph) if on_gpu else 0.0)

@@ -1,1 +1,1 @@
-"""Layers: their calls, their memory, and what changes them."""
+"""Layers: their calls, their memory, and changes of them."""

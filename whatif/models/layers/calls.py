@@ -1,4 +1,4 @@
-"""Where a what-if puts new tasks: after which task of a thread, after which launch, and what a launch costs."""
+"""The placement of new tasks: the task of a thread before them, their launch, and the time of a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whatif.runtime.errors import WhatifError
 
 
 def task_before(graph: TaskGraph, tasks: Array) -> Int64:
-    """Return the task before each of ``tasks`` (ids) on its thread, shape (n,); a thread's first task is its own."""
+    """Return the task before each of ``tasks`` (ids) on its thread, shape (n,); for a thread's first task, itself."""
     before = graph.neighbours[0][tasks]
     return np.where(before >= 0, before, tasks).astype(np.int64)
 
@@ -23,8 +23,8 @@ def task_before(graph: TaskGraph, tasks: Array) -> Int64:
 def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
     """Return the call that launched each of ``tasks`` (ids of GPU tasks), shape (n,).
 
-    Where none is known: the latest that launched a task ahead of it, else what the CPU did before, else its first task.
-    Raises WhatifError where the recording has no CPU task.
+    If unknown: the latest call that launched an earlier task, else the CPU's task before it, else the CPU's first task.
+    Raises WhatifError if the recording has no CPU task.
     """
     found = graph.launch_of[tasks].astype(np.int64)
     if (found >= 0).all():
@@ -38,12 +38,12 @@ def calls_of(graph: TaskGraph, tasks: Array) -> Int64:
 
 def launches_of(graph: TaskGraph, tasks: Tasks) -> Bool:
     """Return a mask, shape (n_tasks,), of the calls that launched one of ``tasks`` (ids or a mask)."""
-    found = np.zeros(len(graph) + 1, dtype=np.bool_)  # the last one is of tasks whose launch is not known (-1)
+    found = np.zeros(len(graph) + 1, dtype=np.bool_)  # the last entry: tasks with an unknown launch (-1)
     found[graph.launch_of.take(as_ids(graph, tasks))] = True
     return found[:-1]
 
 
-# What a launch costs the CPU where the recording has none: our estimate.
+# CPU time of a launch if the recording has none: our estimate.
 UNKNOWN_LAUNCH_NS = 5_000.0
 
 
@@ -53,12 +53,12 @@ def usual_launch_ns(graph: TaskGraph, tasks: Tasks) -> float:
     return float(np.median(times_ns)) if len(times_ns) else UNKNOWN_LAUNCH_NS
 
 
-# New tasks, and who answers for their durations.
+# New tasks, and the source of their durations.
 Lot = tuple[NewTasks, npt.ArrayLike]
 
 
 def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
-    """Return the graph with the new tasks of all ``lots``, which know their sources."""
+    """Return the graph with the new tasks of all ``lots`` and their sources."""
     done = insert_all(graph, [tasks for tasks, _ in lots])
     if not done:
         return graph
@@ -69,7 +69,7 @@ def put_in(graph: TaskGraph, lots: list[Lot]) -> TaskGraph:
 def operator_cost_ns(graph: TaskGraph) -> int:
     """Return the CPU time of one more small operator: the median launch and the lower quartile of the gaps, forward.
 
-    Half of the gaps hold the Python of a layer, which a cast inside autocast does not run.
+    Half of the gaps contain the Python code of a layer, which a cast inside autocast does not run.
     """
     launches = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD)))
     if not len(launches):
@@ -81,7 +81,7 @@ def operator_cost_ns(graph: TaskGraph) -> int:
 
 
 def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
-    """The last GPU task that was launched before each CPU task; the first one where none was."""
+    """The last GPU task launched before each CPU task; the first one if none was."""
     gpu = np.flatnonzero(graph.on_gpu)
     # What no call launched, such as an added collective, counts with the launch ahead of it: the GPU may lag by steps.
     launched = np.maximum.accumulate(graph.launch_of[gpu])
@@ -89,6 +89,6 @@ def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
     order = np.argsort(launched, kind="stable")
     launched = launched[order]
     latest = launched[np.maximum(np.searchsorted(launched, tasks, side="left") - 1, 0)]
-    # Of one launch the first task.
+    # For one launch the first task.
     found = gpu[order[np.searchsorted(launched, latest, side="left")]]
     return np.where(latest < tasks, found, gpu[0]).astype(np.int64)

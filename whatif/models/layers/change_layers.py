@@ -1,4 +1,4 @@
-"""Take layers out of a step, give them another size, or let one stand for several."""
+"""Remove layers from a step, resize them, or merge several into one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from whatif.runtime.errors import WhatifError
 def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
     """Return a mask, shape (n_tasks,), of the work of ``layers`` (a mask over ``graph.layers``), forward and backward.
 
-    GPU tasks but collectives, which belong to no layer; on a CPU operators.
+    GPU tasks except collectives, which belong to no layer; on a CPU operators.
     """
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
     worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
@@ -45,7 +45,7 @@ def scale_layers(graph: TaskGraph, layers: Bool, factor: float) -> TaskGraph:
 def resize_layers(graph: TaskGraph, layers: Bool, sizes: Mapping[str, int]) -> TaskGraph:
     """Return the graph in which operators of ``layers`` have other ``sizes`` (name: value), by op database estimates.
 
-    Raises WhatifError where no operator of them that the recording gives has such a size.
+    Raises WhatifError if none of their recorded operators has such a size.
     """
     from whatif.models.durations.changed_operators import resized
 
@@ -65,8 +65,8 @@ def resize_layers(graph: TaskGraph, layers: Bool, sizes: Mapping[str, int]) -> T
 def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> TaskGraph:
     """Return the graph in which the first of ``parts`` (masks over ``graph.layers``) does the work of all.
 
-    In each step and pass it takes ``factor`` of the time of all; the others go with their launches. Where the first has
-    no work in a pass, the others stay and take ``factor`` of their time.
+    In each step and pass it takes ``factor`` of the time of all; the others are removed with their launches. If the
+    first has no work in a pass, the others stay and take ``factor`` of their time.
     """
     first, others = layer_work(graph, parts[0]), layer_work(graph, np.logical_or.reduce(parts[1:]))
     key = graph.step.astype(np.int64) * len(Phase) + graph.phase
@@ -77,12 +77,12 @@ def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> Task
         return np.bincount(key[work], weights=None if weights is None else weights[work], minlength=n_keys)
 
     count = by_key(first)
-    own_ns, all_ns = by_key(first, graph.duration_ns), by_key(first | others, graph.duration_ns)
-    # Kernels that take no time share what they are given.
-    ratio = (factor * all_ns / np.where(own_ns > 0, own_ns, 1))[key[first]]
+    first_ns, all_ns = by_key(first, graph.duration_ns), by_key(first | others, graph.duration_ns)
+    # Kernels without time share the new time equally.
+    ratio = (factor * all_ns / np.where(first_ns > 0, first_ns, 1))[key[first]]
     equal_ns = (factor * all_ns / np.maximum(count, 1))[key[first]]
     centre, low, high = (
-        np.where(own_ns[key[first]] > 0, column[first] * ratio, equal_ns)
+        np.where(first_ns[key[first]] > 0, column[first] * ratio, equal_ns)
         for column in (graph.duration_ns, graph.low_ns, graph.high_ns)
     )
     graph = graph.with_duration(first, centre, low_ns=low, high_ns=high)
@@ -92,27 +92,27 @@ def merge_layers(graph: TaskGraph, parts: Sequence[Bool], factor: float) -> Task
 
 
 def remove_layers(graph: TaskGraph, layers: Bool) -> TaskGraph:
-    """Return the graph without ``layers``, a mask over ``graph.layers``: without their work, calls, memory and update.
+    """Return the graph without ``layers`` (a mask over ``graph.layers``), their work, calls, memory and update.
 
-    The update shrinks by the layers' share of the gradient bytes, where the recording lists them.
+    The update shrinks by the layers' share of the gradient bytes, if the recording lists them.
     """
     gone = _with_calls(graph, layers)
     return _without_memory(_smaller_update(graph, layers), layers).remove(gone)
 
 
 def _with_calls(graph: TaskGraph, layers: Bool) -> Bool:
-    """The work of layers, and what the CPU does in them, but for waits and for launches of what stays."""
+    """The work of layers, and the CPU's tasks in them, except waits and launches of remaining tasks."""
     work = layer_work(graph, layers)
     passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
     calls = (graph.on_cpu & passes & layers.take(graph.layer)).mask & ~launches_of(graph, graph.on_gpu & ~work)
     before_wait = graph.neighbours[0][graph.kind == TaskKind.WAIT]
     calls[before_wait[before_wait >= 0]] = False
-    # Work without a call of its layer (launched before the recording) goes all the same.
+    # Work without a call in its layer (launched before the recording) is removed as well.
     return np.asarray(work | calls, dtype=np.bool_)
 
 
 def _smaller_update(graph: TaskGraph, layers: Bool) -> TaskGraph:
-    """The update without the parameters of ``layers``: kernels by bytes, what is done for each parameter by number."""
+    """The update without the parameters of ``layers``: kernels shrink by bytes, per-parameter work by count."""
     sizes = gradient_bytes(graph)
     kernels = step_kernels(graph)
     gone = int(sizes[layers].sum())

@@ -1,4 +1,4 @@
-"""Columns of a graph that hold something else at chosen tasks."""
+"""Replace values in a graph's columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whatif.graph.types import Array
 
 
 def with_values(graph: TaskGraph, tasks: Array, **values: npt.ArrayLike) -> TaskGraph:
-    """Return the graph whose columns of these names hold ``values`` at ``tasks`` (ids or a mask)."""
+    """Return the graph with ``values`` in the named columns at ``tasks`` (ids or a mask)."""
     columns = {name: getattr(graph, name).copy() for name in values}
     for name, value in values.items():
         columns[name][tasks] = value
@@ -19,7 +19,7 @@ def with_values(graph: TaskGraph, tasks: Array, **values: npt.ArrayLike) -> Task
 
 
 def named(graph: TaskGraph, tasks: Mapping[str, Array]) -> TaskGraph:
-    """Return the graph in which the tasks (ids or a mask) under each name are called so."""
+    """Return the graph with the tasks (ids or a mask) of each name renamed to it."""
     table = tuple(dict.fromkeys((*graph.names, *tasks)))
     name = graph.name.copy()
     for text, chosen in tasks.items():

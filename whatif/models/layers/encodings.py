@@ -1,4 +1,4 @@
-"""Feature maps that are kept in an encoded form between their forward and their backward use. Used by ``gist``.
+"""Feature maps kept in an encoded form between their forward and backward use. Used by ``gist``.
 
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018, §3 and §4; Daydream
 (USENIX ATC 2020), Algorithm 11.
@@ -27,17 +27,17 @@ from whatif.models.layers.calls import calls_of, operator_cost_ns, task_before
 from whatif.models.layers.layer_calls import CallRole, Calls
 
 ENCODE_NAME, DECODE_NAME = "encode (Gist)", "decode (Gist)"
-# A row of Gist's sparse form holds as many values as one byte of index can distinguish, behind a pointer of 4 bytes.
+# A row of Gist's sparse form holds as many values as one byte of index can address, after a pointer of 4 bytes.
 ROW_VALUES, POINTER_BYTES = 256, 4
 # cuSPARSE counts, scans and scatters, and does not reach the rate of a copy: our estimate.
 SPARSE_SLOWER = 3.0
 
 
 class Encoding(NamedTuple):
-    """One row a feature map, shape (n,) each: the forward call that reads it last, and bytes.
+    """One row per feature map, shape (n,) each: the forward call that reads it last, and bytes.
 
-    ``kept_bytes`` of its ``size_bytes`` stay; ``encode_bytes`` and ``decode_bytes`` are what the kernels move (no
-    decoding where 0: then backward work reads the encoded form); ``sparse`` maps are made by cuSPARSE.
+    ``kept_bytes`` of its ``size_bytes`` stay; ``encode_bytes`` and ``decode_bytes`` are the kernels' traffic (0: no
+    decoding, backward work reads the encoded form); ``sparse`` maps are encoded by cuSPARSE.
     """
 
     call: Int64
@@ -59,14 +59,14 @@ class Encoding(NamedTuple):
 def encodings(
     graph: TaskGraph, calls: Calls, size_bytes: Int64, keeps: Bool, *, sparsity: float, lossy_bytes: float | None
 ) -> Encoding:
-    """Return how each feature map is encoded that flows into a forward call, by Gist's rules.
+    """Return the encodings of the feature maps that are inputs of forward calls, by Gist's rules.
 
-    What a ReLU hands to pooling is kept as one bit a value (Binarize). What a ReLU, or pooling behind one, hands to a
-    convolution is kept as its values above zero (SSDC), a share of 1 - ``sparsity``. The other maps that are kept take
-    ``lossy_bytes`` a value (DPR); None leaves them as they are, and so they stay where that is no gain. ``size_bytes``
-    and ``keeps`` (who keeps its input) have shape (n_calls,).
+    A ReLU's output for pooling is kept as one bit per value (Binarize). The output of a ReLU, or of pooling after one,
+    for a convolution is kept as its values above zero (SSDC), a share of 1 - ``sparsity``. The other kept maps take
+    ``lossy_bytes`` per value (DPR); they stay unchanged if that is None or no gain. ``size_bytes`` and ``keeps`` (the
+    calls that keep their input) have shape (n_calls,).
     """
-    role = np.append(calls.role, -1)  # the last one is the role of no call
+    role = np.append(calls.role, -1)  # the last entry: no call
     before = calls.before
     from_relu = role[before] == CallRole.ACTIVATION
     through_pool = (role[before] == CallRole.POOLING) & np.append(from_relu, False)[before]
@@ -85,7 +85,7 @@ def encodings(
     kept = np.where(binarized, values / 8, kept)
     chosen = known & (kept < size)
     # Binarize reads the map; its backward work reads bits. SSDC reads it twice, to count and to pack, and clears it
-    # before the values are scattered. DPR reads one form and writes the other.
+    # before scattering the values. DPR reads one form and writes the other.
     encode = np.where(sparse, 2 * size, size) + kept
     decode = np.where(binarized, 0.0, kept + size + np.where(sparse, above_zero * value_bytes, 0.0))
     rows = np.flatnonzero(chosen)
@@ -97,7 +97,7 @@ def encodings(
 def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
     """Return the graph that encodes each map after its last forward use and decodes it before its backward use.
 
-    With the calls that launch the kernels; on a CPU these are operators.
+    Includes the calls that launch the kernels; on a CPU these are operators.
     """
     decoded = maps.take(maps.decode_bytes > 0)
     used, needed = calls.last[maps.call], calls.backward_tasks()[0][decoded.call]
@@ -118,7 +118,7 @@ def encode(graph: TaskGraph, calls: Calls, maps: Encoding) -> TaskGraph:
 
 
 def _kernels(graph: TaskGraph, name: str, beside: Int64, times: Estimates) -> NewTasks:
-    """Kernels, or operators, after the tasks ``beside``: on their threads, in their layers and passes."""
+    """Kernels, or operators, after the tasks ``beside``, on their threads, in their layers and passes."""
     return NewTasks(
         beside, name, graph.kernel_kind, times.duration_ns, thread=graph.thread[beside],
         low_ns=times.low_ns, high_ns=times.high_ns, layer=graph.layer[beside], phase=graph.phase[beside],
@@ -133,5 +133,5 @@ def _times(graph: TaskGraph, moved_bytes: Float64, sparse: Bool) -> Estimates:
 
 
 def _launches(graph: TaskGraph, tasks: Int64) -> Int64 | None:
-    """The call after which the launch of what is put beside each task comes; None on a CPU."""
+    """The call after which each task's added kernel is launched; None on a CPU."""
     return calls_of(graph, tasks) if graph.has_gpu else None

@@ -1,7 +1,7 @@
-"""The gradients of a step in a recording that lists none: from what its operators, kernels and memory show of them.
+"""The gradients of a step in a recording without a list: derived from its operators, kernels and memory.
 
-``AccumulateGrad``, autograd's own operator, runs once for each gradient, when it is finished; shapes tell its size.
-Without shapes the optimizer does: each thread block of its kernels works on a fixed number of elements.
+Autograd's operator ``AccumulateGrad`` runs once for each gradient, when it is complete; shapes give its size. Without
+shapes the optimizer gives it: each thread block of its kernels works on a fixed number of elements.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from whatif.ingest.gradient_sizes import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
 from whatif.models.layers.update_tasks import step_kernels
 
-# Of torch's foreach and fused optimizers (ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, kBlockSize of 512 threads)
-# and of apex' (2048 x 32 elements in the calls of its optimizers).
+# Elements per chunk of torch's foreach and fused optimizers (ATen/native/cuda/MultiTensorApply.cuh: kChunkSize,
+# kBlockSize of 512 threads) and of apex's (2048 x 32 elements in the calls of its optimizers).
 CHUNK, CHUNK_WARPS, MULTI_TENSOR = 65_536, 16, "multi_tensor"
-# Of an operator on one tensor: a thread of its kernel works on 4 elements (ATen: thread_work_size, CUDALoops.cuh).
+# Operators on one tensor: a thread of the kernel works on 4 elements (ATen: thread_work_size, CUDALoops.cuh).
 WARP_ELEMENTS = 32 * 4
 BLOCKS = "the thread blocks of the optimizer's kernels"
-# A tensor's last chunk is half full on average, and hardly filled in the half of the tensors that are biases and
-# weights of norms: our estimate. Found on recordings with shapes: -0.1 to +1.2 %, -3.2 % where sizes are powers of two.
+# A tensor's last chunk is half full on average, and hardly filled for biases and weights of norms, half of the tensors:
+# our estimate. Errors on recordings with shapes: -0.1 to +1.2 %, -3.2 % if sizes are powers of two.
 EMPTY_SHARE = 0.75
-# How far what the memory of a step gives may be off, either way: our estimate.
+# The uncertainty, up and down, of sizes from the memory of a step: our estimate.
 MEMORY_SPREAD = 1.1
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp64": 8}
 
 
 class FoundGradients(NamedTuple):
-    """Gradients of a step in the order in which they are finished; ``low`` and ``high`` are factors of their sizes."""
+    """Gradients of a step in the order of completion; ``low`` and ``high`` are factors of their sizes."""
 
-    size_bytes: Int64  # shape (n,); equal ones, or one, where only their sum is known
+    size_bytes: Int64  # shape (n,); equal ones, or one, if only their sum is known
     low: float
     high: float
-    source: str  # their source, in words
+    source: str  # a description of the source
 
 
 def found_gradients(graph: TaskGraph) -> FoundGradients | None:
@@ -50,10 +50,10 @@ def found_gradients(graph: TaskGraph) -> FoundGradients | None:
 
 
 def finished(graph: TaskGraph, steps: Int64, work: Bool, count: int) -> dict[int, Int64] | None:
-    """Return for each step the task with which each of its ``count`` gradients is finished, shape (count,).
+    """Return for each step the task that completes each of its ``count`` gradients, shape (count,).
 
-    That is the last of ``work`` that was launched before its AccumulateGrad, on a CPU that operator itself. Where a
-    step has more or fewer of them, gradients are spread evenly over those that it has. None where no step has any.
+    That is the last of ``work`` launched before its AccumulateGrad; on a CPU that operator itself. If a step has more
+    or fewer of them, gradients are spread evenly over those. None if no step has any.
     """
     operators = accumulations(graph, steps)
     if not len(operators):
@@ -61,15 +61,15 @@ def finished(graph: TaskGraph, steps: Int64, work: Bool, count: int) -> dict[int
     ready = operators
     if graph.has_gpu:
         ready = last_gpu_before(graph, operators)
-        # The last work of the backward pass at or before that task: a copy in between belongs to nothing.
+        # The last work of the backward pass at or before that task: copies in between do not count.
         tasks = np.flatnonzero(work)
         ready = tasks[np.maximum(np.searchsorted(tasks, ready, side="right") - 1, 0)]
     found = {}
     for step in each_once(steps[operators]).tolist():
-        mine = np.maximum.accumulate(ready[steps[operators] == step])
-        mine = mine[steps[mine] == step]
-        if len(mine):
-            found[step] = mine[np.ceil(np.arange(1, count + 1) / count * len(mine)).astype(np.int64) - 1]
+        of_step = np.maximum.accumulate(ready[steps[operators] == step])
+        of_step = of_step[steps[of_step] == step]
+        if len(of_step):
+            found[step] = of_step[np.ceil(np.arange(1, count + 1) / count * len(of_step)).astype(np.int64) - 1]
     return found or None
 
 
@@ -84,7 +84,7 @@ def accumulations(graph: TaskGraph, steps: Int64) -> Int64:
 
 
 def _middle(graph: TaskGraph, tasks: Int64) -> Int64:
-    """Those of ``tasks`` that lie in the middle one of the steps that have any."""
+    """The ``tasks`` of the middle step among the steps that have any."""
     numbers = each_once(graph.step[tasks])
     return tasks[graph.step[tasks] == numbers[len(numbers) // 2]] if len(numbers) else tasks
 
@@ -92,7 +92,7 @@ def _middle(graph: TaskGraph, tasks: Int64) -> Int64:
 def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
     known = graph.on_gpu & (graph.warps > 0)
     kernels = _middle(graph, np.flatnonzero(step_kernels(graph) & known))
-    if not len(kernels):  # unknown where the update begins
+    if not len(kernels):  # it is unknown where the update begins
         kernels = _middle(graph, np.flatnonzero((graph.family == KernelFamily.OPTIMIZER) & known))
     steps = graph.step.astype(np.int64) if bool((graph.step >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
     operators = accumulations(graph, steps)
@@ -105,7 +105,7 @@ def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
 
 
 def _by_chunks(graph: TaskGraph, kernels: Int64, tensors: int) -> FoundGradients:
-    """Each operation of the optimizer goes through all parameters once, in chunks; some run twice."""
+    """Each operation of the optimizer processes all parameters once, in chunks; some run twice."""
     _, operation = np.unique(graph.name[kernels], return_inverse=True)
     warps = np.bincount(operation, weights=graph.warps[kernels].astype(np.float64))
     values, times = np.unique(warps, return_counts=True)
@@ -124,19 +124,19 @@ def _by_tensor(graph: TaskGraph, kernels: Int64, tensors: int) -> FoundGradients
     if not tensors:
         return None
     for code in each_once(graph.name[kernels]).tolist():
-        mine = kernels[graph.name[kernels] == code]
-        if len(mine) % tensors == 0:
-            # Operations on one tensor may stand together, or one operation behind the other: warps tell.
-            warps = graph.warps[mine].astype(np.float64)
-            rows = _repeated(warps, len(mine) // tensors)
-            sizes = rows[::-1] * WARP_ELEMENTS * _element_bytes(graph, mine)
+        of_operation = kernels[graph.name[kernels] == code]
+        if len(of_operation) % tensors == 0:
+            # The order is by tensor or by operation: the numbers of warps decide.
+            warps = graph.warps[of_operation].astype(np.float64)
+            rows = _repeated(warps, len(of_operation) // tensors)
+            sizes = rows[::-1] * WARP_ELEMENTS * _element_bytes(graph, of_operation)
             low = 1 - len(rows) * WARP_ELEMENTS * 4 / max(float(rows.sum()) * WARP_ELEMENTS, 1)
             return FoundGradients(sizes.astype(np.int64), max(low, 0.5), 1.0, BLOCKS)
     return None
 
 
 def _repeated(warps: Float64, times: int) -> Float64:
-    """One of each ``times`` equal numbers: neighbours, else those of the first part."""
+    """One of each ``times`` equal numbers: neighbours, else the first part."""
     rows = warps.reshape(-1, times)
     if bool((rows == rows[:, :1]).all()):
         return np.asarray(rows[:, 0])

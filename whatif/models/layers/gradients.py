@@ -1,4 +1,4 @@
-"""The gradients of a step: how many there are, how large, and what adding them up over several passes costs."""
+"""The gradients of a step: their number, sizes, and the cost of adding them up over several passes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.layers.calls import last_gpu_before, launches_of, operator_cost_ns, put_in
 
 ADD_NAME = "add gradients (accumulation)"
-# Gradients stay fp32 under autocast, and as large as the parameters for any batch, like what the optimizer moves.
+# Gradients stay fp32 under autocast, and as large as the parameters for any batch, like the optimizer's traffic.
 FAMILY = int(KernelFamily.OPTIMIZER)
-# Accesses of each byte of a gradient that is added to another: two reads and a write. On a CPU the rate counts the
-# bytes that a copy writes, which reads, fetches the line that it overwrites, and writes: as much traffic.
+# Accesses per byte of a gradient added to another: two reads and a write. On a CPU the rate counts the bytes that a
+# copy writes, which reads, fetches the overwritten line, and writes: the same traffic.
 GPU_ACCESSES, CPU_ACCESSES = 3, 1
-# Either way: gradients may still lie in a cache, or their addition wait for memory. Our estimate.
+# Uncertainty up and down: gradients may still be in a cache, or their addition wait for memory. Our estimate.
 SPREAD = 2.0
 
 
@@ -33,13 +33,13 @@ class Gradients(NamedTuple):
 
 
 def gradients(graph: TaskGraph) -> Gradients | None:
-    """Return how many parameter tensors have a gradient, and the bytes; None if the recording lists none."""
+    """Return the number of parameter tensors with a gradient, and the bytes; None if the recording lists none."""
     known = [row.size_bytes for row in graph.info.recorded.gradients if row.size_bytes is not None]
     return Gradients(len(known), sum(known)) if known else None
 
 
 class ReadyGradients(NamedTuple):
-    """One row a step and parameter, shape (n,) each: in a step, rows stand in the order in which gradients finish."""
+    """One row per step and parameter, shape (n,) each, by step and then in the order of completion."""
 
     step: Int64
     row: Int64  # in the recorder's list of gradients
@@ -48,16 +48,16 @@ class ReadyGradients(NamedTuple):
 
 
 def ready_gradients(graph: TaskGraph) -> ReadyGradients:
-    """Return when each parameter's gradient is finished: with the last backward work of the layer that owns it.
+    """Return when each parameter's gradient is ready: with the last backward work of its layer.
 
-    A gradient whose layer has no backward work of its own in a step is ready with the one before it in the recorder's
-    list. Empty where the recording has no such list (``whatif collect`` records it) or no backward work.
+    A gradient whose layer has no backward work in a step is ready with the one before it in the recorder's list. Empty
+    if the recording has no such list (``whatif collect`` records it) or no backward work.
     """
     code = {layer: number for number, layer in enumerate(graph.layers)}
     worker = graph.on_device
     tasks = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
     key = graph.step[tasks].astype(np.int64) * len(graph.layers) + graph.layer[tasks]
-    # The last task of each step and layer: the first one from behind.
+    # The last task of each step and layer: the first in reverse order.
     keys, place = np.unique(key[::-1], return_index=True)
     last = dict(zip(keys.tolist(), tasks[::-1][place].tolist(), strict=True))
     found: list[tuple[int, int, int, int]] = []
@@ -65,11 +65,11 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
         ready = -1
         waiting: list[tuple[int, int]] = []
         for number, row in enumerate(graph.info.recorded.gradients):
-            own = last.get(step * len(graph.layers) + code.get(row.layer, 0), -1)
-            ready = max(ready, own) if own >= 0 else ready
+            layer_end = last.get(step * len(graph.layers) + code.get(row.layer, 0), -1)
+            ready = max(ready, layer_end) if layer_end >= 0 else ready
             waiting.append((number, row.size_bytes or 0))
             if ready >= 0:
-                found += [(step, which, ready, bytes_) for which, bytes_ in waiting]
+                found += [(step, place_in_list, ready, bytes_) for place_in_list, bytes_ in waiting]
                 waiting.clear()
     columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
     return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
@@ -83,7 +83,7 @@ def backward_ends(graph: TaskGraph) -> Int64:
 
 
 def additions(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of what ``add_gradients`` put in, the launches included."""
+    """Return a mask, shape (n_tasks,), of the tasks inserted by ``add_gradients``, launches included."""
     named = np.array([name == ADD_NAME for name in graph.names], dtype=np.bool_)
     added = named.take(graph.name) & (graph.start_ns < 0)
     calls = launches_of(graph, added & graph.on_gpu) & ~launches_of(graph, graph.on_gpu & ~added)
@@ -91,9 +91,9 @@ def additions(graph: TaskGraph) -> Bool:
 
 
 def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = None) -> tuple[float, float]:
-    """Return what it takes to add the gradients ``found`` once, and to launch that on a GPU, ns.
+    """Return the time to add the gradients ``found`` once, and to launch that on a GPU, ns.
 
-    ``costs_of``: the graph that shows what small kernels and operators take.
+    ``costs_of``: the graph with the times of small kernels and operators.
     """
     costs_of = costs_of or graph
     rate = memory_gbyte_s(graph, device(graph))  # 1 GB/s is 1 byte/ns
@@ -105,7 +105,7 @@ def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = N
 
 
 def _captured_ends(graph: TaskGraph) -> Int64:
-    """Return the last kernel of each step's backward pass where that lies in a CUDA graph, shape (n,)."""
+    """Return the last kernel of each step's backward pass that is in a CUDA graph, shape (n,)."""
     tasks = np.flatnonzero((graph.kind == graph.kernel_kind) & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
     _, last = np.unique(graph.step[tasks][::-1], return_index=True)
     ends = tasks[::-1][last]
@@ -118,8 +118,8 @@ def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = 
     """Return the graph in which each step adds its gradients to the existing ones, ``times`` times more.
 
     The additions run at the end of the backward pass, at the memory rate of the device: two reads and a write of each
-    gradient; where that pass is in a CUDA graph, in it. A call and the start of a kernel take what they do in
-    ``costs_of``, by default this graph. Adds only a note where the recording does not list its gradients.
+    gradient; inside a CUDA graph if that pass is in one. The times of a call and of a kernel's start come from
+    ``costs_of``, by default this graph. Adds only a note if the recording does not list its gradients.
     """
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:

@@ -1,7 +1,7 @@
-"""The calls of a model's layers in the order of the passes, and which backward work belongs to which forward call.
+"""The calls of a model's layers in the order of the passes, and the forward call of each backward call.
 
-A call is a run of tasks of one layer; in a recording that names no layers, of one operator. What a call does (its role)
-gives the class of its layer, else the operator that launched its tasks, else the kernel's own name.
+A call is a run of tasks of one layer; in a recording that names no layers, of one operator. Its role comes from the
+class of its layer, else the operator that launched its tasks, else the kernel's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from whatif.models.layers.layer_facts import layer_types
 
 
 class CallRole(IntEnum):
-    """What a layer's call does: CONVOLUTION, NORMALIZATION, ACTIVATION, POOLING, PRODUCT or OTHER."""
+    """The role of a layer's call: CONVOLUTION, NORMALIZATION, ACTIVATION, POOLING, PRODUCT or OTHER."""
 
     OTHER = 0
     CONVOLUTION = 1
@@ -57,7 +57,7 @@ _OF_FAMILY = {
 # torch computes a ReLU as a clamp, and its backward pass (that of a clamp as well) as a threshold.
 _ACTIVATION_OPERATOR = re.compile(r"::(relu6?|clamp_min|threshold|hardtanh)_?(_backward)?$")
 _ACTIVATION_KERNEL = re.compile(r"(?i)clamp_min|clamp_scalar|threshold|relu")
-# Counters of batches and the like stand between layers and are none.
+# Operators between layers, such as batch counters, belong to no call.
 _COUNTER_BYTES = 1024
 _SKIPPED = -1
 
@@ -65,11 +65,11 @@ _SKIPPED = -1
 class Calls(Struct, frozen=True):
     """Calls as columns of shape (n_calls,), pass by pass and each pass in order; ids of tasks, -1 for none.
 
-    Of a task, ``call[task]`` is its call. Of a forward call, ``backward_tasks()`` gives the first and last backward
-    task, and ``tasks(mask)`` selects all tasks of some calls, forward and backward.
+    ``call[task]`` is a task's call. ``backward_tasks()`` returns the first and last backward task of each forward call,
+    and ``tasks(mask)`` selects all tasks of some calls, forward and backward.
 
-    ``forward`` is the row of the forward call that a backward call belongs to (itself for a forward call), -1 where
-    that is not known. ``run`` numbers stretches of one direction in one pass, in which rows follow one another.
+    ``forward`` is the row of the forward call that a backward call belongs to (itself for a forward call), -1 if
+    unknown. ``run`` numbers stretches of one direction in one pass, whose rows are consecutive.
     """
 
     step: Int64
@@ -87,20 +87,20 @@ class Calls(Struct, frozen=True):
 
     @property
     def before(self) -> Int64:
-        """The call before each one in its run, shape (n_calls,); -1 where it begins the run."""
+        """The call before each one in its run, shape (n_calls,); -1 at the begin of a run."""
         rows = np.arange(len(self))
         begins = np.append(True, self.run[1:] != self.run[:-1])[: len(self)]
         return np.where(begins, -1, rows - 1)
 
     @property
     def behind(self) -> Int64:
-        """The call after each one in its run, shape (n_calls,); -1 where it ends the run."""
+        """The call after each one in its run, shape (n_calls,); -1 at the end of a run."""
         rows = np.arange(len(self))
         ends = np.append(self.run[1:] != self.run[:-1], True)[: len(self)]
         return np.where(ends, -1, rows + 1)
 
     def backward_tasks(self) -> tuple[Int64, Int64]:
-        """First and last backward task of each forward call, shape (n_calls,) each; -1 where none is known."""
+        """First and last backward task of each forward call, shape (n_calls,) each; -1 if unknown."""
         first, last = np.full(len(self), np.iinfo(np.int64).max), np.full(len(self), -1, dtype=np.int64)
         rows = np.flatnonzero(self.backward & (self.forward >= 0))
         np.minimum.at(first, self.forward[rows], self.first[rows])
@@ -110,24 +110,24 @@ class Calls(Struct, frozen=True):
     def times_ns(self, graph: TaskGraph) -> tuple[Float64, Float64]:
         """Time of the forward tasks, and of the backward tasks, of each forward call, shape (n_calls,) each."""
         counted = np.flatnonzero(self.call >= 0)
-        own_ns = np.bincount(self.call[counted], weights=graph.duration_ns[counted], minlength=len(self))
+        call_ns = np.bincount(self.call[counted], weights=graph.duration_ns[counted], minlength=len(self))
         known = self.backward & (self.forward >= 0)
-        backward_ns = np.bincount(self.forward[known], weights=own_ns[known], minlength=len(self))
-        return np.where(self.backward, 0.0, own_ns), backward_ns.astype(np.float64)
+        backward_ns = np.bincount(self.forward[known], weights=call_ns[known], minlength=len(self))
+        return np.where(self.backward, 0.0, call_ns), backward_ns.astype(np.float64)
 
     def tasks(self, chosen: Bool) -> Bool:
         """Return a mask, shape (n_tasks,), of the tasks of the ``chosen`` forward calls and of their backward calls.
 
-        Backward calls that cannot be distinguished are taken where all forward calls of their layer and step are.
+        Backward calls that cannot be distinguished are selected if all forward calls of their layer and step are.
         """
-        taken = chosen & ~self.backward
+        selected = chosen & ~self.backward
         rows = np.flatnonzero(self.backward)
         known = rows[self.forward[rows] >= 0]
-        taken[known] = chosen[self.forward[known]]
+        selected[known] = chosen[self.forward[known]]
         key = self._keys()
-        left = np.setdiff1d(key[~self.backward & taken], key[~self.backward & ~taken])
-        taken |= self.backward & (self.forward < 0) & np.isin(key, left)
-        return np.asarray(np.append(taken, False)[self.call], dtype=np.bool_)
+        left = np.setdiff1d(key[~self.backward & selected], key[~self.backward & ~selected])
+        selected |= self.backward & (self.forward < 0) & np.isin(key, left)
+        return np.asarray(np.append(selected, False)[self.call], dtype=np.bool_)
 
     def _keys(self) -> Int64:
         return _joined(self.step, self.role, self.layer)
@@ -136,8 +136,8 @@ class Calls(Struct, frozen=True):
 def layer_calls(graph: TaskGraph) -> Calls:
     """Return the calls of layers in all forward and backward passes, in order, as columns of shape (n_calls,).
 
-    A call is a run of kernels (CPU operators where there is no GPU) of one layer; without layers, of one operator. A
-    backward call knows its forward call, and the other way round: see ``Calls``.
+    A call is a run of kernels (CPU operators without a GPU) of one layer; without layers, of one operator. ``Calls``
+    links backward and forward calls.
     """
     worker = graph.kernel_kind
     passes = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))
@@ -158,7 +158,7 @@ def layer_calls(graph: TaskGraph) -> Calls:
     )
     begins = _changed(number) | _changed(backward) | _changed(role) | _changed(layer)
     if worker == TaskKind.KERNEL:
-        # Two convolutions that follow one another are two calls; of a backward convolution two operators are one.
+        # Two consecutive convolutions are two calls; two operators of a backward convolution are one.
         begins |= _changed(operator) & ~backward & (layer == 0) & (role != CallRole.OTHER) & (operator >= 0)
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(tasks))[: len(starts)] - 1
@@ -179,12 +179,12 @@ def layer_calls(graph: TaskGraph) -> Calls:
 
 
 def _changed(column: Array) -> Bool:
-    """Where a value differs from the one before; the first one does."""
+    """Mask of the values that differ from the one before; true for the first."""
     return np.append(True, column[1:] != column[:-1])[: len(column)]
 
 
 def _joined(*columns: Array) -> Int64:
-    """One number for each distinct row of several columns of small whole numbers."""
+    """One number for each distinct row of several columns of small integers."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         low = int(column.min(initial=0))
@@ -193,9 +193,9 @@ def _joined(*columns: Array) -> Int64:
 
 
 def _forward_calls(number: Array, backward: Bool, role: Array, layer: Array) -> Int64:
-    """The forward call of each call: the backward pass goes the calls of one layer (and role) in reverse.
+    """The forward call of each call: the backward pass runs the calls of one layer (and role) in reverse.
 
-    A layer that is called once has all backward calls of its pass; else there must be as many as forward ones.
+    A layer called once has all backward calls of its pass; else there must be as many as forward calls.
     """
     forward = np.where(backward, -1, np.arange(len(number))).astype(np.int64)
     if not len(number):
@@ -221,7 +221,7 @@ def _forward_calls(number: Array, backward: Bool, role: Array, layer: Array) -> 
 
 
 def _roles(graph: TaskGraph, tasks: Int64) -> tuple[Int8, Int32]:
-    """What each of ``tasks`` does, -1 for those that belong to no call, and the number of its operator."""
+    """The role of each of ``tasks``, -1 for tasks of no call, and the number of its operator."""
     by_layer = np.array([_role_of_class(found) for found in layer_types(graph)], dtype=np.int8)
     by_family = np.zeros(128, dtype=np.int8)
     for known, means in _OF_FAMILY.items():
@@ -235,8 +235,8 @@ def _roles(graph: TaskGraph, tasks: Int64) -> tuple[Int8, Int32]:
     by_operator = np.array([role_of_operator(name) for name in graph.names], dtype=np.int8)
     role = np.where(called >= 0, by_operator[called], role)
     number = graph.operator[tasks]
-    # A convolution also runs products and transposes. Where a recording has lost a kernel's operator, one that says
-    # nothing else of itself goes with the kernel before it. What a CUDA graph launches has none to lose.
+    # A convolution also runs products and transposes. If a kernel's operator is missing and its name gives no role, it
+    # belongs to the kernel before it. Kernels of a CUDA graph have no operator.
     launch = graph.launch_of[tasks]
     of_graph = (launch >= 0) & (np.bincount(launch[launch >= 0], minlength=len(graph) + 1)[launch] > 1)
     lost = (called < 0) & among(role, (CallRole.OTHER, CallRole.PRODUCT)) & bool((called >= 0).any())
@@ -247,8 +247,8 @@ def _roles(graph: TaskGraph, tasks: Int64) -> tuple[Int8, Int32]:
     counter = (role == CallRole.OTHER) & (size >= 0) & (size < _COUNTER_BYTES)
     idle = (role == CallRole.OTHER) & (family == KernelFamily.OTHER) & (graph.kind[tasks] == TaskKind.CPU_OP)
     role = np.where(counter | idle | (family < 0), _SKIPPED, role)
-    own = by_layer[graph.layer[tasks]]
-    return np.where(own > CallRole.OTHER, own, role).astype(np.int8), number
+    by_class = by_layer[graph.layer[tasks]]
+    return np.where(by_class > CallRole.OTHER, by_class, role).astype(np.int8), number
 
 
 @lru_cache(maxsize=10_000)
@@ -256,7 +256,7 @@ def _role_of_class(name: str) -> CallRole:
     return next((role for role, pattern in _OF_CLASS if pattern.fullmatch(name)), CallRole.OTHER)
 
 
-# Names are few and come again with every what-if of a search.
+# There are few names, which recur in every what-if of a search.
 @lru_cache(maxsize=10_000)
 def _is_activation_kernel(name: str) -> bool:
     return _ACTIVATION_KERNEL.search(name) is not None
@@ -264,14 +264,14 @@ def _is_activation_kernel(name: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def role_of_operator(name: str) -> CallRole:
-    """Return what an operator ("aten::conv2d") does."""
+    """Return the role of an operator ("aten::conv2d")."""
     if _ACTIVATION_OPERATOR.search(name):
         return CallRole.ACTIVATION
     return _OF_FAMILY.get(classify_operator(name), CallRole.OTHER)
 
 
 def _operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
-    """The name's code of the operator that launched (on a CPU: is) each task; -1 where none is known."""
+    """The code of the name of the operator that launched (on a CPU: is) each task; -1 if unknown."""
     if not graph.has_gpu:
         return graph.name[tasks]
     return operator_names(graph, tasks)

@@ -1,4 +1,4 @@
-"""What a recording says of each layer beside its tasks: its type and its parameters."""
+"""The recorded metadata of each layer: its type and parameters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CLASS_AND_NUMBER = re.compile(r"([A-Za-z_]\w*?)_\d+")
 
 
 def layer_rows(graph: TaskGraph) -> dict[str, Layer]:
-    """Return the recorder's facts of each layer by name; empty where the recording has none."""
+    """Return the recorder's metadata of each layer by name; empty if the recording has none."""
     return {layer.name: layer for layer in graph.info.recorded.layers if layer.name}
 
 
 def layer_types(graph: TaskGraph) -> tuple[str, ...]:
-    """Return the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" where it is unknown."""
+    """Return the class of each layer of ``graph.layers`` ("Conv2d"), in that order; "" if unknown."""
     rows = layer_rows(graph)
 
     def type_of(layer: str) -> str:
@@ -34,9 +34,9 @@ def layer_types(graph: TaskGraph) -> tuple[str, ...]:
 
 
 def in_layers(graph: TaskGraph, types: str) -> Bool:
-    """Return a mask, shape (n_tasks,), of the tasks whose innermost layer is of a class that ``types`` matches whole.
+    """Return a mask, shape (n_tasks,), of the tasks whose innermost layer's class fully matches ``types``.
 
-    ``types`` is a regular expression over class names ("Conv.d"). Nothing matches where the recording names no classes.
+    ``types`` is a regular expression over class names ("Conv.d"). Nothing matches if the recording names no classes.
     Raises WhatifError on an invalid expression.
     """
     return np.asarray(matching(layer_types(graph), types, whole=True).take(graph.layer), dtype=np.bool_)
@@ -45,8 +45,7 @@ def in_layers(graph: TaskGraph, types: str) -> Bool:
 def gradient_bytes(graph: TaskGraph) -> Int64:
     """Return the gradient bytes of each layer's own parameters, shape (n_layers,), in the order of ``graph.layers``.
 
-    0 for a layer without parameters, and for all layers where the recording does not list them (``whatif collect``
-    does).
+    0 for a layer without parameters, and for all layers if the recording does not list them (``whatif collect`` does).
     """
     sizes = {name: row.gradient_bytes or 0 for name, row in layer_rows(graph).items()}
     return np.array([sizes.get(layer, 0) for layer in graph.layers], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What optimizations make of the memory of a step: each function gives the memory of the changed step."""
+"""The effects of optimizations on the memory of a step: each function returns the memory of the changed step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def change_memory(graph: TaskGraph, effect: Callable[[Memory], Memory]) -> TaskGraph:
-    """Return the graph with its memory replaced by ``effect(memory)``; the same graph where its memory is unknown.
+    """Return the graph with its memory replaced by ``effect(memory)``; the same graph if its memory is unknown.
 
     ``effect`` takes and returns a ``whatif.graph.memory.Memory``, which lists bytes layer by layer.
     """
@@ -27,7 +27,7 @@ def change_memory(graph: TaskGraph, effect: Callable[[Memory], Memory]) -> TaskG
 
 
 def with_share(memory: Memory, share: float) -> Memory:
-    """Let what is as large as the parameters be ``share`` of what it is: they, the optimizer's state and workspace."""
+    """Scale everything proportional to the parameters by ``share``: they, the optimizer's state and workspace."""
     return replace(
         memory,
         parameters=round(memory.parameters * share),
@@ -36,12 +36,12 @@ def with_share(memory: Memory, share: float) -> Memory:
     )
 
 
-# What of a layer is in proportion to the batch, beside its workspace.
+# The fields of a layer that are proportional to the batch, besides its workspace.
 _WITH_BATCH = ("activations", "kept_input", "full_precision", "input", "copied", "scores")
 
 
 def with_batch(memory: Memory, factor: float) -> Memory:
-    """Effect: activations, inputs and workspace are ``factor`` times as large; what depends on parameters stays."""
+    """Effect: activations, inputs and workspace are ``factor`` times as large; parameter-sized fields stay."""
 
     def grown(layer: LayerMemory) -> LayerMemory:
         sizes = {name: round(getattr(layer, name) * factor) for name in _WITH_BATCH}
@@ -59,12 +59,12 @@ def with_batch(memory: Memory, factor: float) -> Memory:
 
 
 def checkpointed(memory: Memory, segments: Sequence[str]) -> Memory:
-    """Effect: each of ``segments`` (layer names) keeps only its input, and computes the rest again when going backward.
+    """Effect: each of ``segments`` (layer names) keeps only its input, and recomputes the rest in the backward pass.
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3.
     """
     segment = places_within([row.name for row in memory.layers], segments)
-    return recomputed(memory, [(first, end) for first, end, which in runs_of(segment) if which >= 0])
+    return recomputed(memory, [(first, end) for first, end, number in runs_of(segment) if number >= 0])
 
 
 def runs_of(values: Int64) -> list[tuple[int, int, int]]:
@@ -75,7 +75,7 @@ def runs_of(values: Int64) -> list[tuple[int, int, int]]:
 
 
 def in_half(memory: Memory) -> Memory:
-    """Effect: activations take 16 bits where autocast computes in 16 bits, beside 16-bit copies of the weights.
+    """Effect: activations take 16 bits if autocast computes in 16 bits, with 16-bit copies of the weights.
 
     Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1; torch.autocast, which keeps the copies.
     """
@@ -85,10 +85,10 @@ def in_half(memory: Memory) -> Memory:
 
 @lru_cache(maxsize=8192)
 def _half(layer: LayerMemory) -> LayerMemory:
-    """One layer under autocast, kept: all what-ifs in half precision ask for the same ones."""
+    """One layer under autocast, cached: all half-precision what-ifs need the same ones."""
     halved = (layer.activations - layer.full_precision) // 2
     copies = (layer.weights + layer.copied) // 2
-    # Normalization and losses work in full precision, and so does what keeps nothing: sums of a residual stream.
+    # Normalization and losses work in full precision, and so do layers that keep nothing: sums of a residual stream.
     divisor = 2 if 10 * (halved + copies) > layer.activations else 1
     activations = layer.full_precision + halved + copies
     # Softmax works in full precision, and the product after it keeps a copy in 16 bits.
@@ -136,7 +136,7 @@ def without_scores(memory: Memory) -> Memory:
 
     def fused(layer: LayerMemory) -> LayerMemory:
         left = layer.activations - layer.scores
-        # Backward the softmax alone needs the gradients of its result and of its input; those of what is left stay.
+        # Backward only the softmax needs the gradients of its result and its input; the other gradients stay.
         backward = max(layer.backward_workspace - 2 * layer.scores, left)
         return layer._replace(
             activations=left,
@@ -151,7 +151,7 @@ def without_scores(memory: Memory) -> Memory:
 
 
 def not_modelled(graph: TaskGraph, name: str) -> TaskGraph:
-    """Return the graph whose memory report says that the effect of the what-if ``name`` on memory is not modelled."""
+    """Return the graph whose memory report states that the memory effect of the what-if ``name`` is not modelled."""
     return change_memory(graph, lambda memory: replace(memory, not_modelled=(*memory.not_modelled, name)))
 
 

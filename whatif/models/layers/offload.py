@@ -1,4 +1,4 @@
-"""Feature maps that wait for their backward work in host memory: copied out, and back in time. Used by ``vdnn``.
+"""Feature maps offloaded to host memory until their backward work: copied out, and prefetched. Used by ``vdnn``.
 
 Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
 MICRO 2016, §3; Daydream (USENIX ATC 2020), Algorithm 10.
@@ -32,13 +32,13 @@ from whatif.models.layers.calls import operator_cost_ns, task_before
 from whatif.models.layers.layer_calls import CallRole, Calls
 
 OFFLOAD_NAME, PREFETCH_NAME = "Memcpy DtoH (vDNN offload)", "Memcpy HtoD (vDNN prefetch)"
-# An attached column: n at the task with which the backward work of a layer begins that prefetches for another one,
-# -n at the copy that it prefetches with.
+# An attached column: n at the first backward task of a layer that prefetches for another layer, -n at the prefetching
+# copy.
 PREFETCH = "prefetch (vDNN)"
 
 
 class Plan(NamedTuple):
-    """Rows of calls, shape (n,) each: whose feature map is offloaded, how large it is, whose backward work fetches."""
+    """Rows of calls, shape (n,) each: the call of an offloaded feature map, its size, the call that fetches it back."""
 
     call: Int64
     size_bytes: Int64
@@ -49,13 +49,13 @@ class Plan(NamedTuple):
 
 
 def plan(graph: TaskGraph, calls: Calls, chosen: Bool, size_bytes: Int64) -> Plan:
-    """Decide which of the ``chosen`` forward calls are offloaded, and during which layer's backward work each returns.
+    """Decide which of the ``chosen`` forward calls are offloaded, and the layer whose backward work fetches each.
 
-    A call needs a known size, a launch and backward work, and a layer after it in whose backward work its feature map
-    can return: one that is needed at once stays on the GPU.
+    A call needs a known size, a launch and backward work, and a later layer whose backward work can fetch its feature
+    map: a map that is needed at once stays on the GPU.
     """
     first, _ = calls.backward_tasks()
-    launched = np.append(graph.launch_of >= 0, False)  # the last one is the task of -1
+    launched = np.append(graph.launch_of >= 0, False)  # the last entry: task -1
     usable = ~calls.backward & launched[calls.first] & launched[first]
     wanted = chosen & usable & (size_bytes > 0)
     is_conv = calls.role == CallRole.CONVOLUTION
@@ -78,9 +78,9 @@ def plan(graph: TaskGraph, calls: Calls, chosen: Bool, size_bytes: Int64) -> Pla
 
 
 def find_prefetch_layer(current: int, waiting: Sequence[bool], is_convolution: Sequence[bool]) -> int:
-    """Return the nearest layer before ``current`` whose feature map still waits in host memory, -1 where none does.
+    """Return the nearest layer before ``current`` whose feature map is still in host memory, -1 if none is.
 
-    The search ends at the first convolution, so that nothing returns much too early (vDNN §3.3, findPrefetchLayer).
+    The search ends at the first convolution, so that nothing is fetched too early (vDNN §3.3, findPrefetchLayer).
     """
     for layer in range(current - 1, -1, -1):
         if waiting[layer]:
@@ -91,11 +91,11 @@ def find_prefetch_layer(current: int, waiting: Sequence[bool], is_convolution: S
 
 
 def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGraph:
-    """Return the graph with the copies of ``plan`` on a stream of their own, each with the call that launches it.
+    """Return the graph with the copies of ``plan`` on a separate stream, each with the call that launches it.
 
-    A copy to the host starts with the forward work of its call, which only reads what is copied. A copy back starts
-    with the backward work that fetches it, and the backward work of its call waits for it. With ``wait`` the work
-    behind a layer waits for the copies that the layer started.
+    A copy to the host starts with the forward work of its call, which only reads the map. A copy back starts with the
+    backward work that fetches it, and the backward work of its call waits for it. With ``wait`` the work after a layer
+    waits for the copies that the layer started.
     """
     first, last = calls.backward_tasks()
     reads, needs, fetches = calls.first[plan.call], first[plan.call], first[plan.fetched_by]
@@ -121,7 +121,7 @@ def offload(graph: TaskGraph, calls: Calls, plan: Plan, *, wait: bool) -> TaskGr
             launched(PREFETCH_NAME, Phase.BACKWARD, fetches, ahead),
         ],
     )
-    moved = np.append(out.moved, -1)  # the last one is the new id of -1
+    moved = np.append(out.moved, -1)  # the last entry: the new id of -1
     column = np.zeros(len(out.graph), dtype=np.int32)
     column[moved[fetches]] = np.arange(1, len(plan) + 1)
     column[back.ids] = -np.arange(1, len(plan) + 1)

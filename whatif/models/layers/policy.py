@@ -1,4 +1,4 @@
-"""A policy that changes the layers of a model: some go, some get another size, some become one. Used by ``metaflow``.
+"""A policy that removes, scales, resizes or merges layers of a model. Used by ``metaflow``.
 
 Source: Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions", MLSys 2019; Daydream (USENIX ATC
 2020), Algorithm 9.
@@ -23,7 +23,7 @@ from whatif.runtime.errors import WhatifError, closest
 from whatif.runtime.files import check_file_pattern, read_at_most
 
 MOST_FACTOR = 1e6
-# A policy names layers; a thousand times those of a large model.
+# Limit for policies: a thousand times the layers of a large model.
 _MOST_BYTES = 16 << 20
 FORM = (
     'a policy with lists "remove" (layers), "scale" ({layers, factor}) and "merge" ({layers, factor}), '
@@ -33,7 +33,7 @@ FORM = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Layers as the policy writes them, and what their time is multiplied by, or the sizes that they get."""
+    """Layers as named in the policy, and the factor of their time or their new sizes."""
 
     layers: tuple[str, ...]
     factor: float
@@ -41,7 +41,7 @@ class Change:
 
 
 class Policy(Struct, frozen=True):
-    """What a policy says, checked for its form; which layers a recording has is not known here."""
+    """A policy, checked for its form, before its layers are looked up in a recording."""
 
     remove: tuple[str, ...]
     scale: tuple[Change, ...]
@@ -51,7 +51,7 @@ class Policy(Struct, frozen=True):
     def of(policy: Mapping[str, Any] | Path | str) -> Policy:
         """Read a policy from a mapping, or from a file in JSON or TOML.
 
-        Raises WhatifError where the file cannot be read or the policy has another form.
+        Raises WhatifError if the file cannot be read or the policy has another form.
         """
         where, content = ("the policy", policy) if isinstance(policy, Mapping) else (str(policy), _read(Path(policy)))
         if not isinstance(content, Mapping):
@@ -141,9 +141,9 @@ def _kind(value: Any) -> str:
 
 
 class Resolved(Struct, frozen=True):
-    """A policy for one recording: masks over ``graph.layers``, those inside a layer that is named included.
+    """A policy for one recording: masks over ``graph.layers``, including layers inside a named one.
 
-    Of merged layers the first one that is named stays and stands for all.
+    The first named of merged layers stays and represents all.
     """
 
     remove: Bool
@@ -152,7 +152,7 @@ class Resolved(Struct, frozen=True):
 
     @staticmethod
     def of(policy: Policy, graph: TaskGraph) -> Resolved:
-        """Find the layers of a policy. Raises WhatifError where one is not in the recording, or in two roles."""
+        """Find the layers of a policy. Raises WhatifError if one is not in the recording, or named for two changes."""
         if len(graph.layers) < 2:
             raise WhatifError(
                 "metaflow: expected a recording that names its layers, got one without (`whatif collect` records "
@@ -175,15 +175,15 @@ class Resolved(Struct, frozen=True):
         merged = _union(graph, [part for parts, _ in merge for part in parts])
         scaled = _union(graph, [part for part, _ in scale])
         _refuse_both(graph, remove, scaled | merged, "removed and changed as well")
-        seen = np.zeros(len(graph.layers), dtype=np.bool_)
+        merged_before = np.zeros(len(graph.layers), dtype=np.bool_)
         for parts, _ in merge:
-            _refuse_both(graph, _union(graph, parts), seen, "merged twice")
-            seen |= _union(graph, parts)
+            _refuse_both(graph, _union(graph, parts), merged_before, "merged twice")
+            merged_before |= _union(graph, parts)
         return Resolved(remove, scale, tuple(merge))
 
 
 def _named(graph: TaskGraph, name: str) -> Bool:
-    """The layers of exactly that name, else those whose whole name the expression matches."""
+    """The layers with exactly that name, else those whose name fully matches the expression."""
     exact = np.array([layer == name for layer in graph.layers], dtype=np.bool_)
     if exact.any():
         return exact
@@ -197,7 +197,7 @@ def _named(graph: TaskGraph, name: str) -> Bool:
 
 
 def _one_by_one(graph: TaskGraph, chosen: Bool) -> list[Bool]:
-    """Each outermost of the chosen layers with what lies inside of it."""
+    """The outermost of the chosen layers, each with the layers inside it."""
     names = [graph.layers[code] for code in np.flatnonzero(chosen).tolist()]
     outermost = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
     return [_inside(graph, name) for name in outermost]
@@ -208,7 +208,7 @@ def _inside(graph: TaskGraph, name: str) -> Bool:
 
 
 def _union(graph: TaskGraph, masks: Sequence[Bool]) -> Bool:
-    """The layers of all masks, and those inside of them."""
+    """The layers of all masks, and those inside them."""
     found = np.zeros(len(graph.layers), dtype=np.bool_)
     for mask in masks:
         for code in np.flatnonzero(mask & ~found).tolist():
@@ -216,7 +216,7 @@ def _union(graph: TaskGraph, masks: Sequence[Bool]) -> Bool:
     return found
 
 
-def _refuse_both(graph: TaskGraph, one: Bool, other: Bool, what: str) -> None:
+def _refuse_both(graph: TaskGraph, one: Bool, other: Bool, problem: str) -> None:
     both = np.flatnonzero(one & other)
     if len(both):
-        raise WhatifError(f"metaflow: layer {graph.layers[both[0]]!r} is {what}; name it once.")
+        raise WhatifError(f"metaflow: layer {graph.layers[both[0]]!r} is {problem}; name it once.")

@@ -1,4 +1,4 @@
-"""Segments of a model whose activations are not kept: which layers they are, and what recomputing them takes.
+"""Segments of a model whose activations are not kept: their layers, and the time of recomputing them.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; torch.utils.checkpoint (use_reentrant=False
 recomputes a segment when the first of its activations is needed in the backward pass).
@@ -37,19 +37,18 @@ from whatif.simulation.transfers import (
 )
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
-# For the hooks of a checkpoint, which run Python for every tensor that would have been saved, and for caches: our
-# estimate.
+# Upper range for the hooks of a checkpoint, which run Python for every tensor not saved, and for caches: our estimate.
 SPREAD = 0.05
 
 _NUMBERED = re.compile(r"\d+$")
-# Layers that torch.profiler names (with_modules): a class and a number, and not where in the model they are.
+# Layers named by torch.profiler (with_modules): a class and a number, without the place in the model.
 _CLASS_NAME = re.compile(r"[A-Za-z_]\w*_\d+")
 
 
 def repeated_blocks(layers: Sequence[str]) -> list[str]:
-    """Return the outermost layers that have layers of their own and a number at the end, as "encoder.layer.3" has.
+    """Return the outermost layers that contain layers and end in a number, such as "encoder.layer.3".
 
-    These are what people checkpoint: blocks of a transformer, residual blocks of a network of stages.
+    These are usually checkpointed: blocks of a transformer, residual blocks of a network of stages.
     """
     inner = {above for layer in layers for above in prefixes(layer)[:-1]}
     numbered = [layer for layer in layers if _NUMBERED.search(layer) and layer in inner]
@@ -59,20 +58,20 @@ def repeated_blocks(layers: Sequence[str]) -> list[str]:
 
 
 def prefixes(layer: str) -> list[str]:
-    """Return the layers that ``layer`` lies in, outermost first, and ``layer`` itself."""
+    """Return the layers that contain ``layer``, outermost first, and ``layer`` itself."""
     parts = layer.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def places_within(layers: Sequence[str], chosen: Sequence[str]) -> Int64:
-    """Return the position in ``chosen`` of each of ``layers`` or of the outermost that it lies in; -1 for none."""
+    """Return the position in ``chosen`` of each of ``layers``, or of the outermost layer around it; -1 for none."""
     position = {layer: number for number, layer in enumerate(chosen)}
     found = [next((position[part] for part in prefixes(layer) if part in position), -1) for layer in layers]
     return np.array(found, dtype=np.int64)
 
 
 def segments(graph: TaskGraph, layers: str | None) -> list[str]:
-    """Return the names of the layers to checkpoint: the outermost that ``layers``, a regular expression, matches whole.
+    """Return the names of the layers to checkpoint: the outermost that fully match ``layers``, a regular expression.
 
     With None: the repeated blocks of the model, such as "encoder.layer.3". Raises WhatifError on an invalid expression.
     """
@@ -84,17 +83,17 @@ def segments(graph: TaskGraph, layers: str | None) -> list[str]:
 
 
 def are_classes(graph: TaskGraph) -> bool:
-    """Return whether layers are named by class ("Conv2d_3"), which does not say which layer lies in which."""
+    """Return whether layers are named by class ("Conv2d_3"), which does not show which layer contains which."""
     return len(graph.layers) > 1 and all(_CLASS_NAME.fullmatch(layer) for layer in graph.layers if layer)
 
 
 def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
-    """Return the graph in which each step repeats the forward work of the segments ``chosen`` before going backward.
+    """Return the graph in which each step repeats the forward work of segments ``chosen`` before their backward work.
 
-    On a CPU every task comes again. On a GPU every kernel but those of collectives, on the stream of the segment's
-    backward kernels, with its share of the segment's CPU time as its launch. What the parts of a layer exchange in a
-    segment (``tensor_parallel``) comes again after it, in one transfer that the backward work waits for. Segments that
-    are recomputed already, or have no backward work, stay; where all do, the very ``graph`` is given.
+    On a CPU every task is repeated; on a GPU every kernel except collectives, on the stream of the segment's backward
+    kernels, with its share of the segment's CPU time as its launch. Exchanges between the parts of a layer in a segment
+    (``tensor_parallel``) are repeated after it, in one transfer that the backward work waits for. Segments that are
+    already recomputed, or have no backward work, stay; if all do, ``graph`` itself is returned.
     """
     segment = places_within(graph.layers, chosen).take(graph.layer)
     recomputed = graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
@@ -118,13 +117,13 @@ def _recompute_on_gpu(
     again = np.flatnonzero(forward & work & (graph.launch_of >= 0))
     again = again[np.isin(key[again], list(first_cpu.keys() & first_gpu.keys()))]
     cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
-    keys, which, count = np.unique(key[again], return_inverse=True, return_counts=True)
-    which = np.asarray(which).reshape(-1)
+    keys, inverse, count = np.unique(key[again], return_inverse=True, return_counts=True)
+    inverse = np.asarray(inverse).reshape(-1)
     share_ns = np.array([cpu_ns.get(int(k), 0.0) for k in keys]) / count
     put = _put_in(
         graph, again, _before(graph, first_gpu, key[again]), 0.0,
-        thread=graph.thread[np.array([first_gpu[int(k)] for k in keys], dtype=np.int64)][which],
-        launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[which],
+        thread=graph.thread[np.array([first_gpu[int(k)] for k in keys], dtype=np.int64)][inverse],
+        launched_after=_before(graph, first_cpu, key[again]), launch_ns=share_ns[inverse],
     )  # fmt: skip
     return _exchanged_again(graph, put, key[again], key, forward, first_gpu)
 
@@ -140,19 +139,19 @@ class _Put(NamedTuple):
 def _exchanged_again(
     graph: TaskGraph, put: _Put, of_copies: Int64, key: Int64, forward: Bool, first: dict[int, int]
 ) -> TaskGraph:
-    """The graph in which what segments of ``graph`` exchange forward comes again after the copies of their work.
+    """The graph in which the forward exchanges of segments are repeated after the copies of their work.
 
-    ``of_copies`` are the keys of the copies, ``key`` those of all old tasks; ``first`` is the backward work that waits.
+    ``of_copies`` are the keys of the copies, ``key`` of all old tasks; ``first`` is the backward work that waits.
     """
     sums = np.flatnonzero(of_activations(graph) & forward)
     sums = sums[np.isin(key[sums], of_copies)]
     if not len(sums):
         return put.graph
-    keys, at, which = np.unique(key[sums], return_index=True, return_inverse=True)
+    keys, at, inverse = np.unique(key[sums], return_index=True, return_inverse=True)
     last = np.array([put.ids[of_copies == one].max() for one in keys.tolist()], dtype=np.int64)
 
     def summed(column: Array) -> Int64:
-        return np.bincount(np.asarray(which).reshape(-1), weights=column[sums]).astype(np.int64)
+        return np.bincount(np.asarray(inverse).reshape(-1), weights=column[sums]).astype(np.int64)
 
     inserted = put.graph.insert(
         NewTasks(
@@ -161,10 +160,10 @@ def _exchanged_again(
             family=graph.family[sums[at]], layer=graph.layer[sums[at]], phase=Phase.BACKWARD,
         )
     )  # fmt: skip
-    told = {LATENCY: summed(latency_of(graph)), WORKERS: workers_of(graph)[sums[at]], ACTIVATIONS: True}
-    told |= {name: summed(graph.attached[name]) for name in ON_CPU if name in graph.attached}
+    columns = {LATENCY: summed(latency_of(graph)), WORKERS: workers_of(graph)[sums[at]], ACTIVATIONS: True}
+    columns |= {name: summed(graph.attached[name]) for name in ON_CPU if name in graph.attached}
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
-    for name, values in told.items():
+    for name, values in columns.items():
         attached[name][inserted.ids] = values
     waiting = inserted.moved[put.moved[np.array([first[one] for one in keys.tolist()], dtype=np.int64)]]
     return inserted.graph.replace(attached=attached).add_dependencies(
@@ -174,7 +173,7 @@ def _exchanged_again(
 
 
 def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **launch: Any) -> _Put:
-    """The graph with copies of ``originals``, which what-ifs that follow change as they change these."""
+    """The graph with copies of ``originals``, which later what-ifs change like the originals."""
     if not len(originals):
         return _Put(graph, originals, np.arange(len(graph)))
     same: dict[str, Any] = {
@@ -196,7 +195,7 @@ def _put_in(graph: TaskGraph, originals: Int64, after: Int64, spread: float, **l
 
 
 def _before(graph: TaskGraph, first: dict[int, int], keys: Int64) -> Int64:
-    """The task before the first one of each key on its thread; that one itself where it begins its thread."""
+    """The task before the first one of each key on its thread; that one itself if it begins its thread."""
     tasks = np.array([first[key] for key in keys.tolist()], dtype=np.int64)
     return task_before(graph, tasks)
 
@@ -209,6 +208,6 @@ def _first_of_key(key: Int64, tasks: Bool) -> dict[int, int]:
 
 def _time_of_key(graph: TaskGraph, key: Int64, tasks: Bool) -> dict[int, float]:
     ids = np.flatnonzero(tasks)
-    keys, which = np.unique(key[ids], return_inverse=True)
-    times: Array = np.bincount(np.asarray(which).reshape(-1), weights=graph.duration_ns[ids], minlength=len(keys))
+    keys, inverse = np.unique(key[ids], return_inverse=True)
+    times: Array = np.bincount(np.asarray(inverse).reshape(-1), weights=graph.duration_ns[ids], minlength=len(keys))
     return dict(zip(keys.tolist(), times.tolist(), strict=True))

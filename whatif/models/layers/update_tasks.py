@@ -1,4 +1,4 @@
-"""The weight update of a step: which tasks it is, and how its kernels are written."""
+"""The weight update of a step: its tasks, and its implementation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, TaskKind, among
 
-# Names of optimizer kernels that are fused already: torch's fused=True, Apex, DeepSpeed, and ours.
+# Names of optimizer kernels that are already fused: torch's fused=True, Apex, DeepSpeed, and ours.
 FUSED_NAMES = r"(?i)fused_?(adamw?|sgd|lamb|adagrad)|FusedOptimizer|multi_tensor_adam"
-# Those that work on lists of tensors (foreach=True).
+# Kernels that work on lists of tensors (foreach=True).
 FOREACH_NAMES = r"_foreach_|multi_tensor_apply"
 _ARITHMETIC = (KernelFamily.ELEMENTWISE, KernelFamily.OPTIMIZER, KernelFamily.REDUCTION, KernelFamily.FUSED,
                KernelFamily.CAST)  # fmt: skip
 
 
 def step_kernels(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the GPU tasks of the weight update (CPU operators where there is no GPU).
+    """Return a mask, shape (n_tasks,), of the GPU tasks of the weight update (CPU operators without a GPU).
 
     Tasks inside the optimizer's marks; in a trace without marks, the tasks of the update phase after the backward pass,
     which then include gradient clipping.

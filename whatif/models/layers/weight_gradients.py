@@ -1,4 +1,4 @@
-"""Which work of the backward pass computes gradients of weights, and which computes gradients of inputs."""
+"""Tell gradients of weights from gradients of inputs in the work of the backward pass."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def weight_gradients(graph: TaskGraph) -> Bool:
     A matrix product is one if its result has as many elements as the weight of its layer, by the recorded shapes and
     the layer's gradient bytes (with or without a bias); a convolution is one if its operator computes only this
     gradient. Left out: sums of bias gradients, embeddings, and operators that compute both gradients at once, as a
-    convolution does on a CPU. Where the shapes fit both products of a layer, which then do equal work, the mask has one
-    of them. Empty if the recording has no operator shapes or no layers (``whatif collect`` records
-    both).
+    convolution does on a CPU. If the shapes fit both products of a layer, which then do equal work, the mask has one of
+    them. Empty if the recording has no operator shapes or no layers (``whatif collect`` records both).
     """
     of_layer = gradient_bytes(graph).tolist()
     found = np.zeros(len(graph), dtype=np.bool_)
@@ -28,16 +27,16 @@ def weight_gradients(graph: TaskGraph) -> Bool:
     if not len(backward):
         return found
     # A step repeats its operators, so each pair of operator and layer is checked once.
-    pairs, which = np.unique(
+    pairs, inverse = np.unique(
         np.stack([graph.called[backward], graph.layer[backward]], axis=1), axis=0, return_inverse=True
     )
-    found[backward] = np.array([_is_one(graph, row, of_layer[layer]) for row, layer in pairs.tolist()])[which.ravel()]
+    found[backward] = np.array([_is_one(graph, row, of_layer[layer]) for row, layer in pairs.tolist()])[inverse.ravel()]
     products = np.array([operator.family == "matmul" for operator in graph.info.operators])
     return _one_of_two(graph, found, backward[products[graph.called[backward]]])
 
 
 def _one_of_two(graph: TaskGraph, found: Bool, products: Int64) -> Bool:
-    """Leave one product of two where both fit: with as many tokens as features they have the same shapes and work."""
+    """Keep one product of two if both fit: with as many tokens as features they have the same shapes and work."""
     key = graph.step[products].astype(np.int64) * len(graph.layers) + graph.layer[products]
     order = np.argsort(key, kind="stable")
     for tasks in np.split(products[order], np.flatnonzero(np.diff(key[order])) + 1):

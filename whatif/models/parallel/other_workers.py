@@ -1,10 +1,10 @@
-"""A recording of data parallel training on another number of workers: its own collectives, issued for so many.
+"""A recording of data parallel training on another number of workers: its collectives, reissued for that number.
 
 Source: the collectives of DDP, FSDP and ZeRO move the same bytes for any number of workers; nccl-tests,
-doc/PERFORMANCE.md, gives the rounds and the share of them that passes each link.
-Model: of a transfer of S bytes, ``rounds`` * a + ``share`` * S * b; a and b are those of the recorded network, by the
-recorded collectives, or of the network that is asked for. What a collective waited for peers stays
-(``stragglers.waiting_for_peers``; on a CPU what it took more than the shortest one at its place of all steps).
+doc/PERFORMANCE.md, gives the rounds and the share of the bytes that passes each link. Model: of a transfer of S bytes,
+``rounds`` * a + ``share`` * S * b; a and b are fitted to the recorded collectives, or those of a requested network. The
+time that a collective waited for peers stays (``stragglers.waiting_for_peers``; on a CPU the time beyond the shortest
+one at its place in all steps).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import Parts, of_activations, workers_of
 from whatif.units import counted
 
-# A column: what stays as recorded on any number of workers.
+# Attached: collectives that stay as recorded on any number of workers.
 STAYING = "stays on other workers"
-# A column: what each collective that was issued again had waited for peers, ns, which stays in its time.
+# Attached: the time that each reissued collective waited for peers, ns, which stays in its duration.
 WAITED = "waited for peers"
-_UNIT = Link(1e9, 1.0)  # a round takes 1 ns, and so does a byte
+_UNIT = Link(1e9, 1.0)  # a round takes 1 ns, as does a byte
 
 
 class _Collectives(NamedTuple):
-    """The collectives of a recording, shape (n,) each: ids, operations, bytes (-1: not known) and waiting, ns."""
+    """The collectives of a recording, shape (n,) each: ids, operations, bytes (-1: unknown) and waiting, ns."""
 
     task: Int64
     operation: list[str]
@@ -53,31 +53,31 @@ class _Collectives(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """How often each collective pays a round, and how often each of its bytes passes a link, shape (n,) each."""
+    """The rounds of each collective, and how many times each of its bytes passes a link, shape (n,) each."""
 
     rounds: Float64
     share: Float64
 
 
 def recorded_on_several(graph: TaskGraph) -> bool:
-    """Say whether the recording shows collectives of its own, and no what-if has put any in."""
+    """Return whether the recording has collectives, and no what-if has inserted any."""
     found = _exchanging(graph)
     return bool(found.any()) and bool((graph.start_ns[found] >= 0).all())
 
 
 def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network | None) -> TaskGraph:
-    """Return the recording of one of several workers as one of ``workers``; ``name`` is of the what-if that asks.
+    """Return the recording of one of several workers as one of ``workers``; ``name`` is the what-if's.
 
-    ``network``: that of so many workers; None is the recorded one. On as many workers and the recorded network nothing
-    changes; on one nothing is sent. Raises WhatifError where it is unknown how many workers were recorded, which
-    collectives are known, or how much they send over another network.
+    ``network``: that of the new workers; None is the recorded one. Nothing changes for the recorded number and network;
+    one worker sends nothing. Raises WhatifError if the number of recorded workers is unknown, or the operations of the
+    collectives, or their bytes with another network.
     """
     recorded = recorded_workers(graph)
     path = graph.info.path or "this recording"
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
     exchanging = _exchanging(graph)
-    # One worker has nobody to meet, whatever a collective without a name does.
+    # One worker has no peers, whatever an unnamed collective does.
     everybody = _of_all(graph, exchanging, recorded, (*COLLECTIVES, "") if workers == 1 else COLLECTIVES)
     found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanging & ~everybody
     staying = np.flatnonzero(stays)
@@ -142,10 +142,10 @@ def _on_unknown_sizes(graph: TaskGraph, name: str, found: _Collectives, network:
 
 
 def _info(graph: TaskGraph, workers: int) -> GraphInfo:
-    told: Recorded = graph.info.recorded
-    if told.ddp is not None:
-        told = structs.replace(told, ddp=structs.replace(told.ddp, world_size=workers) if workers > 1 else None)
-    return replace(graph.info, workers=workers, recorded=told)
+    meta: Recorded = graph.info.recorded
+    if meta.ddp is not None:
+        meta = structs.replace(meta, ddp=structs.replace(meta.ddp, world_size=workers) if workers > 1 else None)
+    return replace(graph.info, workers=workers, recorded=meta)
 
 
 def _exchanging(graph: TaskGraph) -> Bool:
@@ -153,10 +153,10 @@ def _exchanging(graph: TaskGraph) -> Bool:
 
 
 def _of_all(graph: TaskGraph, exchanging: Bool, count: int, kinds: Collection[str]) -> Bool:
-    """Return a mask, shape (n_tasks,), of the collectives of some ``kinds`` among all ``count`` of the workers."""
+    """Return a mask, shape (n_tasks,), of the collectives of the given ``kinds`` among all ``count`` workers."""
     known = np.array([collective_of(name, "") in kinds for name in graph.names], dtype=np.bool_)
     everybody = exchanging & known.take(graph.name)
-    # What an earlier what-if has left as recorded stays so.
+    # Collectives that an earlier what-if kept as recorded stay so.
     everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
     tasks = np.flatnonzero(everybody)
     put_in, recorded = workers_of(graph)[tasks], sizes_of_groups(graph, tasks)
@@ -166,7 +166,7 @@ def _of_all(graph: TaskGraph, exchanging: Bool, count: int, kinds: Collection[st
 
 
 def _of_gradients(graph: TaskGraph, among: Bool, count: int) -> Bool:
-    """Leave out the collectives ``among`` groups of the right size that are other ranks than those of most bytes.
+    """Of the collectives ``among`` groups of the right size keep those of the ranks with the most bytes.
 
     With two ranks for tensor and two for data parallelism both have groups of two; gradients are the most bytes.
     """
@@ -186,9 +186,9 @@ def _collectives(graph: TaskGraph, task: Int64) -> _Collectives:
 
 
 def _sizes(graph: TaskGraph, task: Int64, operation: list[str]) -> Int64:
-    """Bytes of each message; where none is known and each gradient is reduced alone, those of the gradients.
+    """Bytes of each message; if none is known and each gradient is reduced alone, those of the gradients.
 
-    A trace shows of an all-gather what one worker brings.
+    A trace gives one worker's part of an all-gather.
     """
     size = graph.size_bytes[task].astype(np.int64)
     gathered = np.array(operation) == "all_gather"
@@ -203,7 +203,7 @@ def _sizes(graph: TaskGraph, task: Int64, operation: list[str]) -> Int64:
 
 
 def _from_the_end(graph: TaskGraph, task: Int64) -> tuple[Int64, Int64]:
-    """The place of each collective in its step, counted from its end as the first may be cut, and how many it has."""
+    """Each collective's place in its step, from the end as the first step may be cut, and the number per step."""
     step = step_of(graph)[task]
     _, of, counts = np.unique(step, return_inverse=True, return_counts=True)
     order = np.argsort(of, kind="stable")
@@ -214,13 +214,13 @@ def _from_the_end(graph: TaskGraph, task: Int64) -> tuple[Int64, Int64]:
 
 
 def _waiting_ns(graph: TaskGraph, task: Int64) -> Int64:
-    """What each waited for peers; on a CPU what it took longer than the shortest of its kind, size and place in a step.
+    """The wait for peers; on a CPU the time beyond the shortest collective of equal kind, size and place in a step.
 
-    In a graph of several ranks those that come early wait outside of their transfers.
+    In a graph of several ranks early ones wait outside of their transfers.
     """
     if not len(task) or COLLECTIVE in graph.attached:
         return np.zeros(len(task), dtype=np.int64)
-    if WAITED in graph.attached:  # an earlier what-if has found out
+    if WAITED in graph.attached:  # known from an earlier what-if
         return np.asarray(np.minimum(graph.attached[WAITED][task], graph.duration_ns[task]), dtype=np.int64)
     if graph.has_gpu:
         return waiting_for_peers(graph)[task]
@@ -242,7 +242,7 @@ def _issued_again(
     after = _cheapest(found.operation, workers, size, round_ns, byte_ns, on_gpu=graph.has_gpu)
     cost_before = before.rounds * round_ns + before.share * size * byte_ns
     cost_after = after.rounds * round_ns + after.share * size * byte_ns
-    # Without sizes a transfer may be all rounds or all bytes: the latter is likelier.
+    # Without sizes a transfer may be all rounds or all bytes: the latter is more likely.
     by_share, by_rounds = after.share / before.share, after.rounds / before.rounds
     ratio = np.where(known & (cost_before > 0), cost_after / np.maximum(cost_before, 1e-9), by_share)
     transfer_ns, latency_ns = now_ns * ratio, now_ns * ratio * _latency_share(after.rounds * round_ns, cost_after)
@@ -250,13 +250,13 @@ def _issued_again(
     parts = Parts.of_network(latency_ns)
     if network is not None:
         for operation in dict.fromkeys(found.operation):
-            mine = known & (np.array(found.operation) == operation)
-            sent = gloo.sent(graph, network, operation, size[mine])
-            transfer_ns[mine] = low_ns[mine] = sent.cost.total_ns
-            high_ns[mine] = sent.cost.total_ns * OVERLAPPED
+            of_operation = known & (np.array(found.operation) == operation)
+            sent = gloo.sent(graph, network, operation, size[of_operation])
+            transfer_ns[of_operation] = low_ns[of_operation] = sent.cost.total_ns
+            high_ns[of_operation] = sent.cost.total_ns * OVERLAPPED
             for column, values in zip(parts, sent.parts, strict=True):
-                column[mine] = values
-    # How long peers let one another wait is another thing on another network: from not at all to what was recorded.
+                column[of_operation] = values
+    # The wait for peers may change on another network: from zero to the recorded one.
     graph = graph.with_duration(
         found.task, np.rint(transfer_ns + found.wait_ns), low_ns=np.rint(np.minimum(low_ns, transfer_ns)),
         high_ns=np.rint(np.maximum(high_ns, transfer_ns) + found.wait_ns),
@@ -266,8 +266,8 @@ def _issued_again(
     return attach_model(graph, found.task, parts.waiting(found.wait_ns), workers).attach(**{WAITED: waited_ns})
 
 
-def _latency_share(latency: Float64, whole: Float64) -> Float64:
-    return np.asarray(np.where(whole > 0, latency / np.maximum(whole, 1e-9), 0.0), dtype=np.float64)
+def _latency_share(latency: Float64, total: Float64) -> Float64:
+    return np.asarray(np.where(total > 0, latency / np.maximum(total, 1e-9), 0.0), dtype=np.float64)
 
 
 def _rounds(operations: list[str], workers: int, model: str) -> _Rounds:
@@ -282,7 +282,7 @@ def _rounds(operations: list[str], workers: int, model: str) -> _Rounds:
 def _cheapest(
     operations: list[str], workers: int, size: Float64, round_ns: float, byte_ns: float, *, on_gpu: bool
 ) -> _Rounds:
-    """Ring or tree, whichever is faster; gloo has the ring alone, and so has what has no size."""
+    """Ring or tree, whichever is faster; only the ring for gloo and for unknown sizes."""
     ring = _rounds(operations, workers, "ring")
     if not on_gpu:
         return ring
@@ -294,18 +294,18 @@ def _cheapest(
 def _fitted(
     now_ns: Float64, size: Float64, found: _Collectives, known: Bool, workers: int, *, on_gpu: bool
 ) -> tuple[float, float]:
-    """A round's and a byte's time on the recorded network: the least squares of relative errors, none below 0.
+    """The time per round and per byte on the recorded network: least squares of relative errors, neither below 0.
 
-    Transfers that share a link take longer and hide what a byte takes, so that a round takes at most what it does on
-    its own: a message of gloo, a step of NCCL's ring over a network.
+    Transfers that share a link take longer and hide the time per byte, so a round takes at most its time alone: a
+    message of gloo, a step of NCCL's ring over a network.
     """
     ring = _rounds(found.operation, workers, "ring")
-    took = np.maximum(now_ns, 1.0)
-    rounds, moved = ring.rounds[known] / took, ring.share[known] * size / took
+    taken_ns = np.maximum(now_ns, 1.0)
+    rounds, moved = ring.rounds[known] / taken_ns, ring.share[known] * size / taken_ns
     if not moved.any():
         return 0.0, 1.0
     most_ns = LATENCY_US * 1e3 if on_gpu else float(gloo.MESSAGE_NS)
-    both = np.linalg.lstsq(np.stack([rounds, moved], axis=1), np.ones(len(took)), rcond=None)[0]
+    both = np.linalg.lstsq(np.stack([rounds, moved], axis=1), np.ones(len(taken_ns)), rcond=None)[0]
     round_ns = float(np.clip(both[0], 0.0, most_ns))
     byte_ns = float(moved @ (1.0 - round_ns * rounds) / (moved @ moved))
     return (round_ns, byte_ns) if byte_ns > 0 else (round_ns, 0.0)

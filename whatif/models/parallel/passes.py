@@ -1,4 +1,4 @@
-"""The forward and backward passes of a step, and which part of a pass works for which part of the model."""
+"""The forward and backward passes of a step, and the work of each part of the model in them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Use(NamedTuple):
 
 
 def passes(graph: TaskGraph) -> Passes:
-    """Return the passes: a new one begins with each step, and where forward work follows backward work.
+    """Return the passes: a new one begins with each step, and when forward work follows backward work.
 
-    Work is what GPU streams run, but for collectives; on a CPU its operators.
+    Work is all tasks of GPU streams except collectives; on a CPU its operators.
     """
     worker = graph.kind == TaskKind.CPU_OP
     if graph.has_gpu:
         worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-        # What was launched before the recording began has no call that anything could stand beside.
+        # Tasks launched before the recording began have no call to place new calls beside.
         launched = worker & (graph.launch_of >= 0)
         worker = launched if launched.any() else worker
     steps = step_of(graph)
@@ -62,13 +62,13 @@ def passes(graph: TaskGraph) -> Passes:
 
 
 def uses(graph: TaskGraph, found: Passes, part_of: Int64) -> list[Use]:
-    """Return when each part of the model works, in the order of the tasks.
+    """Return the uses of each part of the model, in the order of the tasks.
 
-    ``part_of`` (n_tasks,): the part that each task works for, -1 for none of interest.
+    ``part_of`` (n_tasks,): each task's part of the model, -1 for none.
     """
     part = part_of[found.task]
-    mine = part >= 0
-    tasks, part, number, backward = found.task[mine], part[mine], found.number[mine], found.backward[mine]
+    of_part = part >= 0
+    tasks, part, number, backward = found.task[of_part], part[of_part], found.number[of_part], found.backward[of_part]
     if not len(tasks):
         return []
     n_parts = int(part.max()) + 1
@@ -83,6 +83,6 @@ def uses(graph: TaskGraph, found: Passes, part_of: Int64) -> list[Use]:
     rows: list[Use] = []
     ends: list[Array] = [tasks[first_at], tasks[last_at]]
     for owner, first, last in zip(keys.tolist(), *(column.tolist() for column in ends), strict=True):
-        direction, which = divmod(owner, n_parts)
-        rows.append(Use(direction // 2, direction % 2 == 1, which, first, last, tuple(firsts[owner])))
+        direction, worker_part = divmod(owner, n_parts)
+        rows.append(Use(direction // 2, direction % 2 == 1, worker_part, first, last, tuple(firsts[owner])))
     return sorted(rows, key=lambda use: (use.number, use.backward, use.first))

@@ -1,4 +1,4 @@
-"""A pipeline of stages: each step of one worker becomes that of several, which pass micro-batches to one another."""
+"""A pipeline of stages: each step of one worker becomes one of several workers that pass micro-batches on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from whatif.simulation.transfers import ACTIVATIONS, GRADIENTS, Parts, workers_o
 
 
 class _Filled(NamedTuple):
-    """A pipeline's step with what everything in it takes: the threads, the tasks, tables of pieces and of messages."""
+    """A pipeline's step with its durations: the threads, the tasks, tables of pieces and of messages."""
 
     threads: tuple[Thread, ...]
     frame: Frame
@@ -55,13 +55,13 @@ class _Filled(NamedTuple):
 def fastest_of(
     graph: TaskGraph, planned: Sequence[Plan], orders: list[list[Pass]], network: Network
 ) -> tuple[Plan, TaskGraph]:
-    """Return the plan whose first stage ends one step soonest over the network, by simulation, and its pipeline.
+    """Return the plan with the shortest simulated step of the first stage over the network, and its pipeline.
 
-    The stages work through ``orders``, one list of passes for each. Each has a CPU thread and, where the recording has
-    a GPU, a stream of its own, and is a rank; the first one's steps are timed. A stage sends while it computes. The
-    bytes of its gradients stand beside its last backward pass, in the column ``GRADIENTS``.
+    The stages run ``orders``, one list of passes for each. Each stage is a rank with a CPU thread and, if the recording
+    has a GPU, a stream; the first one's steps are timed. A stage sends while it computes. The bytes of its gradients
+    are at its last backward pass in the column ``GRADIENTS``.
     """
-    frames: dict[Shape, Frame] = {}  # plans differ in what tasks take, not in the tasks
+    frames: dict[Shape, Frame] = {}  # plans differ in durations, not in tasks
 
     def frame(shape: Shape) -> Frame:
         if shape not in frames:
@@ -86,10 +86,10 @@ def steady_step_ns(
     graph: TaskGraph, plan: Plan, schedule: str, stages: int, micro_batches: int, chunks: int, network: Network,
     updates: Pieces | None,
 ) -> int:  # fmt: skip
-    """Return what a step takes among many equal ones, ns, without a graph of it.
+    """Return the time of a step among many equal ones, ns, without a graph.
 
-    As ``fastest_of`` gives it, but for messages on links that carry one direction at a time: those go in a fixed order.
-    ``updates`` (1, n_stages): what each stage does after its passes, if not its share of the recorded update.
+    Like ``fastest_of``, except that messages on half-duplex links have a fixed order. ``updates`` (1, n_stages): the
+    work of each stage after its passes, instead of its share of the recorded update.
     """
 
     def frame(shape: Shape) -> Frame:
@@ -135,7 +135,7 @@ def stage_updates(plan: Plan, work: Work, stages: int) -> Pieces:
 def _threads(
     graph: TaskGraph, stages: int, n_parts: int, network: Network
 ) -> tuple[tuple[Thread, ...], dict[tuple[int, int], int]]:
-    """The threads of all stages, and the channel from one to another: one each way where a link is full duplex."""
+    """The threads of all stages, and the channel between each pair: one each way if a link is full duplex."""
     threads = list[Thread]()
     streams = [thread for thread in graph.threads if thread.kind == ThreadKind.STREAM]
     for stage in range(stages):
@@ -158,7 +158,7 @@ def _threads(
 
 
 def _between(network: Network, pair: tuple[int, int]) -> Network:
-    """The part of a network over which two workers talk: levels up to the first that has both in one member."""
+    """The part of a network between two workers: levels up to the first with both in one member."""
     members = 1
     for number, level in enumerate(network.levels):
         members *= level.workers
@@ -168,7 +168,7 @@ def _between(network: Network, pair: tuple[int, int]) -> Network:
 
 
 def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int64) -> TaskGraph:
-    """All steps: the same tasks with each step's own times."""
+    """All steps: the same tasks with the times of each step."""
     threads, frame, pieces, sends = filled
     n_steps, n = len(work.steps), len(frame)
     message, none = estimated(sends), np.zeros_like(pieces.cpu_ns)
@@ -217,7 +217,7 @@ def _repeated(graph: TaskGraph, work: Work, filled: _Filled, boundary_bytes: Int
 
 
 def _call_ns(graph: TaskGraph, boundary_bytes: Int64) -> tuple[Float64, Float64, Float64]:
-    """What a call that sends or receives at each boundary costs the CPU, ns, and its range, shape (n_boundaries,) each.
+    """The CPU time of a call that sends or receives at each boundary, ns, and its range, shape (n_boundaries,) each.
 
     On a CPU gloo's threads do the work on the core of the stage.
     """

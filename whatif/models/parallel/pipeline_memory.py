@@ -1,4 +1,4 @@
-"""What each stage of a pipeline keeps on its device: its layers, for as many micro-batches as are in flight."""
+"""The memory of each stage of a pipeline: its layers, for all micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def stage_memories(
     *,
     recompute: bool,
 ) -> list[Memory]:
-    """Return the memory of each stage, whose parts of the model keep what is in flight between their passes.
+    """Return the memory of each stage, whose parts of the model keep activations between their passes.
 
-    ``in_flight`` says of each stage how many micro-batches of each of its parts those are, of ``count`` a step;
-    ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are those of the
-    parameters. ``micro`` is the memory at a micro-batch of ``factor`` times the recorded batch; the first stage has
-    those of all.
-    ``recompute``: of each micro-batch a part keeps its input alone and computes the rest again (GPipe, §2.3).
+    ``in_flight`` gives each stage's number of micro-batches for each of its parts, of ``count`` per step;
+    ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are the shares of the
+    parameters. ``micro`` is the memory at a micro-batch of ``factor`` times the recorded batch; the first stage has the
+    inputs of all. ``recompute``: a part keeps only the input of each micro-batch and recomputes the rest (GPipe, §2.3).
     """
     if recompute:
         micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
@@ -55,7 +54,7 @@ def stage_memories(
 
 
 def _kept(row: LayerMemory, times: int) -> LayerMemory:
-    """A layer that keeps the activations of several micro-batches, and works on one at a time."""
+    """A layer that keeps the activations of ``times`` micro-batches and works on one at a time."""
     return row._replace(
         activations=row.activations * times, kept_input=row.kept_input * times,
         full_precision=row.full_precision * times, scores=row.scores * times,

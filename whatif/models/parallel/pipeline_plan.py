@@ -1,4 +1,4 @@
-"""How a recorded model becomes a pipeline: its parts, what each works on and keeps, and what flows between them."""
+"""The division of a recorded model into a pipeline: its parts, their work and memory, and the bytes between them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from whatif.models.parallel.stages import (
 )
 from whatif.runtime.errors import WhatifError
 
-# Passes in one step: a graph of a few million tasks is as much as one simulates gladly.
+# Limit of passes per step: larger graphs than a few million tasks are too slow to simulate.
 MOST_PASSES = 100_000
 MOST_SAMPLES = 1_000_000
 
 
 class Plan(Struct, frozen=True):
-    """A model cut into parts: where each begins, its work, and its share of the parameters, shape (n_parts,) each.
+    """A model cut into parts: the begin, the work and the share of the parameters of each, shape (n_parts,) each.
 
-    ``crossing_bytes`` (n_parts - 1,): what a micro-batch sends from each part to the next.
+    ``crossing_bytes`` (n_parts - 1,): the bytes of a micro-batch from each part to the next.
     """
 
     model: Model
@@ -50,12 +50,12 @@ class Plan(Struct, frozen=True):
 
     @property
     def time_ns(self) -> Float64:
-        """What each part takes forward and backward, by its busier side, mean of the steps, (n_parts,)."""
+        """The time of each part, forward and backward, on the busier of CPU and GPU, mean of the steps, (n_parts,)."""
         passes = self.work.forward.then(self.work.backward)
         return np.asarray(passes.busy_ns.mean(axis=0), dtype=np.float64)
 
     def stage_gradients(self, stages: int) -> Int64:
-        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 where the recording has none."""
+        """Return the bytes of the gradients of each stage, shape (n_stages,); 0 if the recording has none."""
         part = np.searchsorted(self.begins[1:], np.arange(len(self.model.part)), side="right")
         each = np.bincount(part, weights=self.model.gradient_bytes).astype(np.float64)
         return by_stage(each, stages).astype(np.int64)
@@ -67,7 +67,7 @@ def by_stage(values: Float64, stages: int) -> Float64:
 
 
 def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int, micro_batch: int | None) -> None:
-    """Raise WhatifError on numbers of which no pipeline can be made; ``micro_batch`` is in samples, or batches."""
+    """Raise WhatifError on numbers that make no pipeline; ``micro_batch`` is in samples, or batches."""
     if not 1 <= stages <= 10_000:
         raise WhatifError(f"pipeline: expected from 1 to 10,000 stages, got {stages}.")
     if micro_batches < 1:
@@ -89,7 +89,7 @@ def check_counts(graph: TaskGraph, stages: int, micro_batches: int, chunks: int,
 
 
 def check_one_pass(graph: TaskGraph) -> None:
-    """Raise WhatifError where a what-if has accumulated gradients, which the micro-batches of a pipeline do."""
+    """Raise WhatifError if a what-if has accumulated gradients, as the micro-batches of a pipeline do."""
     if passes_represented(graph).any():
         raise WhatifError(
             "pipeline: expected one pass a step, got accumulated ones; leave gradient_accumulation out and say "
@@ -97,7 +97,7 @@ def check_one_pass(graph: TaskGraph) -> None:
         )
 
 
-# Rates of links, bytes/ns, for which a cut is worth trying: 0.25 Gbit/s to 2.5 Tbit/s, and links that take no time.
+# Link rates for which cuts are tried, bytes/ns: 0.25 Gbit/s to 2.5 Tbit/s, and links that take no time.
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf)
 
 
@@ -111,13 +111,12 @@ def plans(
     activation_mb: float | None,
     even: bool = False,
 ) -> list[Plan]:
-    """Cut the model into parts in each way whose slowest part or message is as fast as can be over some link.
+    """Return the cuts of the model that minimize the slowest part or message over links of some rate.
 
-    Which ways these are does not depend on the asked link, so that the best of them is never slower over a faster one.
-    Returns what each part works on. A micro-batch is ``factor`` times the recorded batch.
-    ``recompute``: the backward pass of a part begins with its forward pass once more. ``activation_mb``: see
-    ``crossing_bytes``. ``even``: cut into parts of as many repeated blocks each instead. Raises WhatifError where the
-    recording has no passes, or fewer parts, or blocks that cannot be divided so.
+    They do not depend on the requested link, so that the best is never slower over a faster link. A micro-batch is
+    ``factor`` times the recorded batch. ``recompute``: the backward pass of a part begins with its forward pass again.
+    ``activation_mb``: see ``crossing_bytes``. ``even``: cut into parts with equal numbers of repeated blocks instead.
+    Raises WhatifError if the recording has no passes, fewer parts, or blocks that cannot be divided evenly.
     """
     model = model_of(graph)
     if n_parts > model.n_parts:
@@ -145,7 +144,7 @@ def plans(
 
 
 def _even_cut(graph: TaskGraph, model: Model, n_parts: int) -> Int64:
-    """The calls before which the model is cut for as many blocks in each part, (n_parts - 1,)."""
+    """The calls before which the model is cut for equal numbers of blocks, (n_parts - 1,)."""
     block = blocks_of_layers(graph)[model.layer]
     starts = np.sort(np.unique(block, return_index=True)[1][int((block < 0).any()) :])
     if not len(starts) or len(starts) % n_parts:
@@ -176,11 +175,11 @@ def _recomputed(work: Work) -> Work:
 
 
 def crossing_bytes(graph: TaskGraph, model: Model, factor: float, activation_mb: float | None) -> Int64:
-    """Return what a worker sends to each call of the model at ``factor`` times the recorded batch, bytes, (n_calls,).
+    """Return the bytes that a worker sends to each call of the model at ``factor`` times the batch, (n_calls,).
 
-    The feature map that flows in, or ``activation_mb`` million bytes a batch; of workers that share the blocks each
-    sends its part (Narayanan et al., SC 2021, section 4.1, "scatter/gather optimization"; so do DeepSpeed's pipelines).
-    Raises WhatifError where neither is known.
+    The call's input feature map, or ``activation_mb`` million bytes per batch; workers that share the blocks each send
+    their part (Narayanan et al., SC 2021, section 4.1, "scatter/gather optimization"; so do DeepSpeed's pipelines).
+    Raises WhatifError if neither is known.
     """
     sizes = model.input_bytes
     if activation_mb is not None:
@@ -192,7 +191,7 @@ def crossing_bytes(graph: TaskGraph, model: Model, factor: float, activation_mb:
             "pipeline: the recording lacks the sizes of the activations between its layers (`whatif collect` "
             "records shapes); say how many megabytes cross a cut, as in pipeline:activation_mb=12."
         )
-    # What is unknown is as large as what flows into the next call, or at the end as what came last.
+    # An unknown size is that of the next call's input, or at the end the last known one.
     calls = np.arange(len(sizes))
     known = np.flatnonzero(sizes >= 0)
     source = known[np.minimum(np.searchsorted(known, calls), len(known) - 1)]
@@ -200,18 +199,18 @@ def crossing_bytes(graph: TaskGraph, model: Model, factor: float, activation_mb:
 
 
 def row_parts(model: Model, begins: Int64, n_rows: int) -> Int64:
-    """Return the part of the model that each row of the step's memory belongs to, shape (n_rows,)."""
+    """Return the part of the model of each row of the step's memory, shape (n_rows,)."""
     row_part = np.full(n_rows, -1, dtype=np.int64)
     part = np.searchsorted(begins, np.arange(len(model.part)), side="right") - 1
     known = model.memory_row >= 0
     row_part[model.memory_row[known]] = part[known]
-    # Rows without work of their own lie with those before them.
+    # Rows without work belong to the part of the row before.
     source = np.maximum.accumulate(np.where(row_part >= 0, np.arange(n_rows), 0))
     return np.maximum(np.maximum.accumulate(row_part[source]), 0)
 
 
 def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]], factor: float) -> TaskGraph:
-    """Return the graph whose memory is that of the fullest stage, with a note of all; the same where none is known."""
+    """Return the graph with the memory of the fullest stage, and a note on all stages; the same if unknown."""
     memory = graph.info.memory
     if memory is None:
         return graph
@@ -231,7 +230,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
 
 
 def described(graph: TaskGraph, planned: Plan, stages: int) -> str:
-    """Say in a sentence where the cuts are, and how even the stages."""
+    """Return a note on the cuts and the balance of the stages."""
     time_ns = by_stage(planned.time_ns, stages)
     names = [graph.layers[planned.model.layer[begin]] or f"call {begin}" for begin in planned.begins[1:].tolist()]
     cuts = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""In which order a stage of a pipeline runs the forward and backward passes of its micro-batches."""
+"""The order in which a pipeline's stages run the forward and backward passes of their micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved")
 class Pass(NamedTuple):
     """The forward or backward pass of one micro-batch through one part of the model.
 
-    ``part``: of the parts that the model is cut into, in forward order; part j is on stage j modulo the stages.
+    ``part``: the number of the part of the model, in forward order; part j is on stage j modulo the stages.
     """
 
     backward: bool
@@ -26,9 +26,9 @@ def order(schedule: str, stages: int, micro_batches: int, chunks: int) -> list[l
 
     ``gpipe`` (Huang et al., GPipe, NeurIPS 2019, figure 2c): all forward passes, then all backward passes, the last
     micro-batch first. ``1f1b`` (Narayanan et al., PipeDream, SOSP 2019, with the flush of its SC 2021 paper, figure 4):
-    as many forward passes as there are stages behind, then backward and forward in turn. ``interleaved`` (Narayanan et
-    al., Megatron-LM, SC 2021, §2.2.2): 1f1b on several parts a stage, micro-batches in groups of as many as stages.
-    Raises WhatifError where a schedule cannot run.
+    as many forward passes as later stages, then alternating backward and forward passes. ``interleaved`` (Narayanan et
+    al., Megatron-LM, SC 2021, §2.2.2): 1f1b with several parts per stage, micro-batches in groups as large as the
+    number of stages. Raises WhatifError if a schedule cannot run.
     """
     if schedule not in SCHEDULES:
         raise WhatifError(f"pipeline: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}.")
@@ -56,15 +56,15 @@ def _of_stage(stage: int, stages: int, micro_batches: int, chunks: int, schedule
     if schedule == "gpipe":
         ahead, backward = count, backward[::-1]
     elif schedule == "interleaved":
-        # With one group there is nothing to take turns with: all forward passes come first, as in Megatron-LM.
+        # With one group there is nothing to alternate: all forward passes come first, as in Megatron-LM.
         ahead = count if micro_batches == stages else min(2 * (stages - 1 - stage) + (chunks - 1) * stages, count)
-    # So many forward passes first, then one forward and one backward in turn, then the backward passes left.
+    # Warm-up forward passes, then one forward and one backward in turn, then the remaining backward passes.
     pairs = zip(forward[ahead:], backward, strict=False)
     return [*forward[:ahead], *(one for pair in pairs for one in pair), *backward[count - ahead :]]
 
 
 def most_in_flight(passes: list[Pass]) -> dict[int, int]:
-    """Return how many micro-batches of each part are between their forward and their backward pass, when most are."""
+    """Return the maximum number of micro-batches of each part between their forward and backward pass."""
     now = dict.fromkeys((one.part for one in passes), 0)
     most = dict(now)
     for one in passes:
@@ -75,21 +75,21 @@ def most_in_flight(passes: list[Pass]) -> dict[int, int]:
 
 
 def in_flight_at_most(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> dict[int, int]:
-    """Return what ``most_in_flight`` gives for a stage of an ``order``, without making the whole of it."""
+    """Return ``most_in_flight`` for a stage of an ``order``, without computing the whole order."""
     few = min(micro_batches, _turns(stages, chunks))
     return most_in_flight(_of_stage(stage, stages, few, chunks, schedule))
 
 
 def _turns(stages: int, chunks: int) -> int:
-    """So many micro-batches that forward and backward passes take turns, whole groups of stages."""
+    """Enough micro-batches for forward and backward passes to alternate, in whole groups of stages."""
     return (2 if chunks == 1 else 3) * stages
 
 
 def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
-    """Return the passes of all stages one after the other, each behind those whose result it needs.
+    """Return the passes of all stages in one order, each after the passes whose results it needs.
 
-    A forward pass needs that of the part before, a backward pass that of the part behind, the last part's its own
-    forward pass. Raises WhatifError where the stages wait for one another for ever.
+    A forward pass needs that of the previous part, a backward pass that of the next part, the last part's its own
+    forward pass. Raises WhatifError on a deadlock of the stages.
     """
     last = max(one.part for passes in orders for one in passes)
     found: dict[Pass | None, None] = {None: None}  # a pass that needs no other finds None
@@ -104,8 +104,8 @@ def in_possible_order(orders: list[list[Pass]]) -> list[Pass]:
     return [one for one in found if one is not None]
 
 
-def needed(one: Pass, last: int) -> Pass | None:
-    """Return the pass whose result ``one`` needs; None for the forward pass of the first part."""
-    if one.backward:
-        return Pass(True, one.part + 1, one.micro_batch) if one.part < last else Pass(False, last, one.micro_batch)
-    return Pass(False, one.part - 1, one.micro_batch) if one.part else None
+def needed(this: Pass, last: int) -> Pass | None:
+    """Return the pass whose result ``this`` needs; None for the forward pass of the first part."""
+    if this.backward:
+        return Pass(True, this.part + 1, this.micro_batch) if this.part < last else Pass(False, last, this.micro_batch)
+    return Pass(False, this.part - 1, this.micro_batch) if this.part else None

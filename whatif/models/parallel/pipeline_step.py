@@ -1,4 +1,4 @@
-"""One step of a pipeline: its tasks and what they wait for, whatever they take."""
+"""One step of a pipeline: its tasks and their dependencies, without durations."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, ne
 from whatif.models.parallel.stage_work import Pieces, Work
 from whatif.simulation.simulator import swept
 
-# By then the CPUs run ahead of their streams as far as they do in all later steps.
+# After this many steps the CPUs' lead over their streams is steady.
 REPEATED = 3
 BATCH, UPDATE, SEND, SEND_CALL, RECEIVE_CALL = "load the batch", "update", "send", "c10d::send", "c10d::recv_"
 
 
 class Shape(NamedTuple):
-    """What decides the tasks of a step beside the order of the passes: what work there is at all, and the threads."""
+    """The properties that decide the tasks of a step, besides the order of the passes: kinds of work, and threads."""
 
     on_gpu: bool
     launch_lag_ns: int
     loads: str  # where the batch is loaded: gpu, cpu or "" for nowhere
     updates: bool
     waits: bool
-    channels: tuple[tuple[tuple[int, int], int], ...]  # the thread of messages from one stage to another
-    sums: tuple[int, ...]  # the thread on which the parts of each stage's layers exchange; () where they do not
+    channels: tuple[tuple[tuple[int, int], int], ...]  # (source, target) stages and the thread of their messages
+    sums: tuple[int, ...]  # the thread of each stage's tensor parallel exchanges; () for none
 
     @staticmethod
     def of(
         work: Work, *, on_gpu: bool, launch_lag_ns: int, channels: dict[tuple[int, int], int], sums: Sequence[int]
     ) -> Shape:
-        """Return the shape of a step with such work."""
+        """Return the shape of a step with the given work."""
         loads = "gpu" if on_gpu and work.batch.gpu_ns.any() else "cpu" if work.batch.cpu_ns.any() else ""
         updates = bool(work.update.cpu_ns.any() or work.update.gpu_ns.any())
         return Shape(on_gpu, launch_lag_ns, loads, updates, work.waits, tuple(channels.items()), tuple(sums))
 
 
 class Times(NamedTuple):
-    """What tasks of each sort take, ns: tables of pieces, (n_steps, n_pieces), and of messages and calls at a cut."""
+    """Durations of each sort of task, ns: tables of pieces, (n_steps, n_pieces), and of messages and calls at a cut."""
 
     cpu: Float64
     gpu: Float64
@@ -64,10 +64,10 @@ class Times(NamedTuple):
 
 
 class Frame(Struct, frozen=True, dict=True):
-    """The tasks of a step, shape (n,) each, in the order of their ids, and what they wait for.
+    """The tasks of a step, shape (n,) each, in the order of their ids, and their dependencies.
 
-    A task lasts what the row ``piece`` of a table says; ``of`` lists the tasks of each table (``Times``). ``edges``
-    (n_edges, 5): source, target, kind, lag in ns, and the piece whose own lag counts from the source's start, or -1.
+    A task's duration is the entry ``piece`` of a table; ``of`` lists the tasks of each table (``Times``). ``edges``
+    (n_edges, 5): source, target, kind, lag in ns, and the piece whose lag counts from the source's start, or -1.
     ``backward`` (n_stages,): the last backward pass of each stage. ``last``: the work with which the first one ends.
     """
 
@@ -86,7 +86,7 @@ class Frame(Struct, frozen=True, dict=True):
         return len(self.thread)
 
     def column(self, times: Times) -> Int64:
-        """Return one number a task of all steps, rounded; 0 where no table gives one."""
+        """Return one number per task of all steps, rounded; 0 without a table."""
         found = np.zeros((len(times.cpu), len(self)))
         for sort, table in times._asdict().items():
             tasks = self.of[sort]
@@ -95,7 +95,7 @@ class Frame(Struct, frozen=True, dict=True):
         return np.rint(found).astype(np.int64).reshape(-1)
 
     def dependencies(self, start_lag_ns: Float64) -> Dependencies:
-        """Return those of all steps; kernels of a piece lie behind the start of their launches by its own lag.
+        """Return the dependencies of all steps; a piece's kernels follow their launches' start by the piece's lag.
 
         ``start_lag_ns``: of each step's pieces, (n_steps, n_pieces).
         """
@@ -126,7 +126,7 @@ class Frame(Struct, frozen=True, dict=True):
         return offsets, points.reshape(-1).astype(np.int32), np.tile(rows, REPEATED)
 
     def step_ns(self, times: Times, start_lag_ns: Float64) -> int:
-        """Return what one of many equal steps takes the first stage, end to end; each thread in the order of ids."""
+        """Return the first stage's time of one of many equal steps, end to end; threads run in the order of ids."""
         offsets, points, rows = self._incoming
         lag_ns, piece = self.edges[:, 3], self.edges[:, 4]
         lag_ns = np.where(piece >= 0, np.rint(start_lag_ns[0, piece]), lag_ns).astype(np.int64)
@@ -164,7 +164,7 @@ class _Step(Struct):
     channels: dict[tuple[int, int], int]
     rows: list[_Row] = field(default_factory=list)
     edges: list[_Edge] = field(default_factory=list)
-    summed: dict[int, int] = field(default_factory=dict)  # the last exchange of each stage so far
+    summed: dict[int, int] = field(default_factory=dict)  # the latest exchange of each stage
     last_backward: dict[int, int] = field(default_factory=dict)
 
     def task(self, thread: int, kind: TaskKind, name: str, phase: Phase, of: str, piece: int) -> int:
@@ -175,9 +175,9 @@ class _Step(Struct):
         return 2 * stage if self.shape.on_gpu else stage
 
     def work(self, stage: int, name: str, phase: Phase, piece: int, waits_for: int | None) -> int:
-        """A piece of a stage's work: its launches and its kernels, or on a CPU one task; gives the one that ends it.
+        """Add a piece of a stage's work: launches and kernels, or on a CPU one task; return the task that ends it.
 
-        That is the exchange between the parts of its layers where there is one; the stage goes on after it.
+        That is the exchange between the parts of its layers, if there is one; the stage continues after it.
         """
         launch = self.task(self.cpu(stage), TaskKind.CPU_OP, name, phase, "cpu", piece)
         task = launch
@@ -197,7 +197,7 @@ class _Step(Struct):
         return self.summed[stage]
 
     def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
-        """A message from one stage to another, sent when the task ``done`` is."""
+        """Add a message from one stage to another, sent after the task ``done``."""
         call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", boundary)
         sent = self.task(self.channels[source, target], TaskKind.COMMUNICATION, SEND, phase, "send", boundary)
         lag_ns = self.shape.launch_lag_ns if self.shape.on_gpu else 0
@@ -208,7 +208,7 @@ class _Step(Struct):
 
 
 def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
-    """Return the step of a pipeline whose stages work through ``orders``, one list of passes for each stage."""
+    """Return the step of a pipeline whose stages run ``orders``, one list of passes for each stage."""
     stages, last = len(orders), max(one.part for passes in orders for one in passes)
     n_parts = last + 1
     batch, update = 2 * n_parts, 2 * n_parts + 1
@@ -245,7 +245,7 @@ def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
 
 @lru_cache(maxsize=64)
 def usual_frame(schedule: str, stages: int, micro_batches: int, chunks: int, shape: Shape) -> Frame:
-    """Return the step of a ``schedule``, kept for the next one who asks."""
+    """Return the step of a ``schedule``, cached."""
     return frame_of(order(schedule, stages, micro_batches, chunks), shape)
 
 

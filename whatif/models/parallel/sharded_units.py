@@ -1,4 +1,4 @@
-"""Units of a sharded model: parts whose parameters are gathered together before they work, and let go after it."""
+"""Units of a sharded model: parts whose parameters are gathered together before their work and freed after it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from whatif.models.layers.segments import are_classes, places_within, segments
 from whatif.models.parallel.passes import Passes, Use, uses
 from whatif.runtime.errors import WhatifError
 
-# Where nothing repeats: FSDP1's size_based_auto_wrap_policy wraps from 1e8 parameters on (torch.distributed.fsdp.wrap).
+# If nothing repeats: FSDP1's size_based_auto_wrap_policy wraps from 1e8 parameters on (torch.distributed.fsdp.wrap).
 UNIT_BYTES = 400_000_000
-# More parts than that are not units.
+# The maximum number of units.
 _MOST_UNITS = 4096
 
 
 class Units(NamedTuple):
-    """The units of a model; what belongs to none is the root's, which stays gathered from forward to backward pass."""
+    """The units of a model; the root has the rest and stays gathered from forward to backward pass."""
 
     names: tuple[str, ...]
     size_bytes: Int64  # of the parameters, shape (n_units,)
     root_bytes: int
-    uses: list[Use]  # when each works, in order
-    of_layer: Int64  # the unit that each layer is of, shape (n_layers,); -1 for the root
+    uses: list[Use]  # the uses of each, in order
+    of_layer: Int64  # the unit of each layer, shape (n_layers,); -1 for the root
 
 
 def units_of(
     graph: TaskGraph, name: str, gradients: StepGradients, found: Passes, unit: str | None, unit_bytes: int | None
 ) -> Units:
-    """Return the units: the layers that ``unit`` matches, or those of ``unit_bytes`` or more, or the repeated blocks.
+    """Return the units: the layers that ``unit`` matches, or layers grouped to ``unit_bytes``, or the repeated blocks.
 
     A gradient is as large as its parameter. In a recording that names no layers the passes are cut into equal times.
-    Raises WhatifError where ``unit`` matches no layer.
+    Raises WhatifError if ``unit`` matches no layer.
     """
     first = gradients.step == gradients.step.min()
     size, layer = gradients.size_bytes[first], gradients.layer[first]
@@ -46,8 +46,8 @@ def units_of(
         if unit is not None:
             raise WhatifError(f"{name}: expected a recording that names its layers for unit={unit!r}, got one without.")
         return _by_time(graph, int(size.sum()), found, unit_bytes or UNIT_BYTES)
-    own = np.zeros(len(graph.layers), dtype=np.int64)
-    np.add.at(own, layer[layer >= 0], size[layer >= 0])
+    layer_bytes = np.zeros(len(graph.layers), dtype=np.int64)
+    np.add.at(layer_bytes, layer[layer >= 0], size[layer >= 0])
     chosen = [] if unit_bytes is not None else segments(graph, unit)
     if unit is not None and not chosen:
         raise WhatifError(f"{name}: no layer is called as unit={unit!r} says; `whatif info` lists the layers.")
@@ -55,9 +55,9 @@ def units_of(
         table = places_within(graph.layers, chosen)
         names = tuple(chosen)
     else:
-        table, names = _by_size(graph, own, found, unit_bytes or UNIT_BYTES)
+        table, names = _by_size(graph, layer_bytes, found, unit_bytes or UNIT_BYTES)
     sizes = np.zeros(len(names), dtype=np.int64)
-    np.add.at(sizes, table[table >= 0], own[table >= 0])
+    np.add.at(sizes, table[table >= 0], layer_bytes[table >= 0])
     # A unit without parameters gathers nothing.
     kept = sizes > 0
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
@@ -66,25 +66,25 @@ def units_of(
     return Units(names, sizes[kept], int(size.sum() - sizes.sum()), uses(graph, found, table.take(graph.layer)), table)
 
 
-def _by_size(graph: TaskGraph, own: Int64, found: Passes, unit_bytes: int) -> tuple[Int64, tuple[str, ...]]:
-    """Layers in the order in which the forward pass first meets them, together until they hold ``unit_bytes``."""
+def _by_size(graph: TaskGraph, layer_bytes: Int64, found: Passes, unit_bytes: int) -> tuple[Int64, tuple[str, ...]]:
+    """Layers in the order of their first forward work, grouped until they hold ``unit_bytes``."""
     forward = found.task[~found.backward & (found.number == 0)]
     met, at = np.unique(graph.layer[forward], return_index=True)
     table = np.full(len(graph.layers), -1, dtype=np.int64)
     names: list[str] = []
     filled = 0
     for code in met[np.argsort(at)].tolist():
-        if own[code] <= 0 or code == 0:
+        if layer_bytes[code] <= 0 or code == 0:
             continue
         if filled == 0:
             names.append(graph.layers[code])
         table[code] = len(names) - 1
-        filled = 0 if filled + own[code] >= unit_bytes else filled + int(own[code])
+        filled = 0 if filled + layer_bytes[code] >= unit_bytes else filled + int(layer_bytes[code])
     return table, tuple(names)
 
 
 def _by_time(graph: TaskGraph, total_bytes: int, found: Passes, unit_bytes: int) -> Units:
-    """Equal units: the k-th of n works for 1 / n of the time of the forward pass, and backward in reverse."""
+    """Equal units: the k-th of n works for the k-th 1 / n of the forward pass's time, and backward in reverse."""
     count = min(max(math.ceil(total_bytes / unit_bytes), 1), _MOST_UNITS)
     found_uses: list[Use] = []
     for number in range(len(found.step)):
@@ -93,7 +93,7 @@ def _by_time(graph: TaskGraph, total_bytes: int, found: Passes, unit_bytes: int)
             if not len(tasks):
                 continue
             over = np.cumsum(graph.duration_ns[tasks], dtype=np.float64)
-            # Units that one long task works for share it.
+            # Units within one long task share it.
             shares = over[-1] * np.arange(count + 1) / count
             first = np.minimum(np.searchsorted(over, shares[:-1], side="right"), len(tasks) - 1)
             last = np.minimum(np.searchsorted(over, shares[1:] - 0.5, side="left"), len(tasks) - 1)

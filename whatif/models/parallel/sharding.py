@@ -1,4 +1,4 @@
-"""Sharded data parallel training: every worker keeps a part of the optimizer's state, the gradients, the parameters.
+"""Sharded data parallel training: each worker keeps a part of the optimizer state, the gradients, the parameters.
 
 Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et
 al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.fsdp of torch
@@ -38,54 +38,54 @@ CHANNEL, ACROSS = "network", "network across nodes"
 Prefetch = Literal["pre", "post", "none"]
 # The hooks, views and bookkeeping of fully_shard around one unit in one direction, collective included: 0.8 ms forward
 # and 1.1 ms backward for a unit of two tensors, up to three times as much for sixteen (torch 2.13, collectives that do
-# nothing, no profiler, on one core of a slow virtual machine; our measurement). Half of that is the centre.
+# nothing, no profiler, on one core of a slow virtual machine; our measurement). The centre is half of that.
 UNIT_CALL = CallTime(500_000, 150_000, 1_500_000)
 BUCKET_CALL = CallTime(CALL_NS, CALL_LOW_NS, CALL_NS)
 
 
 class FullSharding(NamedTuple):
-    """How parameters are gathered: when the next unit's are asked for, and what is kept."""
+    """Options of gathering parameters: prefetching of the next unit, and resharding."""
 
     backward_prefetch: Prefetch = "pre"
     forward_prefetch: bool = False
     reshard_after_forward: bool = True
-    limit: int = 2  # units that may be gathered at once: the one at work among them
-    share: float = 1.0  # of the bytes of a parameter that are sent: a half in 16 bits
+    limit: int = 2  # units that may be gathered at once, including the working one
+    share: float = 1.0  # the share of a parameter's bytes that is sent: half in 16 bits
     hybrid: bool = False  # sharded within a node, replicated across nodes
 
 
 def fully_sharded(
-    graph: TaskGraph, name: str, gradients: StepGradients, network: Network, how: FullSharding,
+    graph: TaskGraph, name: str, gradients: StepGradients, network: Network, fsdp: FullSharding,
     unit: str | None = None, unit_bytes: int | None = None,
 ) -> TaskGraph:  # fmt: skip
-    """Return the graph of one of many workers that keep a part of the parameters each, its memory included.
+    """Return the graph, including its memory, of one of several workers that each keep a part of the parameters.
 
-    ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is of the what-if that asks. Raises WhatifError
-    where hybrid sharding has no nodes.
+    ``unit`` and ``unit_bytes`` are those of ``units_of``; ``name`` is the what-if's. Raises WhatifError if hybrid
+    sharding has no nodes.
     """
     units = units_of(graph, name, gradients, passes(graph), unit, unit_bytes)
-    within, across = nodes_of(network, name) if how.hybrid else (network, None)
+    within, across = nodes_of(network, name) if fsdp.hybrid else (network, None)
     workers = within.workers
     unit_of, sizes = units_in_memory(graph, units)
     graph = change_memory(
         graph,
         lambda memory: with_sharded_parameters(
-            memory, workers, unit_of, sizes, limit=how.limit, resharded=how.reshard_after_forward, share=how.share
+            memory, workers, unit_of, sizes, limit=fsdp.limit, resharded=fsdp.reshard_after_forward, share=fsdp.share
         ),
     )
     mean_mb = sum(units.size_bytes.tolist()) / max(len(units.names), 1) / 1e6
-    graph = _shard_parameters(with_slowest(with_workers(graph, network.workers), network), units, within, how)
+    graph = _shard_parameters(with_slowest(with_workers(graph, network.workers), network), units, within, fsdp)
     if across is not None:
         graph = _summed_across(graph, across)
     return slow_kernels_beside(graph).note(
         f"{name}: {counted(len(units.names), 'unit')} of {mean_mb:,.1f} MB each and {units.root_bytes / 1e6:,.1f} MB "
         f"of the root, network: {network.described}; the batch is per worker ({counted(network.workers, 'worker')})"
-        + (f"; {workers} of a node share the parameters, of which each node has all" if how.hybrid else "")
+        + (f"; {workers} of a node share the parameters, of which each node has all" if fsdp.hybrid else "")
     )
 
 
 def nodes_of(network: Network, name: str) -> tuple[Network, Network | None]:
-    """The network within a node and the one across nodes, None where there is only one. Raises WhatifError without."""
+    """The network within a node and across nodes (None for a single node). Raises WhatifError without nodes."""
     if len(network.levels) < 2 or network.table is not None:
         got = "a table of measured times" if network.table is not None else "links that are all equal"
         raise WhatifError(f"{name}: expected a cluster of nodes for hybrid=true, as in cluster=dgx-a100, got {got}.")
@@ -97,7 +97,7 @@ def nodes_of(network: Network, name: str) -> tuple[Network, Network | None]:
 
 
 def _summed_across(graph: TaskGraph, network: Network) -> TaskGraph:
-    """Sum what each reduce-scatter left, among the workers of all nodes with the same part (Zhao et al., §3.2.2)."""
+    """All-reduce each reduce-scatter's output across nodes, for the same part (Zhao et al., §3.2.2)."""
     scattered = np.array([row == REDUCE_SCATTER for row in graph.names], dtype=np.bool_).take(graph.name)
     tasks = np.flatnonzero(scattered & (workers_of(graph) > 0))
     edges = graph.dependencies
@@ -120,11 +120,11 @@ def units_in_memory(graph: TaskGraph, units: Units) -> tuple[dict[str, int], dic
     return unit_of, {-1: units.root_bytes, **dict(enumerate(units.size_bytes.tolist()))}
 
 
-def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: FullSharding) -> TaskGraph:
+def _shard_parameters(graph: TaskGraph, units: Units, network: Network, fsdp: FullSharding) -> TaskGraph:
     """Return a graph that gathers each unit before its forward and backward work, then reduce-scatters its gradients.
 
-    The root's parameters are gathered once a pass. A gathering waits until ``how.limit`` units before it are let go;
-    the gradients' buffer of a unit waits for the reduce-scatter of the one before.
+    The root's parameters are gathered once a pass. An all-gather waits until the unit ``fsdp.limit`` places before it
+    is freed; a unit's gradient buffer waits for the previous reduce-scatter.
     """
     found = passes(graph)
     rows: list[Exchange] = []
@@ -135,13 +135,13 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, how: Ful
     around = [(use.first, use.last) for use in units.uses] + [(one.first, one.last) for one in ends]
     calls = _calls(graph, [task for pair in around for task in pair])
     for number, one in enumerate(ends):
-        rows += _one_pass(graph, units, by_pass.get(number, []), one, how, calls, len(rows))
+        rows += _one_pass(graph, units, by_pass.get(number, []), one, fsdp, calls, len(rows))
     exchanged = exchange(graph, rows, network, CHANNEL, UNIT_CALL)
     return update_share(exchanged, 1 / network.workers)
 
 
 class _Ends(NamedTuple):
-    """First forward and last backward work of a pass, -1 where it has none, and whether it is the first of its step."""
+    """First forward and last backward work of a pass (-1: none); whether it is the first, and the last, of its step."""
 
     first: int
     last: int
@@ -152,8 +152,8 @@ class _Ends(NamedTuple):
 def _pass_ends(found: Passes) -> list[_Ends]:
     rows = []
     for number, step in enumerate(found.step.tolist()):
-        mine = found.number == number
-        forward, backward = found.task[mine & ~found.backward], found.task[mine & found.backward]
+        in_pass = found.number == number
+        forward, backward = found.task[in_pass & ~found.backward], found.task[in_pass & found.backward]
         begins = number == 0 or found.step[number - 1] != step
         closes = number == len(found.step) - 1 or found.step[number + 1] != step
         first, last = int(forward.min()) if len(forward) else -1, int(backward.max(initial=-1))
@@ -162,32 +162,32 @@ def _pass_ends(found: Passes) -> list[_Ends]:
 
 
 def _one_pass(
-    graph: TaskGraph, units: Units, mine: list[Use], ends: _Ends, how: FullSharding, calls: dict[int, _Call],
+    graph: TaskGraph, units: Units, in_pass: list[Use], ends: _Ends, fsdp: FullSharding, calls: dict[int, _Call],
     done: int,
 ) -> list[Exchange]:  # fmt: skip
-    """The collectives of one forward and backward pass; ``done`` are in the list before them."""
+    """The collectives of one forward and backward pass; ``done``: the number in the list before them."""
     rows: list[Exchange] = []
     on_gpu = graph.has_gpu
-    root = round(units.root_bytes * how.share)
+    root = round(units.root_bytes * fsdp.share)
     updated = _last_update(graph, ends.first) if on_gpu and ends.begins and ends.first >= 0 else ()
     if root and ends.first >= 0:
         rows.append(
             Exchange("all_gather", root, calls[ends.first].before, Phase.FORWARD, updated, (ends.first,),
                      copied_out=ends.first)
         )  # fmt: skip
-    gathers = [use for use in mine if not use.backward or how.reshard_after_forward]
+    gathers = [use for use in in_pass if not use.backward or fsdp.reshard_after_forward]
     place = {(use.backward, use.part): number for number, use in enumerate(gathers)}
-    following = {id(use): after for use, after in pairwise(mine) if use.backward == after.backward}
-    asked: set[tuple[bool, int]] = set()
+    following = {id(use): after for use, after in pairwise(in_pass) if use.backward == after.backward}
+    requested: set[tuple[bool, int]] = set()
 
     def gather(use: Use | None, call: int) -> None:
-        """Ask for a unit, unless it was asked for before or is still there."""
+        """Gather a unit, unless it was already requested or is still gathered."""
         key = (use.backward, use.part) if use else (False, -1)
-        if use is None or key not in place or key in asked:
+        if use is None or key not in place or key in requested:
             return
-        asked.add(key)
+        requested.add(key)
         at = place[key]
-        freed = gathers[at - how.limit].last if at >= how.limit else use.first
+        freed = gathers[at - fsdp.limit].last if at >= fsdp.limit else use.first
         ready = () if not on_gpu else (freed,) if freed < use.first else updated if not at else ()
         phase = Phase.BACKWARD if use.backward else Phase.FORWARD
         rows.append(
@@ -195,18 +195,18 @@ def _one_pass(
         )  # fmt: skip
 
     def size(use: Use) -> int:
-        return round(int(units.size_bytes[use.part]) * how.share)
+        return round(int(units.size_bytes[use.part]) * fsdp.share)
 
-    scatter, scattered = -1, sum(use.backward for use in mine)
-    # What happens as a unit begins, and as it ends: units that work several times a pass may hold others between.
-    moments = [(use.first, True, use) for use in mine] + [(use.last, False, use) for use in mine if use.backward]
+    scatter, scattered = -1, sum(use.backward for use in in_pass)
+    # The begins and ends of units: a unit that works several times per pass may enclose others.
+    moments = [(use.first, True, use) for use in in_pass] + [(use.last, False, use) for use in in_pass if use.backward]
     for _, begins, use in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
         if begins:
             gather(use, calls[use.first].before)
-            if on_gpu and (how.backward_prefetch == "pre" if use.backward else how.forward_prefetch):
+            if on_gpu and (fsdp.backward_prefetch == "pre" if use.backward else fsdp.forward_prefetch):
                 gather(following.get(id(use)), calls[use.first].before)
             continue
-        if on_gpu and how.backward_prefetch == "post":
+        if on_gpu and fsdp.backward_prefetch == "post":
             gather(following.get(id(use)), calls[use.last].after)
         scattered -= 1
         waiting = () if root or scattered else _behind_pass(graph, ends)
@@ -224,14 +224,14 @@ def _one_pass(
 
 
 class _Call(NamedTuple):
-    """The CPU tasks after which calls stand: ``before`` for one before some work, ``after`` for one after it."""
+    """The CPU tasks after which calls are placed: ``before`` for calls before some work, ``after`` for calls after."""
 
     before: int
     after: int
 
 
 def _calls(graph: TaskGraph, tasks: Iterable[int]) -> dict[int, _Call]:
-    """The places for calls beside each of ``tasks``: beside its launch, on a CPU beside itself."""
+    """The places for calls around each of ``tasks``: around its launch, on a CPU around itself."""
     ids = np.array(sorted({task for task in tasks if task >= 0}), dtype=np.int64)
     behind = calls_of(graph, ids) if graph.has_gpu else ids
     before = task_before(graph, behind)
@@ -240,14 +240,14 @@ def _calls(graph: TaskGraph, tasks: Iterable[int]) -> dict[int, _Call]:
 
 
 def _last_update(graph: TaskGraph, first: int) -> tuple[int, ...]:
-    """The last of an update before the pass that begins with the task ``first``."""
+    """The last task of an update before the pass that begins with the task ``first``."""
     update = np.flatnonzero(graph.on_gpu & (graph.phase == Phase.UPDATE))
     at = int(np.searchsorted(update, first))
     return (int(update[at - 1]),) if at else ()
 
 
 def _behind_pass(graph: TaskGraph, ends: _Ends) -> tuple[int, ...]:
-    """What waits for the gradients: what follows the backward pass, and the update on every other stream."""
+    """The tasks that wait for the gradients: after the backward pass, and of the update on every other stream."""
     if not graph.has_gpu or ends.last < 0:
         return ()
     following = int(graph.neighbours[1][ends.last])
@@ -265,10 +265,10 @@ def _behind_pass(graph: TaskGraph, ends: _Ends) -> tuple[int, ...]:
 def sharded_gradients(
     graph: TaskGraph, gradients: StepGradients, bucket_bytes: int, network: Network, *, stage: int, overlap: bool
 ) -> TaskGraph:
-    """Return the graph whose buckets are reduced and scattered, whose workers update a part, and gather the parameters.
+    """Return the graph that reduce-scatters gradient buckets, updates a part per worker and gathers the parameters.
 
-    A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, beside the backward pass; else after
-    that pass. ``stage`` 1 keeps whole gradients, 2 only the worker's part.
+    A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, during the backward pass; else after
+    that pass. ``stage`` 1 keeps full gradients, 2 only the worker's part.
     """
     workers = network.workers
     if stage == 1:
@@ -284,9 +284,9 @@ def sharded_gradients(
     for step in np.unique(gradients.step).tolist():
         if step not in last:
             continue  # its backward pass was launched before the recording began
-        mine, ends = gradients.step == step, last[step]
-        sizes = gradients.size_bytes[mine]
-        rows += _buckets(graph, sizes, gradients.task[mine], ends, bucket_bytes, overlap=overlap)
+        in_step, ends = gradients.step == step, last[step]
+        sizes = gradients.size_bytes[in_step]
+        rows += _buckets(graph, sizes, gradients.task[in_step], ends, bucket_bytes, overlap=overlap)
         rows.append(_gather_updated(graph, int(sizes.sum()), step, ends, first.get(step + 1, -1)))
     exchanged = exchange(graph, rows, network, CHANNEL, BUCKET_CALL)
     return update_share(slow_kernels_beside(exchanged) if overlap else exchanged, 1 / workers)
@@ -332,7 +332,7 @@ def update_share(graph: TaskGraph, share: float) -> TaskGraph:
         kept = np.minimum(column[update], floor)
         return np.asarray(np.rint(kept + (column[update] - kept) * share), dtype=np.int64)
 
-    # Kernels of many small tensors may be all start-up; without that they shrink as their bytes do.
+    # Kernels of many small tensors may be all start-up; otherwise they shrink with their bytes.
     estimates = Estimates.of(
         left(graph.duration_ns, floor_ns), Source.ASSUMED, left(graph.low_ns, 0), left(graph.high_ns, 2 * floor_ns)
     )

@@ -1,8 +1,8 @@
-"""Copies of a pipeline: every stage exchanges its gradients with its like in the other copies, before its update.
+"""Replicas of a pipeline: each stage exchanges gradients with the same stage of the other replicas before its update.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021, section 3.3
-(data parallelism around a pipeline: one all-reduce of a stage's gradients a step, after its last backward pass);
-Rajbhandari et al., "ZeRO", SC 2020, for parts of the state.
+(data parallelism around a pipeline: one all-reduce of a stage's gradients per step, after its last backward pass);
+Rajbhandari et al., "ZeRO", SC 2020, for sharded state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CHANNEL = "stage {stage}: network"
 
 
 def is_pipelined(graph: TaskGraph) -> bool:
-    """Say whether the steps are those of a pipeline's stages, which ``pipeline`` made."""
+    """Return whether the steps are those of a pipeline's stages, made by ``pipeline``."""
     return Change.IN_STAGES in graph.info.changes
 
 
 def refuse_stages(graph: TaskGraph, name: str) -> None:
-    """Raise WhatifError where the graph has stages of a pipeline; the what-if ``name`` needs layers."""
+    """Raise WhatifError if the graph has stages of a pipeline; the what-if ``name`` needs layers."""
     if is_pipelined(graph):
         raise WhatifError(
             f"{name}: expected steps of a whole model, got a pipeline's stages; of what goes around these only "
@@ -46,7 +46,7 @@ def refuse_stages(graph: TaskGraph, name: str) -> None:
 
 
 class _Ends(NamedTuple):
-    """A row a step of one stage, ids of tasks: last backward work, the sum after it, update, next forward work."""
+    """One row per step of a stage, task ids: last backward work, the all-reduce after it, update, next forward work."""
 
     backward: Int64
     summed: Int64
@@ -54,18 +54,18 @@ class _Ends(NamedTuple):
     forward: Int64
 
 
-def told_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> TaskGraph:
-    """Return the pipeline whose stages have ``gradient_mb`` million bytes of gradients in all, as they are divided now.
+def with_gradient_bytes(graph: TaskGraph, gradient_mb: float | None, name: str) -> TaskGraph:
+    """Return the pipeline with ``gradient_mb`` million bytes of gradients in total, divided among stages as before.
 
-    Raises WhatifError where that is not above 0, or where the recording shows nothing to divide them by.
+    Raises WhatifError unless that is above 0, or if the recording has nothing to divide them by.
     """
     if gradient_mb is None:
         return graph
     size_bytes = np.asarray(graph.attached[GRADIENTS], dtype=np.float64)
-    told = checked_bytes(gradient_mb, name)
+    total_bytes = checked_bytes(gradient_mb, name)
     _check_known(graph, name)
     steps = np.count_nonzero(size_bytes) / len(np.unique(ranks_of(graph)[size_bytes > 0]))
-    scaled = size_bytes * (told * steps / size_bytes.sum())
+    scaled = size_bytes * (total_bytes * steps / size_bytes.sum())
     return graph.attach(**{GRADIENTS: np.rint(scaled).astype(np.int64)})
 
 
@@ -78,11 +78,11 @@ def _check_known(graph: TaskGraph, name: str) -> None:
 
 
 def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded: bool = False) -> TaskGraph:
-    """Return the pipeline as one of as many copies as ``network`` has workers, which exchange gradients by stage.
+    """Return the pipeline as one of as many replicas as ``network`` has workers, which exchange gradients by stage.
 
-    After its last backward pass a stage all-reduces its gradients, and updates after that. ``sharded``: it reduces
-    and scatters them, updates its part, and gathers the parameters, which its next step waits for. Raises WhatifError
-    where the recording does not tell the gradients.
+    After its last backward pass a stage all-reduces its gradients, and then updates. ``sharded``: it reduce-scatters
+    them, updates its part, and gathers the parameters, which its next step waits for. Raises WhatifError if the
+    recording does not give the gradients.
     """
     _check_known(graph, name)
     graph = with_slowest(graph, network)
@@ -98,10 +98,10 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
 
 
 def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int, bucket_bytes: int) -> TaskGraph:
-    """Return the pipeline as one of as many copies as ``network`` has workers, which share each stage's state.
+    """Return the pipeline as one of as many replicas as ``network`` has workers, which shard each stage's state.
 
-    ``stage`` 1 keeps whole gradients, 2 the worker's part and a bucket of ``bucket_bytes``. Raises as
-    ``exchange_of_stages``, which see.
+    ``stage`` 1 keeps full gradients, 2 the worker's part and a bucket of ``bucket_bytes``. Raises as
+    ``exchange_of_stages``.
     """
 
     def shared(memory: Memory) -> Memory:
@@ -114,11 +114,11 @@ def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int,
 
 
 def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:
-    """Return the pipeline as one of as many copies as ``network`` has workers, whose stages all-reduce their gradients.
+    """Return the pipeline as one of as many replicas as ``network`` has workers, with all-reduces of each stage.
 
-    Its memory holds the gradients of a stage once more. Raises as ``told_gradients``.
+    Its memory includes a second copy of a stage's gradients. Raises as ``with_gradient_bytes``.
     """
-    graph = exchange_of_stages(told_gradients(graph, gradient_mb, name), name, network)
+    graph = exchange_of_stages(with_gradient_bytes(graph, gradient_mb, name), name, network)
     most = int(np.asarray(graph.attached[GRADIENTS]).max())
     return as_workers(graph, network.workers, most).note(
         f"{name}: each stage all-reduces its gradients among {network.workers} copies of the pipeline after its last "
@@ -149,7 +149,7 @@ def _rows(graph: TaskGraph, ends: _Ends, size_bytes: Int64, *, sharded: bool) ->
         ready = (backward, summed) if summed >= 0 else (backward,)
         known = [task for task in (backward, update) if task >= 0]
         calls = calls_of(graph, np.array(known)).tolist() if graph.has_gpu else known
-        if update >= 0:  # what the backward pass sends to the stage before comes first
+        if update >= 0:  # the backward pass's message to the stage before comes first
             calls[0] = int(task_before(graph, np.array(calls[-1:]))[0])
         waiting = (update,) if update >= 0 else ()
         operation = "reduce_scatter" if sharded else "all_reduce"

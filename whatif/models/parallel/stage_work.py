@@ -1,11 +1,10 @@
-"""What a stage of a model works on in one go: the forward or backward pass of a micro-batch, the batch, the update.
+"""Pieces of a stage's work: the forward or backward pass of a micro-batch, loading the batch, the update.
 
-A piece of work is described by three numbers. Its CPU time is what the thread works to launch it, its GPU time what the
-stream is busy once it has all the launches. Started on an idle GPU a piece ends when its last kernel has had its
-launch and the kernels before it, which may be later: the kernels lie ``start_lag_ns`` behind the begin of the CPU's
-work. So a piece that the CPU bounds takes the CPU's time, and one whose launches come early the GPU's. What the parts
-of a layer exchange within a piece (``tensor_parallel``) comes on top, in a transfer after it: the work waits for it,
-but for what kernels of the piece hide.
+A piece has three times. Its CPU time is that of the thread that launches it, its GPU time the stream's busy time with
+all launches done. On an idle GPU a piece ends after its last kernel, which waits for its launch and the kernels before
+it: the kernels lag the begin of the CPU's work by ``start_lag_ns``. So a CPU-bound piece takes the CPU time, and one
+with early launches the GPU time. Exchanges between the parts of a layer in a piece (``tensor_parallel``) are added as a
+transfer after it: the work waits for it, except for the part hidden by kernels of the piece.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from whatif.simulation.transfers import grown_ns, hidden_ns, of_activations, par
 class Pieces(NamedTuple):
     """Pieces of work, ns, shape (n_steps, n_pieces) each; ``low`` and ``high`` bound the durations.
 
-    ``sum_ns`` is what the collectives of a piece take, ``sum_latency_ns`` of it whatever their ``sum_bytes``. Where
-    a CPU sends they take the network alone ``sum_network_ns`` and the CPU ``sum_cpu_ns``, of that ``sum_messages_ns``
-    whatever their bytes.
+    ``sum_ns`` is the time of a piece's collectives, of which ``sum_latency_ns`` does not depend on their ``sum_bytes``.
+    On a CPU they take ``sum_network_ns`` on the network alone and ``sum_cpu_ns`` of the CPU, of which
+    ``sum_messages_ns`` does not depend on their bytes.
     """
 
     cpu_ns: Float64
@@ -60,21 +59,21 @@ class Pieces(NamedTuple):
     sum_bytes: Float64
 
     def take(self, columns: Array) -> Pieces:
-        """Some of the pieces, in the order of ``columns``."""
+        """The given pieces, in the order of ``columns``."""
         return Pieces(*(column[:, columns] for column in self))
 
     def times(self, share: npt.ArrayLike) -> Pieces:
-        """So much of each piece, shape (n_pieces,): a piece cut into equal ones."""
+        """The pieces scaled by ``share``, shape (n_pieces,): a piece cut into equal ones."""
         return Pieces(*(column * np.asarray(share) for column in self))
 
     @staticmethod
     def side_by_side(parts: Sequence[Pieces]) -> Pieces:
-        """The pieces of several lots, one lot after the other."""
+        """The pieces of several tables, one table after the other."""
         return Pieces(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
 
     def then(self, other: Pieces) -> Pieces:
-        """Each piece with the one of ``other`` right after it, as one."""
-        # On an idle GPU: either its kernels follow those before it, or they wait for their own launches.
+        """Each piece joined with the one of ``other`` right after it."""
+        # On an idle GPU: its kernels follow those before it, or wait for their launches.
         after_ns = np.where(other.gpu_ns > 0, self.cpu_ns + other._idle_ns, 0.0)
         idle_ns = np.maximum(self._idle_ns + other.gpu_ns, after_ns)
         busy_ns = self.gpu_ns + other.gpu_ns
@@ -83,21 +82,21 @@ class Pieces(NamedTuple):
 
     @property
     def busy_ns(self) -> Float64:
-        """What a piece takes of the busier of its two sides, transfers included."""
+        """The time of a piece on the busier of CPU and GPU, transfers included."""
         return np.maximum(self.cpu_ns, self.gpu_ns) + self.sum_ns
 
     @property
     def _idle_ns(self) -> Float64:
-        """From the begin of the CPU's work to the end of the GPU's, where that was idle."""
+        """From the begin of the CPU's work to the end of the GPU's, on an idle GPU."""
         return self.start_lag_ns + self.gpu_ns
 
 
 class Work(Struct, frozen=True):
-    """The pieces of a model's parts at one micro-batch, and what comes once a step.
+    """The pieces of a model's parts at one micro-batch, and the pieces once per step.
 
     ``forward`` and ``backward``: (n_steps, n_parts). ``batch``: loading and copying it, (n_steps, 1). ``update`` and
     ``added`` (adding up the gradients of all micro-batches): of the whole model, (n_steps, 1). ``steps`` (n_steps,) are
-    their numbers; ``source`` shows who answered for the times of a micro-batch.
+    their numbers; ``source`` is the source of a micro-batch's times.
     """
 
     steps: Int64
@@ -111,7 +110,7 @@ class Work(Struct, frozen=True):
 
 
 def one_step(work: Work) -> Work:
-    """Return the work of the middle one of its steps alone."""
+    """Return the work of the middle step alone."""
     middle = len(work.steps) // 2
 
     def of_middle(pieces: Pieces) -> Pieces:
@@ -125,9 +124,9 @@ def one_step(work: Work) -> Work:
 
 
 class Times(NamedTuple):
-    """Duration and bounds of each task with its part of the batch, ns, shape (n_tasks,) each, and their source.
+    """Duration and bounds of each task at a micro-batch, ns, shape (n_tasks,) each, and their source.
 
-    ``size_bytes`` is what it moves then.
+    ``size_bytes`` is its traffic then.
     """
 
     duration_ns: Float64
@@ -138,15 +137,15 @@ class Times(NamedTuple):
 
 
 def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Times) -> Work:
-    """Return the work of the parts of ``model``; ``part`` (n_tasks,) is that of each task of a pass, -1 for others.
+    """Return the work of the parts of ``model``; ``part`` (n_tasks,) is the part of each task of a pass, -1 for others.
 
-    ``times`` is what ``at_micro_batch`` gave. Waiting is not work, so that synchronisations inside of a pass cost
-    nothing; neither do threads that do not train.
+    ``times`` come from ``at_micro_batch``. Waiting is not work, so synchronisations inside a pass are free; so are
+    threads that do not train.
     """
     steps, step = np.unique(step_of(graph), return_inverse=True)
     step = np.asarray(step).reshape(-1)
     n_pieces = 2 * n_parts + 3
-    piece = np.full(len(graph), 2 * n_parts, dtype=np.int64)  # what is no pass and no update comes ahead of them
+    piece = np.full(len(graph), 2 * n_parts, dtype=np.int64)  # tasks outside of passes and update come first
     piece[graph.phase == Phase.UPDATE] = 2 * n_parts + 1
     in_pass = part >= 0
     piece[in_pass] = part[in_pass] + np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
@@ -172,9 +171,9 @@ def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Ti
 
 
 def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
-    """Return what each task takes in the pass of a micro-batch, which is ``factor`` times the recorded batch.
+    """Return the time of each task in the pass of a micro-batch, which is ``factor`` times the recorded batch.
 
-    By the model of ``whatif.models.kernels.batch``; of transfers the latency stays, and the rest follows their bytes.
+    By the model of ``whatif.models.kernels.batch``; transfers keep their latency, and the rest follows their bytes.
     """
     duration_ns, low_ns, high_ns, size_bytes = (
         column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns, graph.size_bytes)
@@ -192,14 +191,14 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
 
 
 def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, sums: Int64, n_pieces: int) -> Pieces:
-    """Sums of each piece, shape (n_pieces,), and how far its kernels lie behind its begin."""
+    """Sums over each piece, shape (n_pieces,), and the lag of its kernels after its begin."""
     lag_ns = graph.thread_lag_ns
     tasks = np.flatnonzero(gpu)
     tasks = tasks[np.argsort(piece[tasks], kind="stable")]
     alone = _alone(graph, tasks)
 
     def on_gpu(column: Float64) -> Float64:
-        # What runs while another stream works takes no time of its own; else a kernel follows the one before it.
+        # Tasks concurrent with another stream add no time; else a kernel follows the one before it.
         return np.asarray((column[tasks] + lag_ns[graph.thread[tasks]]) * alone, dtype=np.float64)
 
     def summed(of: Int64, weights: Float64) -> Float64:
@@ -210,15 +209,15 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     calls = calls[np.argsort(piece[calls], kind="stable")]
     cpu_sums = [summed(calls, column[calls]) for column in bounds]
     gpu_sums = [summed(tasks, np.maximum(on_gpu(column), 0)) for column in bounds]
-    # When each task's call is over, from the begin of its piece.
+    # The end of each task's call, from the begin of its piece.
     ended_ns = np.zeros(len(graph))
     total_ns = np.cumsum(times.duration_ns[calls])
     before_ns = np.cumsum(cpu_sums[0]) - cpu_sums[0]
     ended_ns[calls] = total_ns - before_ns[piece[calls]]
     launch = graph.launch_of[tasks].astype(np.int64)
-    own = (launch >= 0) & (piece[launch] == piece[tasks])
-    called_ns = np.where(own, ended_ns[launch], 0.0)
-    # A kernel starts behind its call and behind the kernels of the piece that come before it.
+    same_piece = (launch >= 0) & (piece[launch] == piece[tasks])
+    called_ns = np.where(same_piece, ended_ns[launch], 0.0)
+    # A kernel starts after its call and after the earlier kernels of the piece.
     work_ns = np.maximum(on_gpu(times.duration_ns), 0)
     ahead_ns = np.cumsum(work_ns) - work_ns - (np.cumsum(gpu_sums[0]) - gpu_sums[0])[piece[tasks]]
     behind_ns = np.full(n_pieces, -np.inf)
@@ -229,12 +228,12 @@ def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, 
     share = times.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1)
     parts = parts_of(graph, sums).grown(share)
     parts = parts._replace(latency_ns=np.minimum(parts.latency_ns, waited[0]))
-    told = (*waited, *parts, np.maximum(times.size_bytes[sums], 0))
-    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in told)])
+    others = (*waited, *parts, np.maximum(times.size_bytes[sums], 0))
+    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in others)])
 
 
 def _alone(graph: TaskGraph, tasks: Int64) -> Float64:
-    """The share of each GPU task's time in which no task of an earlier start runs beside it, shape (n,)."""
+    """The share of each GPU task's time without a concurrent task that started earlier, shape (n,)."""
     streams = np.unique(graph.thread[tasks])
     if len(streams) < 2:
         return np.ones(len(tasks))
@@ -249,6 +248,6 @@ def _alone(graph: TaskGraph, tasks: Int64) -> Float64:
 
 
 def with_added(work: Work, share: Float64, micro_batches: int) -> Work:
-    """Let the backward pass of every micro-batch add up gradients, each part its ``share``, shape (n_parts,)."""
+    """Add the accumulation of gradients to each micro-batch's backward pass; ``share`` of each part, (n_parts,)."""
     each = work.added.take(np.zeros(len(share), dtype=np.int64)).times(share / micro_batches)
     return replace(work, backward=work.backward.then(each))

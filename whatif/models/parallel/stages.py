@@ -1,4 +1,4 @@
-"""A model cut into stages: which layer call every task of the passes belongs to, and where cuts balance the work."""
+"""A model cut into stages: the layer call of every task of the passes, and the cuts that balance the work."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations
 
 _NUMBER = re.compile(r"\d+")
-# Containers hand one tensor from child to child, so that a model can be cut between their children.
+# Containers pass one tensor from child to child, so that a model can be cut between their children.
 _CHAINS = {"Sequential", "ModuleList"}
 
 
 class Model(Struct, frozen=True):
-    """The forward pass of a recorded step as n calls of layers in their order, and the parts that no cut may divide.
+    """The forward pass of a recorded step as n calls of layers in order, and the parts that no cut may divide.
 
     ``position`` is the call that each task of a forward or backward pass belongs to, shape (n_tasks,), -1 for other
-    tasks. ``part`` numbers the parts along the calls; ``input_bytes`` flows into each call, -1 if unknown;
-    ``gradient_bytes`` are those of the parameters of each call, ``layer`` is its layer's code and ``memory_row`` its
-    row in the memory of the step (-1 for none), all shape (n,).
+    tasks. ``part`` numbers the parts along the calls; ``input_bytes`` is each call's input, -1 if unknown;
+    ``gradient_bytes`` are its parameters', ``layer`` is its layer's code and ``memory_row`` its row in the memory of
+    the step (-1 for none), all of shape (n,).
     """
 
     position: Int64
@@ -49,16 +49,16 @@ class Model(Struct, frozen=True):
 
     @property
     def n_parts(self) -> int:
-        """How many parts the model can be cut into at most."""
+        """The maximum number of parts of the model."""
         return int(self.part.max(initial=-1)) + 1
 
 
 def model_of(graph: TaskGraph) -> Model:
     """Return the calls of the model that was recorded.
 
-    Steps with another number of calls are stretched to the most usual one. A part is a call, or a block of layers
-    that comes again (an encoder layer, a residual block): inside of one, more than one tensor may flow. Raises
-    WhatifError where no step has a forward and a backward pass, or where one has several.
+    Steps with another number of calls are stretched to the most frequent one. A part is a call, or a repeated block of
+    layers (an encoder layer, a residual block), inside which several tensors may flow. Raises WhatifError if no step
+    has a forward and a backward pass, or if one has several.
     """
     calls = layer_calls(graph)
     runs, first, length = np.unique(calls.run, return_index=True, return_counts=True)
@@ -74,8 +74,8 @@ def model_of(graph: TaskGraph) -> Model:
     n = int(np.bincount(length[forward_run]).argmax())
     of_run = np.searchsorted(runs, calls.run)
     rank = np.arange(len(calls)) - first[of_run]
-    own = np.where(calls.backward, -1, rank * n // length[of_run])
-    at = np.where(calls.forward >= 0, own[calls.forward], -1)
+    position = np.where(calls.backward, -1, rank * n // length[of_run])
+    at = np.where(calls.forward >= 0, position[calls.forward], -1)
     # A backward call that cannot be distinguished follows the one before it; the first ones belong to the last layer.
     at = _filled(at, calls.run, ahead=False)
     at = np.where(at < 0, np.where(calls.backward, n - 1, 0), at)
@@ -94,7 +94,7 @@ def model_of(graph: TaskGraph) -> Model:
 
 
 def _filled(values: Array, group: Array, *, ahead: bool) -> Int64:
-    """Where a value is below 0, that of the nearest row before it (``ahead``: behind it) of the same group."""
+    """Replace values below 0 by that of the nearest row before it (``ahead``: after it) of the same group."""
     if ahead:
         return _filled(values[::-1], group[::-1], ahead=False)[::-1]
     source = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), 0))
@@ -102,7 +102,7 @@ def _filled(values: Array, group: Array, *, ahead: bool) -> Int64:
 
 
 def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
-    """The call of each task: its own, that of the kernel which it launches next, or that of its neighbours."""
+    """The call of each task: its own, that of the next kernel that it launches, or that of its neighbours."""
     in_pass = among(graph.phase, (Phase.FORWARD, Phase.BACKWARD)) & ((graph.step >= 0) | (graph.info.n_steps == 0))
     found = np.append(at, -1)[calls.call]
     order = graph.by_thread[in_pass[graph.by_thread]]
@@ -127,13 +127,13 @@ def _positions(graph: TaskGraph, calls: Calls, at: Int64, n: int) -> Int64:
 
 
 def _parts(graph: TaskGraph, layer: Int64) -> Int64:
-    own = blocks_of_layers(graph)[layer]
-    begins = (own[1:] != own[:-1]) | (own[1:] < 0)
+    block = blocks_of_layers(graph)[layer]
+    begins = (block[1:] != block[:-1]) | (block[1:] < 0)
     return np.append(0, np.cumsum(begins)).astype(np.int64)
 
 
 def blocks_of_layers(graph: TaskGraph) -> Int64:
-    """Return the number of the outermost block, no mere container, that each layer lies in; -1 for none."""
+    """Return the number of the outermost block, other than a container, around each layer; -1 for none."""
     if are_classes(graph):
         return np.full(len(graph.layers), -1, dtype=np.int64)
     inner = {above for layer in graph.layers for above in prefixes(layer)[:-1]}
@@ -160,31 +160,31 @@ def _gradient_bytes(graph: TaskGraph, layer: Int64, memory_row: Int64) -> Int64:
 
 
 def balanced(time_ns: Sequence[Float64], parts: Int64, stages: int, message_ns: Float64) -> Int64:
-    """Return the calls with which stages 1 to ``stages`` - 1 begin, such that the slowest stage is as fast as can be.
+    """Return the calls at which stages 1 to ``stages`` - 1 begin, such that the slowest stage is as fast as possible.
 
-    ``time_ns``: of each call (n,), once for each resource that works beside the others (CPU and GPU); a stage takes as
-    long as its busiest one, or as the message to its first call, ``message_ns`` (n,), where that takes longer (as in
-    PipeDream's partitioning, §3.1). ``parts`` (n,) are not divided. Among equals the one with the least sum of squares:
-    exact by dynamic programming. Raises WhatifError where there are fewer parts than stages.
+    ``time_ns``: the time of each call (n,) on each concurrent resource (CPU and GPU); a stage takes the time of its
+    busiest resource, or of the message to its first call, ``message_ns`` (n,), if that is longer (as in PipeDream's
+    partitioning, §3.1). ``parts`` (n,) are not divided. Ties go to the least sum of squares; exact by dynamic
+    programming. Raises WhatifError if there are fewer parts than stages.
     """
     n_parts = int(parts.max(initial=-1)) + 1
     if not 1 <= stages <= n_parts:
         raise WhatifError(f"expected from 1 to {n_parts} stages, got {stages}.")
-    # sums[r, i]: what the first i parts take of resource r.
+    # sums[r, i]: the time of the first i parts on resource r.
     sums = np.stack([np.append(0, np.cumsum(np.bincount(parts, weights=t, minlength=n_parts))) for t in time_ns])
     cost = (sums[:, None, :] - sums[:, :, None]).max(axis=0)  # of a stage that begins with one part and ends before one
     first = np.searchsorted(parts, np.arange(1, n_parts))
     cost[1:n_parts] = np.maximum(cost[1:n_parts], message_ns[first][:, None])
     cost[np.tril_indices(n_parts + 1)] = np.inf
     slowest, _ = _best(cost, stages, np.maximum)
-    # Sums of the same parts in another order differ in their last digits.
+    # Sums of the same parts in a different order differ in their last digits.
     squares = np.where(cost <= slowest * (1 + 1e-12), np.square(cost), np.inf)
     _, begins = _best(squares, stages, np.add)
     return np.searchsorted(parts, np.array(begins[1:], dtype=np.int64), side="left").astype(np.int64)
 
 
 def _best(cost: Float64, stages: int, join: np.ufunc) -> tuple[float, list[int]]:
-    """The least joined cost of so many stages one after the other, and the part with which each begins."""
+    """The least joined cost of ``stages`` consecutive stages, and the part at which each begins."""
     n = len(cost) - 1
     reached = cost[0].copy()
     came_from = []
@@ -200,7 +200,7 @@ def _best(cost: Float64, stages: int, join: np.ufunc) -> tuple[float, list[int]]
 
 
 def stage_of(model: Model, begins: Int64) -> Int64:
-    """Return the stage of each task, shape (n_tasks,), -1 outside of the passes; ``begins`` comes from ``balanced``."""
+    """Return the stage of each task, shape (n_tasks,), -1 outside the passes; ``begins`` comes from ``balanced``."""
     stage = np.searchsorted(begins, model.position, side="right")
     return np.where(model.position >= 0, stage, -1).astype(np.int64)
 

@@ -1,7 +1,7 @@
-"""Tensor parallel training: parts of each block cut across the workers, whose sums are all-reduced at their ends.
+"""Tensor parallel training: parts of each block are split across workers, with an all-reduce at their ends.
 
-Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 4: behind a part's last product an all-reduce forward
-(the operator g), behind its first one an all-reduce backward (f), each of one activation of the block's stream.
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 4: an all-reduce after a part's last product forward
+(the operator g) and after its first one backward (f), each of one activation of the block's stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHANNEL = "network, tensor parallel"
 
 
 class _Span(NamedTuple):
-    """Where a part works in one direction of one pass: its first and its last task."""
+    """The work of a part in one direction of one pass: its first and its last task."""
 
     first: int
     last: int
@@ -50,7 +50,7 @@ class _Span(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The parts of a graph, when each works, and the bytes of an activation of its stream, shape (n_parts,)."""
+    """The parts of a graph, the spans of their work, and the bytes of an activation of their stream, (n_parts,)."""
 
     parts: list[Part]
     spans: list[_Span]
@@ -59,15 +59,15 @@ class Split(NamedTuple):
 
 
 def is_split(graph: TaskGraph) -> bool:
-    """Say whether a what-if has put transfers between parts of the model in."""
+    """Return whether a what-if has inserted transfers between parts of the model."""
     return bool(of_activations(graph).any())
 
 
 def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Split:
-    """Return the parts of the transformer's blocks. Raises WhatifError where none is found or sizes are unknown."""
+    """Return the parts of the transformer's blocks. Raises WhatifError if none is found or sizes are unknown."""
     found = passes(graph)
     every = uses(graph, found, np.where(graph.layer > 0, graph.layer, -1).astype(np.int64))
-    # A recording may begin within a pass: the one with the most forward work is whole.
+    # A recording may begin within a pass: the pass with the most forward work is complete.
     fullest = int(np.bincount(found.number[~found.backward], minlength=1).argmax())
     first_pass = [use for use in every if not use.backward and use.number == fullest]
     parts = split_parts(graph, first_pass, layers)
@@ -80,27 +80,27 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
     n_blocks = len(parts)
     if vocabulary:
         parts = parts + vocabulary_parts(graph, first_pass, parts)
-    own = {(use.number, use.backward, use.part): use for use in every}
+    use_of = {(use.number, use.backward, use.part): use for use in every}
     spans: list[_Span] = []
     code = {layer: number for number, layer in enumerate(graph.layers)}
     direction = found.number * 2 + found.backward
-    for which, part in enumerate(parts):
+    for index, part in enumerate(parts):
         names = [product.layer for product in (*part.columns, *([part.rows] if part.rows else []))]
         for number in range(len(found.step)):
             for backward in (False, True):
-                mine = [own[key] for name in names if (key := (number, backward, code[name])) in own]
-                if mine:
-                    first, last = min(use.first for use in mine), max(use.last for use in mine)
-                    if part.rows is None:  # the loss works on its words
+                in_part = [use_of[key] for name in names if (key := (number, backward, code[name])) in use_of]
+                if in_part:
+                    first, last = min(use.first for use in in_part), max(use.last for use in in_part)
+                    if part.rows is None:  # the loss works on its vocabulary
                         pass_tasks = found.task[direction == number * 2 + backward]
                         first = min(first, int(pass_tasks[0])) if backward else first
                         last = last if backward else max(last, int(pass_tasks[-1]))
-                    spans.append(_Span(first, last, backward, which))
+                    spans.append(_Span(first, last, backward, index))
     return Split(parts, spans, [_stream_bytes(graph, part, parts, first_pass) for part in parts], n_blocks)
 
 
 def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list[Use]) -> int:
-    """Bytes of one activation of the stream: by the operations of a product of the block, else by the memory's rows."""
+    """Bytes of one activation of the stream: by the FLOPs of a product of the block, else by the memory's rows."""
     candidates = [product for one in (part, *parts) for product in ((one.rows,) if one.rows else ()) + one.columns]
     code = {layer: number for number, layer in enumerate(graph.layers)}
     width = parts[0].columns[0].inputs
@@ -115,9 +115,9 @@ def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list
         tasks = tasks[(graph.layer[tasks] == use.part) & (graph.phase[tasks] == Phase.FORWARD)]
         tasks = tasks[graph.flops[tasks] > 0]
         if len(tasks):
-            # The pieces of an operator have a share of its operations each; operators within one another count alike.
-            _, which = np.unique(graph.operator[tasks], return_inverse=True)
-            flops = float(np.bincount(np.asarray(which).reshape(-1), weights=graph.flops[tasks]).max())
+            # An operator's tasks share its FLOPs; nested operators have the same FLOPs.
+            _, inverse = np.unique(graph.operator[tasks], return_inverse=True)
+            flops = float(np.bincount(np.asarray(inverse).reshape(-1), weights=graph.flops[tasks]).max())
             tokens = flops / (2 * product.inputs * product.outputs)
             half = is_half(graph.dtype[tasks[int(graph.flops[tasks].argmax())]])
             return max(round(tokens), 1) * width * (2 if half else 4)
@@ -133,32 +133,32 @@ def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list
 
 
 def check_divides(parts: list[Part], workers: int) -> None:
-    """Raise WhatifError where a matrix cannot be cut into as many equal parts."""
+    """Raise WhatifError if a matrix cannot be cut into ``workers`` equal parts."""
     for part in parts:
         sides = [(column.layer, column.outputs, "outputs") for column in part.columns]
         sides += [(part.rows.layer, part.rows.inputs, "inputs")] if part.rows else []
-        for layer, length, what in sides:
+        for layer, length, side in sides:
             if length % workers:
                 raise WhatifError(
-                    f"tensor_parallel: expected a number of workers that divides the {length} {what} of {layer}, got "
+                    f"tensor_parallel: expected a number of workers that divides the {length} {side} of {layer}, got "
                     f"{workers}."
                 )
 
 
 def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: bool) -> TaskGraph:
-    """Return the graph of one worker of ``network``, which does its part of each block and sums with the others.
+    """Return the graph of one worker of ``network``, which computes its part of each block and all-reduces the sums.
 
-    ``sequence``: between the parts it works on its share of the sequence, which is gathered ahead of a part, and a
-    part's sum is scattered. It keeps its share alone of what it gathered, and gathers again for the gradients of
-    weights, beside the product before (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models", 2022, section 4.2.2 and figure 5).
+    ``sequence``: between the parts it works on its share of the sequence, which is gathered before a part, and a part's
+    sum is scattered. It keeps only its share of the gathered input, and gathers again for the weight gradients, beside
+    the product before (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+    section 4.2.2 and figure 5).
     """
     workers = network.workers
     inside = _inside(graph, split)
-    mine, between = inside & batch_tasks(graph), _between(graph, split) & ~inside & batch_tasks(graph)
+    split_tasks, between = inside & batch_tasks(graph), _between(graph, split) & ~inside & batch_tasks(graph)
     exchanges = _sums(graph, split, sequence=sequence)
-    graph = put(graph, mine, at_batch(graph, mine, 1 / workers, cut_weights=True))
-    graph = with_work(graph, mine, 1 / workers, wider=True)
+    graph = put(graph, split_tasks, at_batch(graph, split_tasks, 1 / workers, cut_weights=True))
+    graph = with_work(graph, split_tasks, 1 / workers, wider=True)
     if sequence:
         graph = put(graph, between, at_batch(graph, between, 1 / workers))
         graph = with_work(graph, between, 1 / workers, wider=True)
@@ -174,7 +174,7 @@ def split_blocks(graph: TaskGraph, split: Split, network: Network, *, sequence: 
 
 
 def _inside(graph: TaskGraph, split: Split) -> Bool:
-    """The tasks between the ends of a part, in its direction; of an embedding's part none: it reads as much as ever."""
+    """The tasks between the ends of a part, in its direction; none for an embedding's part: its reads do not change."""
     result = np.zeros(len(graph), dtype=np.bool_)
     for backward, phase in ((False, Phase.FORWARD), (True, Phase.BACKWARD)):
         change = np.zeros(len(graph) + 1, dtype=np.int64)
@@ -187,7 +187,7 @@ def _inside(graph: TaskGraph, split: Split) -> Bool:
 
 
 def _between(graph: TaskGraph, split: Split) -> Bool:
-    """The tasks of each direction of each pass from its first part's first to its last part's last."""
+    """The tasks of each direction of each pass from the first task of its first part to the last of its last part."""
     result = np.zeros(len(graph), dtype=np.bool_)
     blocks = [span for span in split.spans if split.parts[span.part].columns and split.parts[span.part].rows]
     for backward, phase in ((False, Phase.FORWARD), (True, Phase.BACKWARD)):
@@ -214,7 +214,7 @@ def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
             if before >= 0 and ahead >= 0:
                 rows.append(Exchange("all_gather", size, ahead, phase, (before,), (span.first,)))
             rows += _gathered_again(graph, span, part, size, on_gpu=on_gpu) if span.backward else []
-        # What is cut by rows alone (an embedding) is summed forward, what by columns alone (the head) backward.
+        # A part cut by rows alone (an embedding) is summed forward, one cut by columns alone (the head) backward.
         if (not part.columns) if span.backward else part.rows is None:
             continue
         call = int(calls_of(graph, np.array([span.last]))[0]) if on_gpu else span.last
@@ -226,12 +226,12 @@ def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
 
 
 def _gathered_again(graph: TaskGraph, span: _Span, part: Part, size_bytes: int, *, on_gpu: bool) -> list[Exchange]:
-    """The input of a part's first products, for the gradients of their weights, beside the product before these."""
+    """Gather the input of a part's first products again for their weight gradients, beside the product before these."""
     layers = {layer: number for number, layer in enumerate(graph.layers)}
     tasks = np.arange(span.first, span.last + 1)
-    own = np.isin(graph.layer[tasks], [layers[column.layer] for column in part.columns])
+    of_columns = np.isin(graph.layer[tasks], [layers[column.layer] for column in part.columns])
     work = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
-    products = tasks[own & work[tasks] & (graph.phase[tasks] == Phase.BACKWARD) & (graph.flops[tasks] > 0)]
+    products = tasks[of_columns & work[tasks] & (graph.phase[tasks] == Phase.BACKWARD) & (graph.flops[tasks] > 0)]
     if len(products) < 2:
         return []
     first, last = int(products[0]), int(products[-1])
@@ -247,20 +247,20 @@ def _parameter_bytes(graph: TaskGraph) -> int:
 
 
 def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
-    """The recorder's facts of one worker: its part of each parameter that is cut, by which later what-ifs go."""
+    """The recorder's metadata of one worker, for later what-ifs: its part of each split parameter."""
     cut = {product.layer for part in parts for product in part.columns}
     by_rows = {part.rows.layer for part in parts if part.rows} - cut
 
     def kept(layer: str, shape: tuple[int, ...] | None) -> bool:
-        """A bias is added once to the sum of the parts, so every worker has all of it."""
+        """Such a bias is added once to the sum of the parts, so every worker has all of it."""
         return layer in by_rows and shape is not None and len(shape) == 1
 
     def smaller_layer(layer: Layer) -> Layer:
         if layer.name not in cut | by_rows:
             return layer
         numbers = {name: int(np.prod(shape)) for name, shape in layer.shapes.items()}
-        whole = sum(count for name, count in numbers.items() if kept(layer.name, layer.shapes[name]))
-        share = whole / max(sum(numbers.values()), 1)
+        replicated = sum(count for name, count in numbers.items() if kept(layer.name, layer.shapes[name]))
+        share = replicated / max(sum(numbers.values()), 1)
         share += (1 - share) / workers
         parameters, size = (
             None if count is None else round(count * share) for count in (layer.parameters, layer.gradient_bytes)
@@ -285,10 +285,10 @@ def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
 
 
 def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: float, *, sequence: bool) -> Memory:
-    """Inside the parts everything is 1 / ``workers``, but for what flows in and out, which every worker has whole.
+    """Inside the parts everything is 1 / ``workers``, except input and output, which every worker has in full.
 
-    ``sequence``: that exists whole while a part's first and last layers run; kept is 1 / ``workers`` of it, as of all
-    between the parts (Korthikanti et al., 2022, equation 4).
+    ``sequence``: these exist in full while a part's first and last layers run; 1 / ``workers`` of them is kept, as of
+    everything between the parts (Korthikanti et al., 2022, equation 4).
     """
     rows = list(memory.layers)
     place: dict[str, list[int]] = {}
@@ -299,14 +299,14 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
         columns = {product.layer for product in part.columns}
         last = part.rows.layer if part.rows else ""
         here = [number for name in (*columns, last) for number in place.get(name, [])]
-        here += [len(rows) - 1] if here and not last else []  # the loss works on the head's words
+        here += [len(rows) - 1] if here and not last else []  # the loss works on the head's vocabulary
         found.append((columns, last, range(min(here), max(here) + 1) if here and columns else here))
     inside = {number for _, _, numbers in found for number in numbers}
     blocks = [number for columns, last, numbers in found if columns and last for number in numbers]
     if sequence and blocks:
         for number in set(range(min(blocks), max(blocks) + 1)) - inside:
             row = rows[number]
-            # Its parameters are whole.
+            # Its parameters are not split.
             rows[number] = _less(row, workers, opens=False, closes=False)._replace(
                 gradients=row.gradients, weights=row.weights, fixed_workspace=row.fixed_workspace,
                 fixed_forward=row.fixed_forward,
@@ -321,7 +321,7 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
 
 def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool, sequence: bool = False) -> LayerMemory:
     def part(size: int, whole: int = 0) -> int:
-        """``whole`` of ``size`` stays, and of the rest a part."""
+        """Keep ``whole`` of ``size`` and a part of the rest."""
         kept = min(size, whole)
         return kept - (kept - size) // workers
 
@@ -333,7 +333,7 @@ def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool, sequence
         return less
     less = less._replace(backward_workspace=part(row.backward_workspace, row.input))
     if sequence:
-        # What is gathered lies beside its share.
+        # The gathered activation exists besides the share.
         return less._replace(
             forward_workspace=less.forward_workspace + row.input,
             backward_workspace=less.backward_workspace + row.input,

@@ -1,8 +1,8 @@
-"""Parts of a transformer that can be cut across workers: products that widen a block's stream, and those that end it.
+"""Parts of a transformer that can be split across workers: products that leave a block's stream, and those that return.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
-section 3: the first product of a part is cut by columns (its outputs), the last one by rows (its inputs), and what lies
-between works on its own columns (attention on its own heads).
+section 3: the first product of a part is cut by columns (its outputs), the last one by rows (its inputs), and the work
+between them is done on each worker's columns (attention on its heads).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whatif.models.layers.layer_facts import layer_rows
 from whatif.models.layers.segments import segments
 from whatif.models.parallel.passes import Use
 
-# Transformers' own linear layer, of GPT-2, has its weights the other way: inputs, outputs.
+# The linear layer of transformers' GPT-2 stores its weights transposed: inputs, outputs.
 _TRANSPOSED = "Conv1D"
 _PRODUCTS = ("Linear", "LazyLinear", "NonDynamicallyQuantizableLinear", _TRANSPOSED)
 _ATTENTION = "MultiheadAttention"
@@ -23,7 +23,7 @@ _EMBEDDING = "Embedding"
 
 
 class Product(NamedTuple):
-    """A layer that multiplies by a matrix: its name, inputs and outputs; a whole attention has both of the stream."""
+    """A layer that multiplies by a matrix: its name, inputs and outputs; for an attention both the stream's width."""
 
     layer: str
     inputs: int
@@ -31,18 +31,18 @@ class Product(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Products cut by columns, and the one cut by rows; a whole attention module is both. None: there is no such."""
+    """Products cut by columns, and the one cut by rows (None: no such); a whole attention module is both."""
 
     columns: tuple[Product, ...]
     rows: Product | None
 
 
 def split_parts(graph: TaskGraph, forward: list[Use], layers: str | None) -> list[Part]:
-    """Return the attentions and the two-layer networks of the blocks of a transformer, in the order of the pass.
+    """Return the attentions and the MLPs of the blocks of a transformer, in the order of the pass.
 
-    ``forward``: when layers (numbered as in ``graph.layers``) work in one forward pass. Blocks are the layers that
-    repeat, or those that ``layers`` matches. Within one, products that read the block's stream open a part, and the
-    first that is back at its width closes it: one that reads something else, or one behind the query, key and value.
+    ``forward``: the uses of layers (numbered as in ``graph.layers``) in one forward pass. Blocks are the repeated
+    layers, or those that ``layers`` matches. Within one, products that read the block's stream open a part, and the
+    first that returns to its width closes it: one that reads something else, or one after the query, key and value.
     """
     products = _products(graph)
     called = [graph.layers[use.part] for use in sorted(forward, key=lambda use: use.first)]
@@ -50,11 +50,11 @@ def split_parts(graph: TaskGraph, forward: list[Use], layers: str | None) -> lis
     for block in segments(graph, layers):
         inside = [name for name in called if name == block or name.startswith(f"{block}.")]
         attention = [name for name in inside if name in products and products[name][0] == _ATTENTION]
-        mine = [
+        in_block = [
             products[name] for name in inside
             if name in products and not any(name.startswith(f"{above}.") for above in attention)
         ]  # fmt: skip
-        found += _pairs(mine)
+        found += _pairs(in_block)
     return found
 
 
@@ -80,14 +80,14 @@ def _pairs(products: list[tuple[str, Product]]) -> list[Part]:
 
 
 def _is_attention(opened: list[Product], width: int) -> bool:
-    """Whether these make a query, a key and a value: three products, or fewer with more outputs than inputs."""
+    """Whether these compute query, key and value: three products, or fewer with more outputs than inputs."""
     return len(opened) >= 3 or sum(product.outputs for product in opened) > len(opened) * width
 
 
 def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) -> list[Part]:
-    """Return the largest embedding as a part cut by rows, and the product with as many outputs as it has words.
+    """Return the largest embedding as a part cut by rows, and the product with as many outputs as its vocabulary.
 
-    A linear layer without parameters of its own, the last of the pass, multiplies by the embedding's.
+    A linear layer without parameters, the last of the pass, multiplies by the embedding's.
     """
     width = parts[0].columns[0].inputs
     rows = layer_rows(graph)
@@ -111,14 +111,14 @@ def _products(graph: TaskGraph) -> dict[str, tuple[str, Product]]:
         if shape:
             found[name] = "Linear", Product(name, shape[1], shape[0])
         elif row.type == _ATTENTION:
-            whole = _shape(row, _ATTENTION, key="in_proj_weight")
-            if whole:
-                found[name] = _ATTENTION, Product(name, whole[1], whole[1])
+            attention = _shape(row, _ATTENTION, key="in_proj_weight")
+            if attention:
+                found[name] = _ATTENTION, Product(name, attention[1], attention[1])
     return found
 
 
 def _shape(row: Layer | None, *types: str, key: str = "weight") -> tuple[int, int] | None:
-    """Outputs and inputs of a layer's matrix; None where it is of another type or it is unknown."""
+    """Outputs and inputs of a layer's matrix; None if it is of another type or unknown."""
     if row is None or row.type not in types:
         return None
     shape = row.shapes.get(key, ())
