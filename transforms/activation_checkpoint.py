@@ -2,10 +2,10 @@
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, §3; torch.utils.checkpoint with
         use_reentrant=False.
-Model:  before the backward work of each segment its forward work comes again, with all its kernels, launches and
-        Python; a segment is a layer that `layers` matches, by default every repeated block of the model. Sums that
-        `tensor_parallel` put into a segment come again too. Ignored: the end of a segment that no activation depends on
-        (PyTorch stops early), the hooks that take the place of saving, recorded collectives inside a segment.
+Model:  before the backward work of each segment its forward work is repeated, with all its kernels, launches and
+        Python; a segment is a layer that `layers` matches, by default every repeated block of the model. All-reduces of
+        `tensor_parallel` in a segment are repeated too. Ignored: the end of a segment that no activation depends on
+        (PyTorch stops early), the hooks that replace saving, recorded collectives inside a segment.
 Effort: small: torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=False) around each repeated layer.
 """
 
@@ -16,7 +16,7 @@ AXIS = "passes"
 
 
 def transform(graph: TaskGraph, *, layers: str | None = None) -> TaskGraph:
-    """Recompute the segments; `layers` is a regular expression that matches whole layer names."""
+    """Recompute the segments; `layers` is a regular expression for full layer names."""
     chosen = segments(graph, layers)
     if not chosen:
         wanted = "repeated blocks" if layers is None else f"layers named {layers!r}"

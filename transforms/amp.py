@@ -1,17 +1,17 @@
 """AMP: train in mixed precision (autocast, and a loss scaler for fp16).
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018; Daydream (USENIX ATC 2020) §5.1 and Algorithm 3.
-Model:  each operator that autocast's lists change takes the ratio of the op database's answers in half precision and as
-        it was recorded, on the recorded GPU, down to the data sheet (whatif/models/durations/forms.py); what is half
-        already, the update and communication stay. Which tensors stay fp32 is known of a predicted step's operators
-        (instrumentation/trace_module/formats.py); in a recording the names of its kernels do (format_flow.py).
-        Given `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is Daydream's Algorithm 3 to the letter:
-        every GPU task, update and communication included. Added: casts of weights and of fp32 results, forward and
-        backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for it. On a CPU
-        recording always bf16: operators that were measured alone (`whatif collect --measure-operators`) take the ratio
-        of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates. Inference on a
-        CPU and decoding (few rows) store the weights in half precision, so none is cast. Ignored: a larger batch that
-        fits afterwards.
+Model:  each operator that autocast's lists change takes the ratio of the op database's times in half precision and as
+        recorded, on the recorded GPU, down to the data sheet (whatif/models/durations/forms.py); half-precision work,
+        the update and communication stay. The tensors that stay fp32 are known for a predicted step's operators
+        (instrumentation/trace_module/formats.py); in a recording they follow from the names of its kernels
+        (format_flow.py). With `matrix_speedup` or `memory_speedup` (3 and 2 in the paper) it is exactly Daydream's
+        Algorithm 3: every GPU task, including update and communication. Added: casts of weights and of fp32 results,
+        forward and backward, with their launches, and for fp16 the unscaling of the gradients and the CPU's wait for
+        it. On a CPU recording always bf16: operators measured alone (`whatif collect --measure-operators`)
+        take the ratio of their two times, the others follow the recorded (else a typical) ratio of bf16 to fp32 rates.
+        Inference on a CPU and decoding (few rows) store the weights in half precision, so none is cast. Ignored: a
+        larger batch that fits afterwards.
 Effort: small: torch.autocast around the forward pass, and for fp16 a torch.amp.GradScaler; in inference
         model.to(torch.bfloat16).
 """

@@ -2,10 +2,10 @@
 
 Source: Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: the step
         in which every rank's operations take the time of an even run, simulated with the same dependencies.
-Model:  needs the recordings of several ranks. The work of each phase, the CPU's and the GPU's each, takes every rank as
-        long as the one that it is to `follow`: the fastest in that phase, the median, or the mean of all (the same work
-        divided evenly). Transfers keep their times; what ranks waited for one another follows from that.
-Effort: medium: divide the work anew (batches, layers, experts), or fix or replace what slows a rank.
+Model:  needs the recordings of several ranks. In each phase the CPU's and the GPU's work takes every rank as long as
+        the followed one (`follow`): the fastest in that phase, the median, or the mean of all (the same work divided
+        evenly). Transfers keep their times; the waits between ranks follow from the simulation.
+Effort: medium: divide the work differently (batches, layers, experts), or fix or replace the cause of a slow rank.
 """
 
 from typing import Literal

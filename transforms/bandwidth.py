@@ -1,11 +1,11 @@
 """Bandwidth: make every network link `factor` times as fast.
 
 Source: Daydream (USENIX ATC 2020) figure 2 (c), "what if network bandwidth is 2x".
-Model:  the transfer of each recorded collective takes 1 / `factor` of its time; what it waited for other ranks stays.
-        In the recording of one rank that is what it took longer than the shortest of equal ones, or far longer than
-        the GPU's usual links need; the range runs from a pure transfer to one that does not get faster at all. For
-        communication that another what-if added (distributed, p3, ...) the parts are known: the bytes take 1 /
-        `factor` of their time, the latency stays, and the range stays as it is.
+Model:  the transfer of each recorded collective takes 1 / `factor` of its time; its wait for other ranks stays. In the
+        recording of one rank the wait is the time beyond the shortest of equal collectives, or far beyond that of the
+        GPU's usual links; the range runs from a pure transfer to no gain at all. For communication that another what-if
+        added (distributed, p3, ...) the parts are known: the bytes take 1 / `factor` of their time, the latency stays,
+        and the range stays as it is.
 Effort: none: a hypothetical question.
 """
 

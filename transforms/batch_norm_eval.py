@@ -2,13 +2,13 @@
 
 Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015, §3.1 (inference normalizes with fixed statistics);
         torch.nn.BatchNorm2d.eval().
-Model:  where the recording has its operators measured alone (`whatif collect --measure-operators`), each batch
-        normalization by the ratio of its two measurements. Elsewhere by accesses of one value per activation: forward
+Model:  if the recording has its operators measured alone (`whatif collect --measure-operators`), each batch
+        normalization by the ratio of its two measurements. Else by accesses of one value per activation: forward
         training reads twice and writes once, eval reads and writes once; backward training reads input and gradient
         twice and writes once, eval reads both once and the gradient again and writes once. The range, from the square
-        of that ratio to no gain, is our estimate. Ignored: the counter of batches, a small operator a layer that eval
-        leaves out.
-Effort: medium: eval() of the batch normalizations after train(); then check that the model still learns as it should.
+        of that ratio to no gain, is our estimate. Ignored: the batch counter, a small operator per layer that eval
+        omits.
+Effort: medium: eval() of the batch normalizations after train(); then check that the model still converges.
 """
 
 import numpy as np

@@ -3,14 +3,14 @@
 Source: Daydream (USENIX ATC 2020) §2 (kernels grow with the batch, their launches do not); Williams et al.,
         "Roofline", CACM 2009; the recorded occupancy.
 Model:  every kernel of the forward and the backward pass has a fixed part (start-up, on a CPU the operator's call) and
-        a part in proportion to the batch. A kernel that fills a share of the GPU, or is far above the time of its
-        operations and bytes, has a large fixed part (see whatif/models/kernels/batch.py). Where the recording
-        has its operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times
-        decide. Loading and copying the batch are in proportion to it. What the CPU does to launch and the update stay,
-        and so does the accumulation of gradients if operators show it: a CPU-bound step gains throughput by a larger
-        batch. Forward passes of few rows (decoding) read the weights of their products once for any batch: those take
-        the longer one of reading and computing (whatif/models/kernels/stored_weights.py), and attention, its cache and
-        all activations grow. Ignored: another kernel choice at another size (the range is a tenth of the change).
+        a part proportional to the batch. A kernel that fills a share of the GPU, or takes far longer than its
+        operations and bytes need, has a large fixed part (see whatif/models/kernels/batch.py). If the recording has its
+        operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times are used.
+        Loading and copying the batch are proportional to it. Launches, the update and the accumulation of gradients (if
+        operators show it) stay: a CPU-bound step gains throughput from a larger batch. Forward passes of few rows
+        (decoding) read the weights of their products once for any batch: they take the longer of reading and computing
+        (whatif/models/kernels/stored_weights.py), and attention, its cache and all activations grow. Ignored: another
+        kernel choice at another size (the range is a tenth of the change).
 Effort: small: the batch size of the data loader, and with it the learning rate.
 """
 
@@ -33,7 +33,7 @@ MOST_SAMPLES = 10**9
 
 
 def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None = None) -> TaskGraph:
-    """Scale what grows with the batch; `size` in samples needs the recording to know its own."""
+    """Scale the work that grows with the batch; `size`, in samples, requires the recorded batch size."""
     if (factor is None) == (size is None):
         raise WhatifError(
             "batch_size: expected either factor or size, as in batch_size:factor=2 or batch_size:size=64."

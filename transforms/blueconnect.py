@@ -3,16 +3,16 @@
 Source: Cho et al., "BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network Hierarchy", IBM
         Journal of Research and Development 63(6), 2019; Daydream (USENIX ATC 2020) §5.2 and Algorithm 8; nccl-tests
         for the time of a stage, (p - 1) / p S / bandwidth among p workers, and (p - 1) latencies.
-Model:  with factors=4x2, 4 workers a node and 2 nodes, every all-reduce of the graph becomes a reduce-scatter among 4,
-        one among 2 of the quarter that is left, and the two all-gathers in reverse. Each factor has a channel, so that
-        stages of several buckets run at once. The first factor's links have `inner_bandwidth`, the others `bandwidth`,
-        by default that of the all-reduce itself (by its size and time; a recorded one may have waited for others, and
-        waiting counts as transfer). The workers of a node share its link to the others; with shared=false each has
-        one of its own. A `cluster` sets factors, rates and what is shared; a hop's latency is the mean one of the
-        all-reduce, also then. Each stage is a call of its own on the CPU (55 us in a recording, 20 at the lower end).
-        Ignored: the cost of cutting buffers. In the range: 34 % more than theory (Daydream §6.5).
-        Deviation from the paper: Algorithm 8 is right, but A.6 says all-reduce where all-gather is meant.
-Effort: medium: NCCL between the nodes and within them on process groups of their own, or Horovod's hierarchical mode.
+Model:  with factors=4x2, 4 workers per node and 2 nodes, every all-reduce of the graph becomes a reduce-scatter among
+        4, one among 2 of the remaining quarter, and the two all-gathers in reverse. Each factor has a channel, so that
+        stages of several buckets overlap. The first factor's links have `inner_bandwidth`, the others `bandwidth`, by
+        default that of the all-reduce itself (by its size and time; a recorded one may have waited for others, and
+        waiting counts as transfer). The workers of a node share its link to the others; with shared=false each has its
+        own. A `cluster` sets factors, rates and sharing; a hop's latency is always the mean of the all-reduce's. Each
+        stage is a separate CPU call (55 us in a recording, 20 at the lower end). Ignored: the cost of cutting buffers.
+        In the range: 34 % more than theory (Daydream §6.5). Deviation from the paper: Algorithm 8 is right, but A.6
+        says all-reduce where all-gather is meant.
+Effort: medium: NCCL on separate process groups between nodes and within them, or Horovod's hierarchical mode.
 """
 
 import math
@@ -28,7 +28,7 @@ from whatif.models.exchange.hierarchy import SCATTER, decompose, flat_byte_s
 from whatif.models.exchange.network_options import network_of
 from whatif.simulation.transfers import workers_of
 
-# What NCCL counts on for PCI Express 3.0 with 16 lanes (its topo.h).
+# NCCL's rate of PCI Express 3.0 with 16 lanes (its topo.h).
 PCIE = Bandwidth("12GB/s")
 PLACE = "sums"
 WHOLE_PASSES = True
@@ -43,11 +43,11 @@ def transform(
     shared: bool = True,
     cluster: str | None = None,
 ) -> TaskGraph:
-    """Take every all-reduce apart; the product of the factors is the number of workers."""
+    """Decompose every all-reduce; the product of the factors is the number of workers."""
     levels: list[Level] = []
     if cluster is not None:
-        told = int(workers_of(graph).max()) or recorded_workers(graph)
-        levels = [level for level in network_of(graph, "blueconnect", workers=told, cluster=cluster).levels
+        known_workers = int(workers_of(graph).max()) or recorded_workers(graph)
+        levels = [level for level in network_of(graph, "blueconnect", workers=known_workers, cluster=cluster).levels
                   if level.workers > 1]  # fmt: skip
         factors = "x".join(str(level.workers) for level in levels)
     parts = factors.lower().split("x")

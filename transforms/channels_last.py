@@ -2,13 +2,13 @@
 
 Source: PyTorch, "Channels Last Memory Format" (the tutorial's `model.to(memory_format=torch.channels_last)`); NVIDIA,
         "Convolutional Layers User's Guide" (tensor cores compute in NHWC).
-Model:  where the recording has its operators measured alone (`whatif collect --measure-operators`), each operator of
-        the forward and the backward pass by the ratio of its two measurements. Elsewhere, on a GPU, each convolution by
-        the ratio of the op database's answers in both layouts (whatif/opdb/tensor_convolutions.py): the transposes that
-        cuDNN puts around a convolution on tensor cores go, some grouped and large depthwise kernels are many times
-        slower, and so are group norms and other libraries' operators that know NCHW alone. Pooling and batch norm keep
-        their time. The model and its input are converted before the run. Ignored: copies where a model changes the
-        layout itself.
+Model:  if the recording has its operators measured alone (`whatif collect --measure-operators`), each operator of the
+        forward and the backward pass by the ratio of its two measurements. Else, on a GPU, each convolution by the
+        ratio of the op database's times in both layouts (whatif/opdb/tensor_convolutions.py): cuDNN's transposes around
+        a convolution on tensor cores are removed, some grouped and large depthwise kernels are many times slower, and
+        so are group norms and other libraries' operators that support only NCHW. Pooling and batch norm keep their
+        time. The model and its input are converted before the run. Ignored: copies if a model changes the layout
+        itself.
 Effort: small: model.to(memory_format=torch.channels_last), and the input likewise.
 """
 

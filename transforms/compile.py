@@ -4,18 +4,18 @@ Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python
         Compilation", ASPLOS 2024, §4 and §6 (Dynamo, AOTAutograd and Inductor).
 Model:  in the forward and the backward pass chains of element-wise kernels, casts, reductions and normalizations become
         one kernel each, with one reduction at most (maximum and sum of a softmax are one): it takes the time of the
-        longest and a quarter of the others' (none to half; half on a CPU), because what one hands to the next stays in
-        registers. The others' launches go, and what the CPU does for each launch that stays takes 5 us (2 to 10) at
-        most; entering a region costs 40 us and 1 us a layer for guards. Where the CPU waits for the GPU the region
-        breaks in two. Products, convolutions, attention, look-ups, collectives, copies and the update stay, and so does
+        longest and a quarter of the others' (none to half; half on a CPU), because values between them stay in
+        registers. The others' launches are removed, and the CPU's work per remaining launch takes at most 5 us (2 to
+        10); entering a region costs 40 us and 1 us per layer for guards. A wait of the CPU for the GPU breaks the
+        region in two. Products, convolutions, attention, look-ups, collectives, copies and the update stay, and so does
         start-up work (calls of over 1 ms, in steps that are mostly such). On a CPU Inductor puts a model with
         convolutions into channels-last (torch's `_inductor/graph.py`, `decide_layout_opt`), with the effect that
         `channels_last` predicts; on a GPU that depends on its channels, and only the range of `channels_last compile`
-        covers it. The loops of a CPU are slow at the masks that the backward pass reads (`stored_masks.py`): of a ReLU
-        ahead of maximum pooling, a leaky ReLU, dropout; normalizations beside convolutions may take 0.4 to 1.7 times as
-        long there (a MobileNet was predicted at 0.68 of the step, and took 0.82 to 0.90). `mode=reduce-overhead` puts
-        each region into a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time
-        to compile, templates that Inductor tunes for products, recomputation that it chooses, and memory.
+        covers it. On a CPU the generated loops are slow at masks for the backward pass (`stored_masks.py`): of a ReLU
+        before maximum pooling, a leaky ReLU, dropout; normalizations next to convolutions may take 0.4 to 1.7 times as
+        long (a MobileNet was predicted at 0.68 of the step, and took 0.82 to 0.90). `mode=reduce-overhead` puts each
+        region into a CUDA graph as well; a step that a graph launches already enters no region. Ignored: the time to
+        compile, templates that Inductor tunes for products, recomputation that it chooses, and memory.
 Effort: small: torch.compile(model), on a GPU with mode="reduce-overhead" for CUDA graphs. Graph breaks cost some gain.
 """
 
@@ -49,15 +49,15 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
     convolutions = graph.family == KernelFamily.CONVOLUTION
     if convolutions.any() and not graph.has_gpu and not is_in_channels_last(graph):
         graph = in_channels_last(graph, "compile")
-    changed, told = fuse(graph)
-    if not told.before:
+    changed, fused = fuse(graph)
+    if not fused.before:
         return graph.unchanged("compile: the recorded passes hold nothing that it compiles; nothing changes")
-    steps = max(told.steps, 1)
+    steps = max(fused.steps, 1)
     changed = changed.note(
-        f"compile: {told.before / steps:.0f} {'kernels' if graph.has_gpu else 'operators'} of both passes become "
-        f"{told.after / steps:.0f}, in {told.regions / steps:.3g} regions"
+        f"compile: {fused.before / steps:.0f} {'kernels' if graph.has_gpu else 'operators'} of both passes become "
+        f"{fused.after / steps:.0f}, in {fused.regions / steps:.3g} regions"
     )
-    changed = not_modelled(note_start_up(changed, "compile", told.start_up_ns), "compile")
+    changed = not_modelled(note_start_up(changed, "compile", fused.start_up_ns), "compile")
     if "cuda_graph" in graph.info.execution:
         return changed.note("compile: CUDA graphs launch the kernels already, so that no compiled region is entered")
     if graphs:

@@ -2,18 +2,18 @@
 
 Source: Tianshu (Huang et al., EMSS 2024) §3.3: an all-reduce occupies 16 multiprocessors of a GPU; Daydream (USENIX ATC
         2020) §6.5: NCCL takes 34 % more than theory beside kernels, and §7.5: concurrent kernels; Pei et al., eq. 31.
-Model:  with mode=rates each collective, recorded or put in by a what-if before (so this one comes last), holds `sms`
-        multiprocessors while it runs; kernels that compute beside it proceed at (SM - sms) / SM, or at half where one
-        wave of blocks no longer fits; those bound by memory at what it leaves of the bandwidth; a collective that a
-        what-if put in takes `gamma` times as long while other kernels run. streams=true: kernels of several streams
-        share what is left, by what their blocks fill. `at_once`: so many transfers of a channel are under way at a time
-        and share its link fairly (gloo has two threads) instead of queueing. `core`: the share of the core of the step
-        that new transfers take, for a recording of a CPU (`distributed` counts gloo's own work already). Recorded work
-        that overlapped recorded work counts as what it takes alone, so that only a change of the overlap changes the
-        step. mode=virtual is Tianshu's own: `operations` kernels for each new collective, sms / SM of its time
-        together, on the stream of the computation, without `gamma` and `streams`. mode=none leaves the GPU as it is.
-        Ignored: caches, clocks, copies, and which kernels share a multiprocessor.
-Effort: none: a question about the model, which a machine answers by itself.
+Model:  with mode=rates each collective, recorded or inserted by an earlier what-if (so name this one last), occupies
+        `sms` multiprocessors while it runs; concurrent compute-bound kernels run at (SM - sms) / SM of their rate, or
+        at half if one wave of blocks no longer fits; memory-bound ones at the remaining bandwidth; inserted collectives
+        take `gamma` times as long while other kernels run. streams=true: kernels of several streams share the remaining
+        multiprocessors, by the share that their blocks fill. `at_once`: the number of transfers of a channel that share
+        its link fairly at a time (gloo has two threads) instead of queueing. `core`: the share of the step's core that
+        new transfers take, for a recording of a CPU (`distributed` already includes gloo's work). Recorded work that
+        overlapped recorded work counts with its time alone, so that only a change of the overlap changes the step.
+        mode=virtual is Tianshu's model: `operations` kernels for each new collective, together sms / SM of its time, on
+        the compute stream, without `gamma` and `streams`. mode=none leaves the GPU unchanged. Ignored: caches, clocks,
+        copies, and which kernels share a multiprocessor.
+Effort: none: a question about the model; on a real machine contention is always present.
 """
 
 from typing import Literal
@@ -45,7 +45,7 @@ def transform(
     at_once: int | None = None,
     core: float = 0.0,
 ) -> TaskGraph:
-    """Let what runs at the same time share what it runs on; `sm_count` for a GPU that is not listed."""
+    """Let concurrent tasks share their resources; `sm_count` for a GPU that is not listed."""
     on_gpu, before = graph.has_gpu, graph
     if not on_gpu and not core and at_once is None:
         raise WhatifError(

@@ -2,11 +2,11 @@
 
 Source: Daydream (USENIX ATC 2020) §2.2 and figure 6 (after AMP the CPU is the bottleneck); Curtsinger and Berger, "COZ:
         Finding Code that Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.
-Model:  all that CPU threads do (operators, calls, the time between them) takes 1 / `speedup` of its time. Waiting
-        follows from what is waited for, and the GPU's work stays. `loading=false` leaves data loading as it is: where
-        other processes or a disk make the batch. It is applied after all other what-ifs, wherever it is named: what
-        they add to the CPU's work runs on that CPU, too. Ignored: the driver's own lags of 1 to 3 us a launch.
-Effort: none: a hypothetical question, though another host or fewer cores shared may answer it.
+Model:  all work of CPU threads (operators, calls, the time between them) takes 1 / `speedup` of its time. Waits follow
+        from the simulation, and the GPU's work stays. `loading=false` leaves data loading unchanged, if other processes
+        or a disk determine it. It is applied after all other what-ifs, in any position: the CPU work that they add runs
+        on that CPU, too. Ignored: the driver's lags of 1 to 3 us per launch.
+Effort: none: a hypothetical question, though another host or more free cores may come close.
 """
 
 from whatif import TaskGraph, TaskKind, WhatifError

@@ -4,15 +4,14 @@ Source: PyTorch, "Accelerating PyTorch with CUDA Graphs" (2021); NVIDIA, "Gettin
         "Constant Time Launch for Straight-Line CUDA Graphs" (2024).
 Model:  the launches of a step and the CPU's work between them become one call that takes 10 us and 100 ns a node (2.5
         us and 1 ns to 20 us and 200 ns). Kernels and their order stay, with a graph's gap between them
-        (whatif/hardware/architectures.toml: 0.3 us on Hopper, 0.5 on others of NVIDIA's): what is gained is the GPU's
-        waiting for the CPU. Data loading and the copy of the batch stay outside.
-        Where the CPU waits for the GPU in between (loss.item(), a GradScaler, a blocking copy) the graph ends and
-        another one begins after it; the prediction says how often. `capture=passes` leaves the update out. The step
-        has to launch the same kernels with the same shapes every time; where recorded steps do not, a sentence says
-        so. Start-up work (calls of over 1 ms, in steps that are mostly such) stays and splits the graph as a wait does.
-        A captured Adam needs capturable=True: of a for-loop one the recording gets 12 kernels of one element a tensor
-        more (torch/optim/adam.py). Ignored: memory of the graph's own pool.
-Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes and buffers and nothing that waits.
+        (whatif/hardware/architectures.toml: 0.3 us on Hopper, 0.5 on others of NVIDIA's): the gain is the GPU's wait
+        for the CPU. Data loading and the copy of the batch stay outside. At a wait of the CPU for the GPU (loss.item(),
+        a GradScaler, a blocking copy) the graph ends and another one begins; the prediction states how often.
+        `capture=passes` excludes the update. Each step has to launch the same kernels with the same shapes; if recorded
+        steps do not, a note says so. Start-up work (calls of over 1 ms, in steps that are mostly such) stays and splits
+        the graph as a wait does. A captured Adam needs capturable=True: a for-loop one gets 12 more one-element kernels
+        per tensor (torch/optim/adam.py). Ignored: memory of the graph's own pool.
+Effort: medium: torch.cuda.graph or make_graphed_callables, with static shapes and buffers and no waits.
 """
 
 from typing import Literal
@@ -35,17 +34,17 @@ def transform(graph: TaskGraph, *, capture: Literal["step", "passes"] = "step") 
         )
     graph.info.expect_steps("cuda_graph")
     phases = PASSES if capture == "passes" else (*PASSES, Phase.UPDATE)
-    changed, told = captured_in_graphs(graph, phases)
+    changed, found = captured_in_graphs(graph, phases)
     if changed is graph:
         return graph.unchanged("cuda_graph: no step has two launches or more that a graph could take; nothing changes")
-    splits = (told.launches - told.steps) / told.steps
-    held_up = "waits for the GPU or starts something up" if told.start_up_ns else "waits for the GPU"
+    splits = (found.launches - found.steps) / found.steps
+    cause = "waits for the GPU or starts something up" if found.start_up_ns else "waits for the GPU"
     changed = changed.note(
-        f"cuda_graph: {told.calls / told.steps:.0f} launches a step become {told.launches / told.steps:.3g}"
-        + (f", because the CPU {held_up} in between ({splits:.3g} splits)" if splits else "")
+        f"cuda_graph: {found.calls / found.steps:.0f} launches a step become {found.launches / found.steps:.3g}"
+        + (f", because the CPU {cause} in between ({splits:.3g} splits)" if splits else "")
     )
-    changed = not_modelled(note_start_up(changed, "cuda_graph", told.start_up_ns), "cuda_graph")
-    if told.uneven:
+    changed = not_modelled(note_start_up(changed, "cuda_graph", found.start_up_ns), "cuda_graph")
+    if found.uneven:
         changed = changed.note(
             "cuda_graph: the recorded steps do not all launch equally many tasks (dynamic shapes or control flow), so "
             "each kind of step needs a graph of its own"

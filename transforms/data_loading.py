@@ -1,15 +1,15 @@
 """Data loading: change the time to load a batch, or the number of workers that load.
 
 Source: Daydream (USENIX ATC 2020) §4.2.1; PyTorch marks these tasks on the main thread (`enumerate(DataLoader)#...`).
-Model:  the loading tasks of the median step last `time_ms` together. Less than recorded shortens the loading of every
-        step in proportion; more is the least that any step loads for. Worker processes take CPU time and memory
-        bandwidth from the training process: its CPU work grows, by an amount that no single recording shows (4 to 12 %
-        on the main thread and 11 to 33 % on the backward thread where four workers took over the loading of ResNet-50
-        on a V100). The range runs from no growth to `cpu_growth` where all loading goes away, never more than the
-        loading saved, and the prediction is its middle. Where it takes longer than recorded, workers may have come or
-        gone: the range is as wide to both sides. With `workers` the recorded loading moves to so many processes, which
-        share the cores that training leaves: a batch takes its share, the step waits for what does not fit behind a
-        step without loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
+Model:  the loading tasks of the median step last `time_ms` together. A shorter time shortens every step's loading in
+        proportion; a longer one is the minimum of each. Worker processes take CPU time and memory bandwidth from the
+        training process: its CPU work grows, by an amount that no single recording shows (4 to 12 % on the main thread
+        and 11 to 33 % on the backward thread when four workers took over the loading of ResNet-50 on a V100). The range
+        runs from no growth to `cpu_growth` if all loading is removed, never more than the loading saved, and the
+        prediction is its middle. For a longer time the number of workers may have changed either way: the range extends
+        as far on both sides. With `workers` the recorded loading moves to that many processes, which share the cores
+        left by training: the step waits for the part of a batch's loading that does not fit into a step without
+        loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
 Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=True).
 """
 
@@ -63,7 +63,7 @@ def transform(
 
 
 def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers: int) -> float:
-    """Return how long a step waits for its batch, fetching included, when ``workers`` processes load, ms."""
+    """Return the time that a step waits for its batch, including fetching, with ``workers`` loading processes, ms."""
     cores = graph.info.recorded.cpu_cores
     free_cores = workers if cores is None else max(cores - 1, 1)
     batch_ms = loading_ms / min(workers, free_cores)
@@ -72,7 +72,7 @@ def waiting_ms(graph: TaskGraph, loading: Selection, loading_ms: float, workers:
 
 
 def per_step_ns(graph: TaskGraph, tasks: Selection) -> float:
-    """Return the median over the steps of the time that some tasks take, ns; without steps, of all together."""
+    """Return the median over steps of the total time of ``tasks``, ns; without steps, their total."""
     in_step = graph.step[tasks] >= 0
     if not in_step.any():
         return float(graph.duration_ns[tasks].sum())

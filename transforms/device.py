@@ -2,13 +2,13 @@
 
 Source: Tianshu (offline op database); Yu et al., "Habitat", USENIX ATC 2021 (wave scaling); Williams et al.,
         "Roofline", CACM 2009.
-Model:  each kernel takes its recorded time times the ratio of two estimates of one kind, one for either device: from
+Model:  each kernel takes its recorded time times the ratio of two estimates of one source, one for each device: from
         the op database, from models of measurements, else from the data sheets
-        (whatif/models/durations/other_device.py). Convolutions in fp32 run in TF32 where the new device has it and the
-        recorded one had none (`tf32=no`: not), as PyTorch does by default. The CPU takes 1 / `cpu` of its time.
-        Collectives stay, and so do copies from memory that is not pinned; what-ifs after it send over the new device's
-        usual node and network (whatif/hardware), unless they name another, or it is the recorded one. Ignored: another
-        kernel choice where the format stays, caches that hold more, clocks that sag.
+        (whatif/models/durations/other_device.py). Convolutions in fp32 run in TF32 if the new device has it and the
+        recorded one did not (`tf32=no`: not), as PyTorch does by default. The CPU takes 1 / `cpu` of its time.
+        Collectives stay, and so do copies from pageable memory; later what-ifs use the new device's usual node and
+        network (whatif/hardware), unless they name another, or the device is the recorded one. Ignored: another kernel
+        choice in the same format, larger caches, throttled clocks.
 Effort: medium: another machine.
 """
 
@@ -41,8 +41,8 @@ def transform(
         graph = graph.scale(graph.on_cpu, 1 / cpu)
     old = device(graph)
     if old is not None and old.name == new.name:
-        said = f"device: the recording is of a {new.name} already; no kernel changes"
-        return graph.note(said) if cpu != 1 else graph.unchanged(said)
+        sentence = f"device: the recording is of a {new.name} already; no kernel changes"
+        return graph.note(sentence) if cpu != 1 else graph.unchanged(sentence)
     if Change.ON_ANOTHER_DEVICE in graph.info.changes:
         raise WhatifError(f"device: expected the recorded step, got one on {graph.info.gpu} already; name one device.")
     tasks = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).astype(np.int64)

@@ -3,12 +3,12 @@
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (99.9 % of the gradients stay local; momentum correction,
         Algorithm 4; the threshold from a sample of 1 %, §3); Daydream (USENIX ATC 2020) §5.2 and Algorithm 12.
 Model:  before each all-reduce of the graph, kernels correct the momentum, find the threshold in a sample, mask, pack
-        the values with their places and clear what is sent; the all-reduce becomes an all-gather of values and places,
-        8 bytes each, from every worker; after it the buffer is cleared and all entries are added up. The kernels only
-        move data: 11 accesses of each gradient in 10 kernels, our count of the paper's algorithm (the range: from 0.6
-        to 2 times the time), with their launches. A recorded all-reduce may have waited for other workers, which stays:
-        the range goes up to its recorded time. Ignored: the weights' momentum, which moves from the update into the
-        compression; the denser exchange of the first epochs (warm-up). Deviation from the paper: none.
+        the values with their indices and clear the sent ones; the all-reduce becomes an all-gather of values and
+        indices, 8 bytes each, from every worker; after it the buffer is cleared and all entries are added up. The
+        kernels only move data: 11 accesses of each gradient in 10 kernels, our count of the paper's algorithm (the
+        range: from 0.6 to 2 times the time), with their launches. The wait of a recorded all-reduce for other workers
+        stays: the range goes up to its recorded time. Ignored: the weights' momentum, which moves from the update into
+        the compression; the denser exchange of the first epochs (warm-up). Deviations: none.
 Effort: medium: a communication hook of DDP that compresses, or Horovod with the paper's published code.
 """
 

@@ -3,16 +3,16 @@
 Source: Daydream (USENIX ATC 2020) §5.1, §6.5 and Algorithm 6; PyTorch's DistributedDataParallel (its documentation,
         and reducer.cpp for the rule of the buckets); nccl-tests, doc/PERFORMANCE.md (a ring all-reduce of S bytes
         among n takes 2 (n - 1) / n S / bandwidth) plus a latency for each of its 2 (n - 1) steps; docs/cluster.md.
-Model:  gradients finish in the recorded order, with the last backward work of their layer; each is copied into its
-        bucket (25 MiB, the first 1 MiB, or `bucket_mb` for all, or as recorded), a bucket that is full is
-        all-reduced on the network, in order, beside the backward pass (overlap=false: after it), and after that pass
-        every sum is copied back before the update. Calls and copies cost the CPU and the GPU their time; `sync` puts a
-        synchronisation before each call; compress=fp16 is DDP's hook: casts around half the bytes. From a CPU gloo
-        sends, whose threads take time of the core, and buffers of batch normalization are broadcast. All wait for the
-        slowest worker: steps spread as the recorded ones, GPUs by 1.5 % or more (`spread_pct`); kernels lose 5 bytes
-        of memory traffic a byte that NCCL sums beside them (both fitted to NVIDIA's tables, docs/data_parallel.md).
-        Upper end: 34 % over theory (3 % with `sync`), as Daydream measured. Ignored: a worker that is always slower
-        (`straggler`), buffers broadcast on a GPU. Deviation: in Algorithm 6 forward layers start the all-reduce.
+Model:  gradients are ready in the recorded order, with the last backward work of their layer; each is copied into its
+        bucket (25 MiB, the first 1 MiB, or `bucket_mb` for all, or as recorded), full buckets are all-reduced on the
+        network, in order, during the backward pass (overlap=false: after it), and after that pass every sum is copied
+        back before the update. Calls and copies take CPU and GPU time; `sync` adds a synchronisation before each call;
+        compress=fp16 is DDP's hook: casts around half the bytes. On a CPU gloo's threads take time from the core, and
+        buffers of batch normalization are broadcast. All wait for the slowest worker: steps vary like the recorded
+        ones, on GPUs by 1.5 % or more (`spread_pct`); kernels lose 5 bytes of memory traffic per byte that NCCL sums
+        beside them (both fitted to NVIDIA's tables, docs/data_parallel.md). Upper end: 34 % over theory (3 % with
+        `sync`), as Daydream measured. Ignored: a worker that is always slower (`straggler`), buffers broadcast on a
+        GPU. Deviation: in Algorithm 6 forward layers start the all-reduce.
 Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torchrun, a DistributedSampler, machines.
 """
 
@@ -46,7 +46,7 @@ def transform(
     sync: bool = False,
     spread_pct: float | None = None,
 ) -> TaskGraph:
-    """Put the buckets of DDP into every step; set `gradient_mb` if the recording lacks the gradients."""
+    """Insert DDP's buckets into every step; set `gradient_mb` if the recording lacks the gradients."""
     network = network_of(graph, "distributed", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
                          cluster=cluster, algorithm=algorithm, table=table, spread_pct=spread_pct)  # fmt: skip
     if compress not in ("none", "fp16"):
@@ -64,7 +64,7 @@ def transform(
         return graph.unchanged("distributed: one worker has no other to exchange gradients with; nothing changes")
     if sync and not graph.has_gpu:
         raise WhatifError("distributed: expected a recording of a GPU for sync=true, got one of a CPU, which waits.")
-    told, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
+    source, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "distributed")
     bucket = bucket_of(graph, gradients, bucket_mb)
     graph = all_reduce_buckets(
         graph, gradients, bucket, network, overlap=overlap, synchronised=sync, bucket_view=gradient_as_bucket_view
@@ -74,7 +74,7 @@ def transform(
     first = gradients.step == gradients.step.min()
     size_bytes = int(gradients.size_bytes[first].sum())
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
-        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'} in "
+        f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{source and f' (by {source})'} in "
         f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
         f"the batch is per worker ({network.workers} workers)"
     )

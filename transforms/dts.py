@@ -4,15 +4,15 @@ Source: Robinson et al., "DTS" (MASCOTS 2022) §III, equations (1) to (5); McMah
         Gupta, Raskar, 2018 (split); Jeon, Kim, ICOIN 2020 (parallel split); Turina et al., IEEE CLOUD 2021 (federated
         split).
 Model:  a step is one round in which each client trains on `batches` batches: one batch is the paper's batch, all of an
-        epoch its epoch. `federated`: clients train the whole network at once, a server averages their weights. `split`:
-        clients hold the layers ahead of the cut and train one after the other with the server, then hand their weights
-        on. `parallel_split`: all clients at once, the server serves one after the other. `federated_split`: each client
-        has an edge server for the layers after the cut, a server averages these. `pipeline_learning`: every batch goes
-        through all `workers` and back, and nothing overlaps (`pipeline` has micro-batches); as few workers as hold the
-        network by default. `cut` names the last layer of a client or counts its layers (of several workers, with
-        commas); by default it is the fastest of the narrowest cuts. Roles go by the heuristic of §II-C, up to
-        `max_paths` of them (0: all), on the processors of the file `cluster`, else on machines like the recorded one.
-        The update counts with the backward pass. docs/dts.md lists where the rounds differ from the equations.
+        epoch its epoch. `federated`: clients train the whole network in parallel, a server averages their weights.
+        `split`: clients have the layers before the cut and train one after the other with the server, then pass their
+        weights on. `parallel_split`: all clients in parallel, the server serves one at a time. `federated_split`: each
+        client has an edge server for the layers after the cut, a server averages these. `pipeline_learning`: every
+        batch passes through all `workers` and back without overlap (`pipeline` has micro-batches); by default as few
+        workers as hold the network. `cut` names the last layer of a client or counts its layers (of several workers,
+        with commas); by default it is the fastest of the narrowest cuts. Roles are assigned by the heuristic of §II-C,
+        over up to `max_paths` assignments (0: all), to the processors of the file `cluster`, else to machines like the
+        recorded one. The update counts as backward work. docs/dts.md lists where rounds differ from the equations.
 Effort: large: a process for each role, torch.distributed send and recv between them, machines.
 """
 

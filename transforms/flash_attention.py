@@ -2,14 +2,14 @@
 
 Source: Dao et al., "FlashAttention", NeurIPS 2022; Dao, "FlashAttention-2", 2023 (50 to 73 % of the A100's peak);
         torch.nn.functional.scaled_dot_product_attention.
-Model:  a product, a softmax and a product, with what works element by element between them, become one kernel, and so
-        do the four products around the softmax of the backward pass; their launches go. The kernel's time is that of
-        the recorded operations (a fourth more backward, for the scores that are made again) at the share of the peak
-        that the papers report, half-way to that of the recorded products where these are slower, as small ones are
-        (whatif/models/kernels/attention.py). In fp32 PyTorch runs another fused kernel, whose products take what they
-        took: compose `amp` before this one for the real one. `causal`: the half that a causal mask hides is left out.
-        The memory is without the scores. Ignored: how large a head may be, copies that give the operands their layout.
-Effort: small: scaled_dot_product_attention in the model, or attn_implementation="sdpa" where a library offers it.
+Model:  a product, a softmax and a product, with elementwise kernels between them, become one kernel, and so do the four
+        products around the softmax of the backward pass; their launches are removed. The kernel's time is that of the
+        recorded FLOPs (a fourth more backward, to recompute the scores) at the share of the peak that the papers
+        report, half-way to that of the recorded products if these are slower, as small ones are
+        (whatif/models/kernels/attention.py). In fp32 PyTorch runs another fused kernel, whose products keep their time:
+        compose `amp` before this one for FlashAttention. `causal`: the half that a causal mask hides is omitted. Memory
+        excludes the scores. Ignored: the largest supported head, copies that change the operands' layout.
+Effort: small: scaled_dot_product_attention in the model, or attn_implementation="sdpa" if a library offers it.
 """
 
 from whatif import TaskGraph, WhatifError

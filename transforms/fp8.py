@@ -2,15 +2,14 @@
 
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022; NVIDIA Transformer Engine, "Using FP8 with
         Transformer Engine" (linear layers only, delayed scaling).
-Model:  the products of the forward and the backward pass, but for those of an attention, by the ratio of the
-        data sheet's answers in fp8 and as recorded (whatif/models/durations/forms.py), from fp32, TF32, fp16 or
-        bf16; results stay half. Added, with
-        launches: casts of input and weight before each forward product, of the gradient before every other backward
-        one, each of a third of the product's traffic, and once a pass the update of the scales
+Model:  the products of the forward and the backward pass, except those of an attention, by the ratio of the data
+        sheet's times in fp8 and as recorded (whatif/models/durations/forms.py), from fp32, TF32, fp16 or bf16; results
+        stay half. Added, with launches: casts of input and weight before each forward product, of the gradient before
+        every other backward one, each of a third of the product's traffic, and once a pass the update of the scales
         (whatif/models/kernels/fp8.py). Decoding (forward passes of few rows) stores the weights cast and casts inputs
-        only. All else stays, so from fp32 compose `amp` before this one for what is not linear. Ignored: shapes that
-        are no multiple of 16, which fp8 cannot multiply; what an fp8 result would save of the memory.
-Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a look at the loss.
+        only. All else stays, so from fp32 compose `amp` before this one for the other layers. Ignored: shapes that are
+        no multiple of 16, which fp8 cannot multiply; the memory that fp8 results would save.
+Effort: medium: Transformer Engine's layers in place of torch.nn's, under its fp8 autocast, and a check of the loss.
 """
 
 from whatif import TaskGraph, WhatifError
@@ -24,7 +23,7 @@ PLACE = "casts"
 
 
 def transform(graph: TaskGraph) -> TaskGraph:
-    """Switch the linear layers to fp8 and add what casts their operands."""
+    """Switch the linear layers to fp8 and add the casts of their operands."""
     if not graph.has_gpu:
         raise WhatifError("fp8: expected the recording of a GPU, got one of a CPU, which has no fp8 units.")
     check_units(graph, "fp8_tensor_tflops", "fp8", "fp8 tensor cores (Ada, Hopper or later, MI300)")

@@ -3,16 +3,16 @@
 Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; torch.distributed.
         fsdp (fully_shard of torch 2.13; FullyShardedDataParallel); Rajbhandari et al., "ZeRO", SC 2020, stage 3.
 Model:  a unit (the blocks that repeat, the layers that `unit` names, or layers of `unit_size` together) is gathered
-        before its forward and its backward work, its gradients are reduced and scattered after the latter, and each
-        worker updates its part. What is in no unit is the root's: gathered once, reduced last. All of it runs on one
-        channel in the order of the calls (one communicator), beside the kernels; `limit` units are gathered at once.
-        Prefetch: the next unit is asked for before (pre) or after (post) a unit's backward work, or when its turn
-        comes; `forward_prefetch` asks a unit early in the forward pass too. Copies out of and into the buffers and
-        hooks cost their time (the hooks: half of what we measured; 0.15 to 1.5 ms a call). `half` sends 16 bits. On a
-        CPU (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: that
+        before its forward and its backward work, its gradients are reduce-scattered after the latter, and each worker
+        updates its part. The rest belongs to the root: gathered once, reduced last. All collectives run on one channel
+        in the order of the calls (one communicator), beside the kernels; `limit` units are gathered at once. Prefetch:
+        the next unit is requested before (pre) or after (post) a unit's backward work, or when it is needed;
+        `forward_prefetch` requests units one earlier in the forward pass too. Copies out of and into the buffers and
+        hooks take time (the hooks: half of what we measured; 0.15 to 1.5 ms per call). `half` sends 16 bits. On a CPU
+        (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: that
         under FSDP1 the CPU waits at the limit; padding; offloading. With hybrid=true (paper, §3.2.2; HSDP) the workers
         of one node of the `cluster` share the parameters, and each part of the gradients is summed across nodes on a
-        channel of its own. In the range: 34 % more than theory (Daydream §6.5).
+        separate channel. In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.fsdp.fully_shard on each block and on the model, torchrun, a DistributedSampler.
 """
 
@@ -62,8 +62,8 @@ def transform(
     refuse_stages(graph, "fsdp")
     if network.workers == 1:
         return graph.unchanged("fsdp: one worker has no other to share its parameters with; nothing changes")
-    how = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0, hybrid)
+    fsdp = FullSharding(backward_prefetch, forward_prefetch, reshard_after_forward, limit, 0.5 if half else 1.0, hybrid)
     return fully_sharded(
-        graph, "fsdp", step_gradients(graph, gradient_mb, "fsdp"), network, how, unit,
+        graph, "fsdp", step_gradients(graph, gradient_mb, "fsdp"), network, fsdp, unit,
         unit_size.size_bytes if unit_size else None,
     )  # fmt: skip

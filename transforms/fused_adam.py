@@ -1,14 +1,14 @@
 """FusedAdam: update all parameters with one kernel instead of many.
 
 Source: Daydream (USENIX ATC 2020) §5.1 and Algorithm 4; NVIDIA Apex FusedAdam; torch.optim with fused=True.
-Model:  the kernels inside the optimizer's marks and the calls that launch them go (Daydream sums *compute-intensive*
-        ones in §5.1 and all of them in Algorithm 4; here all but memsets). The fused kernel moves each parameter,
-        gradient and moment once: its time is that of the removed kernels above their start-up floor, times the ratio
-        of memory accesses, counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and
-        _single_tensor_sgd with momentum and weight decay (11 against 5); SGD that is one addition moves what it moved.
-        The range is half as much again either way. The Python loop that collects the parameters stays. With
-        `to=foreach` each operation becomes one kernel for all parameters and moves what it moved. On a CPU whose
-        update was measured alone in every form (`whatif collect --measure-operators`) that ratio decides.
+Model:  the kernels inside the optimizer's marks and their launches are removed (Daydream sums *compute-intensive* ones
+        in §5.1 and all of them in Algorithm 4; here all but memsets). The fused kernel moves each parameter, gradient
+        and moment once: its time is that of the removed kernels above their start-up floor, times the ratio of memory
+        accesses, counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and
+        _single_tensor_sgd with momentum and weight decay (11 against 5); SGD that is one addition keeps its traffic.
+        The range is a factor of 1.5 up and down. The Python loop that collects the parameters stays. With `to=foreach`
+        each operation becomes one kernel for all parameters with the same traffic. On a CPU whose update was measured
+        alone in every form (`whatif collect --measure-operators`) that ratio is used.
 Effort: small: fused=True (or foreach=True) where the optimizer is made.
 """
 

@@ -1,16 +1,16 @@
 """Gist: keep feature maps in a compact encoding between forward and backward pass.
 
 Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018; Daydream (USENIX ATC
-        2020) §5.1 and Algorithm 11. The default sparsity is what a mean compression of 2.6 leaves that stores zeros as
-        a bit each (Rhu et al., "Compressing DMA Engine", HPCA 2018).
-Model:  a map that a ReLU hands to pooling is kept as one bit a value, one that a ReLU (or pooling after one) hands to
-        a convolution as its values above zero with a byte of index each, and with `lossy` all others in 16, 10 or 8
-        bits. Encoding comes after the last forward use, decoding before the first backward use, each with its launch
-        and the time that its bytes take; cuSPARSE may take three times as long. Deviations from the paper: it encodes
-        sparsely only after pooling (Gist also after a ReLU alone), inserts the lossy kernels after everything that
-        is no ReLU (here: after what keeps a map), and leaves decoding out. One bit a value needs no decoding, because
-        the backward work of a ReLU reads the bits. Ignored: that this reads less.
-Effort: medium: torch.autograd.graph.saved_tensors_hooks with encoding kernels of one's own.
+        2020) §5.1 and Algorithm 11. The default sparsity follows from a mean compression of 2.6 that stores each zero
+        as a bit (Rhu et al., "Compressing DMA Engine", HPCA 2018).
+Model:  a ReLU's output for pooling is kept as one bit per value, that of a ReLU (or pooling after one) for a
+        convolution as its values above zero with a byte of index each, and with `lossy` all others in 16, 10 or 8 bits.
+        Encoding comes after the last forward use, decoding before the first backward use, each with its launch and the
+        time that its bytes take; cuSPARSE may take three times as long. Deviations from the paper: it encodes sparsely
+        only after pooling (Gist also after a ReLU alone), inserts the lossy kernels after everything that is no ReLU
+        (here: after layers that keep a map), and omits decoding. One bit a value needs no decoding, because the
+        backward work of a ReLU reads the bits. Ignored: that this reads less.
+Effort: medium: torch.autograd.graph.saved_tensors_hooks with custom encoding kernels.
 """
 
 from typing import Literal
@@ -22,7 +22,7 @@ from whatif.models.layers.feature_maps import input_bytes, keep_less, keeps_inpu
 
 PLACE = "maps"
 
-# Of values of 32 bits, of which a bit each remains for the zeros: 1 - (1 / 2.6 - 1 / 32).
+# For 32-bit values with one bit left for each: 1 - (1 / 2.6 - 1 / 32).
 SPARSITY = 0.65
 LOSSY_BYTES = {"none": None, "fp16": 2.0, "fp10": 4 / 3, "fp8": 1.0}  # three values of 10 bits in a word
 

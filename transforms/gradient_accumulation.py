@@ -5,9 +5,9 @@ Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is
         and one update).
 Model:  loading, forward and backward pass happen `passes` times, each with a whole recorded batch; sums of gradients
         among workers and the update happen once, in the last pass and after it (DDP's no_sync). A pass begins on the
-        CPU after the backward pass ahead of it. Every pass but the first adds its gradients to those before: two reads
-        and one write of each, at the machine's memory rate, one operator a parameter tensor. Passes are run one by one,
-        but where they are more than 200,000 tasks a recording: then one stands for several.
+        CPU after the previous backward pass. Every pass but the first adds its gradients to the existing ones: two
+        reads and one write of each, at the machine's memory rate, one operator per parameter tensor. Passes are run one
+        by one, up to 200,000 tasks per recording: beyond that one represents several.
 Effort: small: several backward passes before optimizer.step(), the loss divided by their number.
 """
 
@@ -15,7 +15,7 @@ from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import accumulated, add_gradients, backward_ends, change_memory, with_batch_size
 from whatif.models.exchange.more_passes import with_passes
 
-# Passes are cut as the model is, and what exchanges gradients does so in the last of them.
+# Passes are split as the model is, and gradients are exchanged in the last of them.
 AXIS = "passes"
 
 

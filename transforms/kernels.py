@@ -1,7 +1,7 @@
-"""Kernels: replace durations of kernels by ones that were measured elsewhere.
+"""Kernels: replace durations of kernels by ones measured elsewhere.
 
 Source: Daydream (USENIX ATC 2020) §7.4, new kernel implementations profiled outside the training run.
-Model:  every kernel named in `file` lasts as long as the file says, wherever it runs. The file is CSV with the
+Model:  every kernel named in `file` takes the duration in the file, wherever it runs. The file is CSV with the
         columns name and duration_us, or a JSON object of name to microseconds; names are those of the recording.
 Effort: none: a hypothetical question, until the kernels are written.
 """
@@ -34,7 +34,7 @@ def transform(graph: TaskGraph, *, file: Path | None = None) -> TaskGraph:
 
 
 def read_durations(file: Path) -> dict[str, float]:
-    """Return microseconds by kernel name. Raises WhatifError where the file is not of that form."""
+    """Return microseconds by kernel name. Raises WhatifError if the file is not of that form."""
     expected = f"kernels: {file}: expected CSV with columns name,duration_us or a JSON object of name to microseconds"
     try:
         text = file.read_text(encoding="utf-8")

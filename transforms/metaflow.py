@@ -2,13 +2,13 @@
 
 Source: Jia et al., "Optimizing DNN Computation with Relaxed Graph Substitutions" (MetaFlow), MLSys 2019; Daydream
         (USENIX ATC 2020) §5.1 and Algorithm 9.
-Model:  a removed layer takes its kernels along, forward and backward, the calls and the Python around them (Algorithm 9
-        selects GPU tasks; their launches go with them either way) and, if the recording has gradients, its part of
-        the update. A scaled layer's kernels take `factor` of their time. Merged layers become the first of them, which
-        takes `factor` of the time of all. The factors are the policy's own: they come from profiling the new layers, or
-        from their FLOPs. Of a layer that gets other `sizes` (out_channels = 128) the op database gives the ratio of new
-        to recorded operator on the recorded device (docs/device.md). The layers inside a named layer go with
-        it. Ignored: what the neighbours of a changed layer gain or lose by it.
+Model:  removing a layer removes its forward and backward kernels, the calls and the Python around them (Algorithm 9
+        selects GPU tasks; their launches are removed either way) and, if the recording has gradients, its part of the
+        update. A scaled layer's kernels take `factor` of their time. Merged layers become the first of them, which
+        takes `factor` of the time of all. The policy gives the factors, from profiling the new layers or from their
+        FLOPs. For a layer with other `sizes` (out_channels = 128) the op database gives the ratio of new to recorded
+        operator on the recorded device (docs/device.md). A named layer includes the layers inside it. Ignored: effects
+        on the neighbours of a changed layer.
 
         With a mapping instead of a file it is the cost model of a search, which needs one reading of the recording:
         whatif.apply(baseline, whatif.load_transform("metaflow", policy={"remove": ["stem.2"]})).predicted_ms

@@ -3,11 +3,11 @@
 Source: PyTorch, "How to save memory by fusing an optimizer step into the backward pass" (tutorial, 2023), with
         torch.Tensor.register_post_accumulate_grad_hook; Lv et al., "Full Parameter Fine-tuning for Large Language
         Models with Limited Resources" (LOMO), ACL 2024, §3.
-Model:  every parameter has an optimizer of its own. The update's kernels move after the last backward work of the
-        layer that owns the parameter, with their share of the recorded time by bytes of gradients (a fifth either
-        way); one that worked on lists of tensors works on each alone, one start and one launch for each operation. A
-        call of such an optimizer takes the CPU 110 us more (50 to 200) for each parameter, on the thread that runs
-        the backward pass. Gradients no longer live together, which lowers the peak. Ignored: caches.
+Model:  every parameter has a separate optimizer. The update's kernels move after the last backward work of the
+        parameter's layer, with their share of the recorded time by bytes of gradients (a fifth up and down); a foreach
+        update works on each tensor alone, with one start and one launch per operation. A call of such an optimizer
+        takes 110 us (50 to 200) more CPU time per parameter, on the thread that runs the backward pass. Gradients no
+        longer exist all at once, which lowers the peak. Ignored: caches.
 Effort: small: a hook on each parameter that steps and clears; no clipping by global norm, no GradScaler.
 """
 

@@ -3,16 +3,15 @@
 Source: Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training", MLSys 2019 (slices of
         50,000 parameters; MXNet's P3Store cuts at 40,000); Daydream (USENIX ATC 2020) §5.1, §6.6 and Algorithm 7.
 Model:  each slice is pushed on the sending link once its layer's backward work is done, pulled on the receiving one
-        once it is pushed, and the layer's forward work of the next step waits for it. A link that is free takes the
-        slice whose layer is used first; with priority=false gradients go whole, in the order in which they finish, and
-        those above a million parameters are split over the servers: MXNet's KVStore, the baseline. Servers stand beside
-        the workers unless `servers` machines are theirs alone; they update the weights, so the worker's update goes.
-        Deviations from the paper: there the priority is the negative distance to the output, which prefers the layers
-        that are used last; a slice is pulled for the layer's backward work; a worker also sends to its own server.
-        Here all servers are equally busy. Ignored: the servers' own work, copies between host and GPU, the worker's
-        calls (on a CPU sockets take their time from the core of the step). In the range: 34 % more than theory
-        (Daydream §6.5 measured it for NCCL), and messages whose latencies overlap (in the prediction each holds its
-        link up).
+        once it is pushed, and the layer's forward work of the next step waits for it. A free link takes the slice whose
+        layer is used first; with priority=false gradients are sent unsliced, in the order of completion, and those
+        above a million parameters are split over the servers: MXNet's KVStore, the baseline. Servers run beside the
+        workers unless there are `servers` dedicated machines; they update the weights, so the worker's update is
+        removed. Deviations from the paper: there the priority is the negative distance to the output, which prefers the
+        layers that are used last; a slice is pulled for the layer's backward work; a worker also sends to its own
+        server. Here all servers are equally busy. Ignored: the servers' work, copies between host and GPU, the worker's
+        calls (on a CPU sockets take time from the core of the step). In the range: 34 % more than theory (Daydream §6.5
+        measured it for NCCL), and messages whose latencies overlap (in the prediction each occupies its link).
 Effort: large: a parameter server with priorities, as MXNet's P3Store or BytePS, in place of PyTorch's DDP.
 """
 
@@ -72,5 +71,5 @@ def transform(
 
 
 def priority(graph: TaskGraph) -> np.ndarray:
-    """Of the slices that wait for a link the one whose layer is used first."""
+    """The priorities of waiting slices: first the one whose layer is used first."""
     return attached_priority(graph)

@@ -3,14 +3,14 @@
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; Pei et al., "Iteration
         Time Prediction for CNN in Multi-GPU Platform", IEEE Access 2019, §III D (a server on the CPU: copies over
         links that `gpus_per_link` GPUs share, a sum that reads every worker's gradient and writes one).
-Model:  each gradient goes whole and in the order in which they finish, those above a million parameters in parts to all
-        servers (MXNet's KVStore); it is pushed on the sending link, added up and applied by a server's CPU at the rate
-        of its memory, pulled on the receiving one, and the layer's forward work of the next step waits for it
-        (sync=true); with sync=false that of the step after it does (weights one step old), so that the links alone may
-        hold it up. `servers` machines are theirs alone; servers=0 puts one beside each worker. From a GPU gradients are
-        copied to the host and weights back. The worker's update goes. `p3` cuts slices and sends the most urgent one.
-        In the range: 34 % more than theory (Daydream §6.5), half and twice the server's work (our estimate). Ignored:
-        the worker's calls, the pinned buffers, what several workers' finishing at different times does.
+Model:  gradients are sent unsliced in the order of completion, those above a million parameters in parts to all servers
+        (MXNet's KVStore); each is pushed on the sending link, added up and applied by a server's CPU at the rate of its
+        memory, pulled on the receiving one, and the layer's forward work of the next step waits for it (sync=true);
+        with sync=false that of the step after it does (weights one step old), so that only the links may delay it.
+        `servers` is the number of dedicated machines; servers=0 puts one beside each worker. On a GPU gradients are
+        copied to the host and weights back. The worker's update is removed. `p3` cuts slices and sends the most urgent
+        one. In the range: 34 % more than theory (Daydream §6.5), half and twice the server's work (our estimate).
+        Ignored: the worker's calls, the pinned buffers, workers that finish at different times.
 Effort: large: parameter servers, as MXNet's KVStore, BytePS or torch.distributed.rpc, in place of PyTorch's DDP.
 """
 

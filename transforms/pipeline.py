@@ -4,13 +4,13 @@ Source: Huang et al., "GPipe", NeurIPS 2019 (`gpipe`, its bubble of (p - 1) / m,
         "PipeDream", SOSP 2019, and "Efficient Large-Scale Language Model Training ... Using Megatron-LM", SC 2021
         (`1f1b` with a flush; `interleaved`: `chunks` parts a stage, bubble (p - 1) / (v m)).
 Model:  the layers are cut between blocks that repeat. Of the cuts whose slowest stage or message is fastest (exact)
-        over one of ten links, the one is taken whose step is simulated as the fastest over the asked link. A pass of a
-        micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, its
-        launches included: small ones are host-bound. Activations and their gradients cross each cut on the link of the
-        two stages, beside the work; calls to send and receive cost the CPU. Update and memory are each stage's own.
-        A pass is one task of a CPU and one of a GPU: name what changes kernels first. Sums of `tensor_parallel` within
-        a pass come after it; `distributed` or `zero` make copies of the pipeline, each stage with its like. Ignored:
-        other synchronisations inside of a pass, tensors beside the one that flows into the next layer (skip connections
+        over one of ten links, the one with the fastest simulated step over the requested link is used. A pass of a
+        micro-batch takes the time that `batch_size` predicts for 1 / `micro_batches` of the recorded batch, including
+        its launches: small ones are host-bound. Activations and their gradients cross each cut on the link of the two
+        stages, beside the work; calls to send and receive take CPU time. Each stage has its own update and memory. A
+        pass is one task of a CPU and one of a GPU: name what-ifs that change kernels first. All-reduces of
+        `tensor_parallel` within a pass come after it; `distributed` or `zero` replicate the pipeline, stage by stage.
+        Ignored: other synchronisations inside a pass, tensors other than the input of the next layer (skip connections
         over a cut, tied weights), slower kernels beside transfers. docs/pipeline.md has the formulas.
 Effort: large: torch.distributed.pipelining (or DeepSpeed, Megatron-LM), the model as stages, as many GPUs.
 """
@@ -53,9 +53,8 @@ def transform(
 ) -> TaskGraph:
     """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
 
-    `micro_batch` samples (recorded batches where their size is unknown) are in a micro-batch; by default the recorded
-    batch is divided among them. With `even` each stage has as many of the repeated blocks, as Megatron-LM divides
-    them by default.
+    A micro-batch has `micro_batch` samples (recorded batches if their size is unknown); by default the recorded batch
+    is divided among them. With `even` each stage has equally many repeated blocks, as by default in Megatron-LM.
     """
     chunks = chunks if schedule == "interleaved" else 1
     refuse_stages(graph, "pipeline")

@@ -2,14 +2,13 @@
 
 Source: Daydream (USENIX ATC 2020) §5.1 and Algorithm 5; Jung et al., "Restructuring Batch Normalization to Accelerate
         CNN Training", MLSys 2019.
-Model:  the kernels of a ReLU that directly follows a batch normalization go, forward and backward, with their launches
-        (on a CPU its operators); batch normalization takes half of its time, because half of its input is loaded.
-        Algorithm 5 prints that every ReLU goes, also one after an addition or a convolution, which has no
-        normalization to be fused with: `activations=all` is that reading. The range holds what Daydream §6.4 reports
-        for DenseNet-121: 12.7 % predicted, 17.5 % claimed by the authors of the method, 7 % measured, because of new
-        kernels, copies and allocations. Ignored: convolutions get slower by what is fused into them (within the
-        range), and memory.
-Effort: large: convolution kernels of one's own that normalize what they read and sum up what they write.
+Model:  the kernels of a ReLU that directly follows a batch normalization are removed, forward and backward, with their
+        launches (on a CPU its operators); batch normalization takes half of its time, because half of its input is
+        loaded. Algorithm 5 removes every ReLU, also one after an addition or a convolution, which has no normalization
+        to be fused with: `activations=all` does the same. The range covers Daydream §6.4's results for DenseNet-121:
+        12.7 % predicted, 17.5 % claimed by the authors of the method, 7 % measured, because of new kernels, copies and
+        allocations. Ignored: slower convolutions because of the fused work (within the range), and memory.
+Effort: large: custom convolution kernels that normalize their input and accumulate statistics of their output.
 """
 
 from typing import Literal
@@ -24,7 +23,7 @@ from whatif.models.kernels.fusion import without_norms
 PLACE = "kernels"
 
 NORM_RATIO = 1 / 2
-# Of the predicted gain: what was measured, and what was claimed (Daydream §6.4).
+# The measured and the claimed gain over the predicted one (Daydream §6.4).
 LEAST, MOST = 7 / 12.7, 17.5 / 12.7
 DONE = "restructured batch normalization"
 
@@ -43,7 +42,7 @@ def transform(graph: TaskGraph, *, activations: Literal["after_norm", "all"] = "
     behind_norm = relu & (np.append(calls.role, -1)[calls.before] == CallRole.NORMALIZATION)
     gone = calls.tasks(relu if activations == "all" else behind_norm)
 
-    # What the removal may gain less than all of it is time that its normalization may take longer.
+    # If the removal gains less, its normalization takes that much longer.
     doubt_ns = np.zeros(len(graph))
     for ends, time_ns in zip((calls.last, calls.backward_tasks()[1]), calls.times_ns(graph), strict=True):
         norm_end = ends[calls.before[behind_norm]]

@@ -2,11 +2,11 @@
 
 Source: PyTorch, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization": print(tensor), tensor.item(),
         tensor.cpu(), tensor.nonzero(), memory copies and control flow that depends on results wait for the GPU.
-Model:  calls that wait for the GPU inside a step return at once; their own work and the copies that they start stay. A
-        copy to the GPU that blocks (from pageable memory) waits still, unless `inputs=true`: pinned memory and
-        non_blocking=True remove that wait. Then the CPU runs ahead as far as the launch queue lets it. Ignored: results
+Model:  calls that wait for the GPU inside a step return at once; their work and the copies that they start stay. A
+        blocking copy to the GPU (from pageable memory) still waits, unless `inputs=true`: pinned memory and
+        non_blocking=True remove that wait. Then the CPU runs ahead as far as the launch queue allows. Ignored: results
         that the program needs at once (the size of nonzero, an early stop), whose wait cannot be removed, and the
-        memory of batches that are in flight. `whatif explain --by line` names the lines that wait.
+        memory of batches in flight. `whatif explain --by line` names the lines that wait.
 Effort: small: keep losses on the GPU and read them every hundredth step; do not print or index with tensors of the GPU.
 """
 
@@ -32,7 +32,7 @@ def transform(graph: TaskGraph, *, inputs: bool = False) -> TaskGraph:
     if not inputs:
         to_gpu = graph.select(kind=TaskKind.MEMCPY, name="HtoD").mask
         waiting[target[to_gpu[source]]] = False
-    # What lies outside the steps is the profiler's or the script's end.
+    # Waits outside the steps belong to the end of the profiler or the script.
     waiting &= (graph.kind == TaskKind.WAIT) & (graph.step >= 0)
     steps = max(graph.info.n_steps, 1)
     if not waiting.any():

@@ -2,7 +2,7 @@
 
 Source: Daydream (USENIX ATC 2020) §4.4, the shrink / scale primitive; Curtsinger and Berger, "COZ: Finding Code that
         Counts with Causal Profiling", SOSP 2015, which asks the same of source lines.
-Model:  every selected task lasts `factor` times as long. What runs beside it is not slowed or sped up by that.
+Model:  every selected task lasts `factor` times as long. Concurrent tasks keep their durations.
 Effort: none: a hypothetical question.
 """
 

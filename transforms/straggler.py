@@ -2,14 +2,13 @@
 
 Source: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, §1 (all wait for the slowest); David and Nagaraja,
         "Order Statistics", 2003, §2.1 (the slowest of n).
-Model:  every collective begins when all workers have arrived at it. Equal workers are one class, which is simulated
-        once: this worker, and beside it one that takes `slowdown` times as long for its compute (`what`: that of the
-        gpu, the cpu, or all), for the `count` of them. With `jitter_pct` the time of every worker's compute is
-        lognormal with that standard deviation, independent in every step; then the slowest of each class is met, at
-        the mean of its distribution (90 % of it is the range): a thousand workers with 5 % wait for one that takes
-        1.17 times the mean; this replaces the spread that an exchange ahead of it counted. Ignored: noise between the
-        collectives of one step that evens out, backup workers, and that a recorded collective has waited for other
-        workers already.
+Model:  every collective begins when all workers have reached it. Equal workers are one class, which is simulated once:
+        this worker, and one that takes `slowdown` times as long for its compute (`what`: on the gpu, the cpu, or all),
+        which represents `count` workers. With `jitter_pct` the time of every worker's compute is lognormal with that
+        standard deviation, independent in every step; then all wait for the slowest of each class, at the mean of its
+        distribution (90 % of it is the range): a thousand workers with 5 % wait for one that takes 1.17 times the mean;
+        this replaces the spread that an earlier what-if included. Ignored: noise between the collectives of one step
+        that evens out, backup workers, and waits that a recorded collective already includes.
 Effort: none: a hypothetical question.
 """
 
@@ -21,7 +20,7 @@ from whatif.models.exchange.replicate import classes, compute_tasks
 from whatif.models.exchange.stragglers import without_slowest, worker_classes
 from whatif.simulation.transfers import workers_of
 
-ACROSS_RANKS = True  # it makes several ranks of one
+ACROSS_RANKS = True  # it turns one rank into several
 PLACE = "paces"
 WHOLE_PASSES = True
 

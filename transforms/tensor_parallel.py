@@ -2,20 +2,20 @@
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
         section 3 (columns, then rows; the operators f and g; two all-reduces forward and two backward a block).
-Model:  the parts of a block are found by the shapes of its linear layers in the order of their calls: what widens the
-        stream (query, key and value; up, gate) is cut by columns, what is back at its width by rows, and all between
-        does 1 / n of its work, in the time that a batch of 1 / n would take it (whatif/models/kernels/batch.py:
-        start-up stays, and kernels that leave the GPU half empty gain less; products of few rows, as in decoding, read
-        1 / n of their weights). Normalization, dropout and sums of the stream stay whole. After a part's last product,
-        and after its first one's backward work, an activation of the stream is all-reduced, which the next kernel
-        waits for; a forward pass alone has the former only. The update works on the parameters that are left.
-        Launches and calls cost the CPU what they did. With vocabulary=true the largest embedding and the layer that
-        gives its words are cut too, and the loss after it (its sums of a number a word are ignored). With
-        sequence_parallel=true (Korthikanti et al., 2022, section 4.2.2) what lies between parts is cut along the
-        sequence, gathered ahead of a part and scattered after it. The batch is that of all workers together; for
-        several such groups, on another network, name distributed, zero or fsdp after this one, and
-        activation_checkpoint as well. Ignored: overlap of the backward all-reduce with the gradients of the weights
-        (later Megatron), blocks that are called twice in a pass. In the range: 34 % more than theory (Daydream §6.5).
+Model:  the parts of a block are found by the shapes of its linear layers in the order of their calls: layers that leave
+        the stream (query, key and value; up, gate) are cut by columns, layers that return to it by rows, and all
+        between does 1 / n of its work, in the time of a batch of 1 / n (whatif/models/kernels/batch.py: start-up stays,
+        and kernels that leave the GPU half empty gain less; products of few rows, as in decoding, read 1 / n of their
+        weights). Normalization, dropout and sums of the stream are not split. After a part's last product, and after
+        its first one's backward work, an activation of the stream is all-reduced, which the next kernel waits for; a
+        forward pass alone has only the former. The update works on the worker's parameters. Launches and calls keep
+        their CPU time. With vocabulary=true the largest embedding and the output layer of that vocabulary are split
+        too, and the loss after it (its all-reduces of one number per token are ignored). With sequence_parallel=true
+        (Korthikanti et al., 2022, section 4.2.2) work between parts is split along the sequence, which is gathered
+        before a part and scattered after it. The batch is that of all workers together; for several such groups, on
+        another network, name distributed, zero or fsdp after this one, and activation_checkpoint as well. Ignored:
+        overlap of the backward all-reduce with the gradients of the weights (later Megatron), blocks that are called
+        twice in a pass. In the range: 34 % more than theory (Daydream §6.5).
 Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), or Megatron-LM's layers; NVLink.
 """
 
@@ -31,7 +31,7 @@ from whatif.models.parallel.tensor_parallel import (
     split_blocks,
 )
 
-# What a GPU of an A100 node sends over NVLink, one direction (NVIDIA A100 data sheet: 600 GB/s both ways).
+# The NVLink rate of a GPU in an A100 node, one direction (NVIDIA A100 data sheet: 600 GB/s both ways).
 NVLINK, NVLINK_LATENCY_US = Bandwidth("300GB/s"), 3.0
 
 AXIS = "tensor"
@@ -50,7 +50,7 @@ def transform(
     vocabulary: bool = False,
     sequence_parallel: bool = False,
 ) -> TaskGraph:
-    """Cut the blocks, or the `layers` (a regular expression of their names)."""
+    """Split the blocks, or the `layers` (a regular expression of their names)."""
     if cluster is None and not graph.info.node:
         workers, bandwidth = 2 if workers is None else workers, bandwidth or NVLINK
         latency_us = NVLINK_LATENCY_US if latency_us is None else latency_us

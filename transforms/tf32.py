@@ -2,12 +2,12 @@
 
 Source: NVIDIA, "A100 Tensor Core GPU Architecture" (TF32 reads and writes fp32); PyTorch, "CUDA semantics", section
         TensorFloat-32 on Ampere and later devices (convolutions use it by default, matrix products do not).
-Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by the ratio
-        of the op database's answers in TF32 and in fp32 (whatif/models/durations/forms.py): their operands stay 4
-        bytes, so that memory bounds them as before. A convolution whose kernel does not say fp32 runs in TF32 already
-        on a device that has it, as cuDNN does by default. What would take longer keeps its fp32 kernel: PyTorch allows
-        TF32, and the library chooses. Nothing else changes, no cast is added. Ignored: another kernel choice.
-Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 where it was turned off.
+Model:  fp32 products, convolutions and recurrent layers of the forward and the backward pass by the ratio of the op
+        database's times in TF32 and in fp32 (whatif/models/durations/forms.py): their operands stay 4 bytes, so that
+        memory bounds them as before. A convolution whose kernel name does not contain fp32 already runs in TF32 on a
+        device that has it, cuDNN's default. Kernels that would take longer keep fp32: PyTorch allows TF32, and the
+        library chooses. Nothing else changes, no cast is added. Ignored: another kernel choice.
+Effort: small: torch.set_float32_matmul_precision("high"), and torch.backends.cudnn.allow_tf32 if it was turned off.
 """
 
 from whatif import Phase, TaskGraph, WhatifError

@@ -3,13 +3,13 @@
 Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design",
         MICRO 2016; Daydream (USENIX ATC 2020) §5.1 and Algorithm 10.
 Model:  the input of each chosen layer (conv, all, or a regular expression for whole layer names) is copied to the host
-        while the layer's forward work reads it, and back in time for its backward work, on one copy stream. The
-        copy back starts with the backward work of the layer for which vDNN's findPrefetchLayer names it
-        (the search ends at the next convolution). With `sync` the work after a layer waits for the copies that it
-        started, as vDNN does to free memory. Errors in the paper: it copies to the device first, tests for -1 the wrong
-        way round, and starts a copy after the layer, where vDNN overlaps both; a map that is needed at once stays.
-        Ignored: what copies and kernels take from each other, and what freeing and allocating costs beside a launch.
-Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and a stream of their own.
+        while the layer's forward work reads it, and back in time for its backward work, on one copy stream. The copy
+        back starts with the backward work of the layer for which vDNN's findPrefetchLayer names it (the search ends at
+        the next convolution). With `sync` the work after a layer waits for the copies that it started, as vDNN does to
+        free memory. Errors in the paper: it copies to the device first, inverts the test for -1, and starts a copy
+        after the layer, while vDNN overlaps both; a map that is needed at once stays. Ignored: contention between
+        copies and kernels, and the time of freeing and allocating.
+Effort: medium: torch.autograd.graph.saved_tensors_hooks with pinned buffers and a separate stream.
 """
 
 import numpy as np

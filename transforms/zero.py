@@ -2,15 +2,15 @@
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020 (figure 1:
         memory; section 7: 2, 2 and 3 times the parameters are communicated); DeepSpeed's configuration of its stages.
-Model:  stages 1 and 2 reduce and scatter every bucket of gradients, update a part of the parameters on each worker, and
-        gather all parameters after the update, which the next step waits for. They differ in memory alone: stage 1
-        keeps whole gradients. With overlap=true a bucket is sent as soon as it is full, beside the backward pass, else
-        after that pass (DeepSpeed's default below stage 3). Its own buckets are larger than these 25 MiB, which are
-        DDP's: say bucket=2GB. Stage 3 is `fsdp` with its defaults, whose options it has under that name. A copy of each
-        bucket and the calls cost their time; the update takes its kernels' start-up and its share of the rest. On a CPU
-        (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: the
-        slower kernels beside NCCL, offloading, partitions of the activations. In the range: 34 % more than theory
-        (Daydream §6.5).
+Model:  stages 1 and 2 reduce-scatter every bucket of gradients, update a part of the parameters on each worker, and
+        gather all parameters after the update, which the next step waits for. They differ only in memory: stage 1 keeps
+        full gradients. With overlap=true a bucket is sent as soon as it is full, during the backward pass, else after
+        that pass (DeepSpeed's default below stage 3). DeepSpeed's buckets are larger than these 25 MiB, which are
+        DDP's: use bucket=2GB. Stage 3 is `fsdp` with its defaults; name `fsdp` for its options. A copy of each bucket
+        and the calls cost their time; the update takes its kernels' start-up and its share of the rest. On a CPU (gloo)
+        every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored: the slower
+        kernels beside NCCL, offloading, partitions of the activations. In the range: 34 % more than theory (Daydream
+        §6.5).
 Effort: medium: DeepSpeed around the model and the optimizer with zero_optimization.stage in its configuration.
 """
 
@@ -21,7 +21,7 @@ from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.other_workers import on_other_workers, recorded_on_several
 from whatif.models.parallel.sharding import FullSharding, fully_sharded, sharded_gradients
-from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages, told_gradients
+from whatif.models.parallel.stage_gradients import is_pipelined, refuse_stages, sharded_stages, with_gradient_bytes
 
 BUCKET = Size("25MiB")
 
@@ -57,16 +57,16 @@ def transform(
     if stage == 3:
         refuse_stages(graph, "zero:stage=3")
     if is_pipelined(graph):
-        graph = told_gradients(graph, gradient_mb, "zero")
+        graph = with_gradient_bytes(graph, gradient_mb, "zero")
         return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
             f"zero: {network.workers} copies of the pipeline share the state of each stage"
         )
-    told, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
+    source, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")
     if stage == 3:
         return fully_sharded(graph, "zero", gradients, network, FullSharding())
     first = gradients.step == gradients.step.min()
     graph = sharded_gradients(graph, gradients, bucket.size_bytes, network, stage=stage, overlap=overlap)
     return graph.note(
-        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{told and f' (by {told})'}, "
+        f"zero: {gradients.size_bytes[first].sum() / 1e6:,.1f} MB of gradients a step{source and f' (by {source})'}, "
         f"network: {network.described}; the batch is per worker ({network.workers} workers)"
     )
