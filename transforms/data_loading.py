@@ -1,15 +1,14 @@
 """Data loading: change the time to load a batch, or the number of workers that load.
 
 Source: Daydream (USENIX ATC 2020) §4.2.1; PyTorch marks these tasks on the main thread (`enumerate(DataLoader)#...`).
-Model:  the loading tasks of the median step last `time_ms` together. A shorter time shortens every step's loading in
-        proportion; a longer one is the minimum of each. Worker processes take CPU time and memory bandwidth from the
-        training process: its CPU work grows, by an amount that no single recording shows (4 to 12 % on the main thread
-        and 11 to 33 % on the backward thread when four workers took over the loading of ResNet-50 on a V100). The range
-        runs from no growth to `cpu_growth` if all loading is removed, never more than the loading saved, and the
-        prediction is its middle. For a longer time the number of workers may have changed either way: the range extends
-        as far on both sides. With `workers` the recorded loading moves to that many processes, which share the cores
-        left by training: the step waits for the part of a batch's loading that does not fit into a step without
-        loading, and fetching takes 1.5 ms (measured 1.4, 1.7).
+Model:  the loading tasks of the median step last `time_ms` together. Shorter times scale every step's loading; longer
+        ones are each step's minimum. Worker processes take CPU time and memory bandwidth from the training process: its
+        CPU work grows, by an amount that no single recording shows (4 to 12 % on the main thread and 11 to 33 % on the
+        backward thread when four workers took over the loading of ResNet-50 on a V100). The range runs from no growth
+        to `cpu_growth` if all loading is removed, at most the loading saved; the prediction is its middle. For a longer
+        time the number of workers may have changed either way: the range extends as far on both sides. With `workers`
+        the recorded loading moves to that many processes, on the cores left by training: the step waits for loading
+        that does not fit into a step without it, and fetching takes 1.5 ms (measured 1.4, 1.7).
 Effort: small: DataLoader(num_workers=4, pin_memory=True, persistent_workers=True).
 """
 

@@ -19,11 +19,11 @@ Table = TypeVar("Table", bound=Struct)
 
 
 class Column(Struct, frozen=True):
-    """One column: ``default`` is the value of a task about which nothing is known.
+    """One column: ``default`` is the value of unknown entries.
 
     ``codes`` is what the values index: a sequence, or the name of a table of the graph. ``inherits``: an inserted task
-    takes the value of the task that it is put behind. ``divides``: the parts of a split task share the value; without
-    it each part has all of it. ``across_ranks``: what a merge of ranks does with the values of each rank.
+    takes the value of the task before it. ``divides``: the parts of a split task share the value; else each part has
+    the full value. ``across_ranks``: the treatment of each rank's values in a merge of ranks.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Column(Struct, frozen=True):
     across_ranks: Literal["keep", "table", "number", "time"] = "keep"
 
 
-# In the order in which people see them. ``TaskGraph`` has a field for each; a test compares the two.
+# In the order in which users see them. ``TaskGraph`` has a field for each; a test compares the two.
 COLUMNS = (
     Column("name", np.int32, 0, codes="names", across_ranks="table"),
     Column("kind", np.int8, 0, codes=TaskKind),
@@ -86,7 +86,7 @@ def _filled(n_tasks: int, values: npt.ArrayLike, dtype: type[np.generic]) -> Arr
 def compact(columns: dict[str, Any]) -> dict[str, Any]:
     """Return the columns with less memory: one value for all tasks is stored once, and equal times are one array.
 
-    Those that loops read (thread, durations) stay arrays of their own.
+    Those that loops read (thread, durations) stay full arrays.
     """
     if not len(columns["duration_ns"]):
         return columns
@@ -102,7 +102,7 @@ def compact(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def bytes_of(columns: Iterable[Array]) -> int:
-    """Return what the columns take in memory: each array once, one value for all tasks once."""
+    """Return the memory of the columns: each array once, one value for all tasks once."""
     distinct = {id(column): column for column in columns}.values()
     return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in distinct)
 
@@ -113,7 +113,7 @@ def taken(column: Array, rows: Array) -> Array:
 
 
 def one_table(tables: Iterable[Iterable[_T]]) -> tuple[tuple[_T, ...], list[Int32]]:
-    """Return one table of all distinct entries, and for each table where its entries are in it."""
+    """Return one table of all distinct entries, and for each table the places of its entries in it."""
     code: dict[_T, int] = {}
     where = [np.array([code.setdefault(entry, len(code)) for entry in table], dtype=np.int32) for table in tables]
     return tuple(code), where

@@ -1,4 +1,4 @@
-"""A task graph as pandas and networkx objects, for people who explore; the library itself uses neither."""
+"""A task graph as pandas and networkx objects, for exploration; the library itself uses neither."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def _tables(graph: TaskGraph) -> dict[str, list[str]]:
-    """The words of the columns that hold codes, by column. No table has a word twice: a later one gets its code."""
+    """The words of the columns of codes, by column. Words are distinct in a table: a repeated one gets its code
+    appended."""
     tables = {
         "name": graph.names,
         "kind": [kind.name for kind in TaskKind],
@@ -121,14 +122,14 @@ def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
         like.waits.scope[kept],
         like.waits.lag_ns[kept],
     )
-    # Words that were added while they were looked up.
+    # Words that were added during the look-up.
     named = {"names": (*like.names, *tables["name"][len(like.names) :])}
     named["layers"] = (*like.layers, *tables["layer"][len(like.layers) :])
     return like.replace(**columns, **named, dependencies=dependencies, waits=waits, attached={}).check()
 
 
 def _codes_of(members: type[IntEnum], attribute: str, edges: list[tuple[int, int, dict[str, Any]]]) -> Int8:
-    """The values of an attribute of the edges that is spelled as in ``members``, or is a member."""
+    """The values of an attribute of the edges, given as a member or its name in ``members``."""
     words = [getattr(edge[2][attribute], "name", edge[2][attribute]) for edge in edges]
     return np.array(_coded(attribute, words, [member.name for member in members]), dtype=np.int8)
 

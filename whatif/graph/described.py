@@ -1,7 +1,7 @@
-"""What operators are called: families, their attributes, number formats; and a recorded operator in these words.
+"""The vocabulary of operators: families, their attributes, number formats; and a recorded operator in these terms.
 
 An operator is identified by its family, name, phase, number format and layout, and by the integers of its family.
-Units stand in the names (`bytes`); what has none counts elements or tensors.
+Units are part of the names (`bytes`); names without a unit count elements or tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PHASES = ("fwd", "dgrad", "wgrad", "bwd", "update")
 class Family(Struct, frozen=True):
     """A family of operators whose times follow one law.
 
-    `sizes` are what an interpolation moves along, `modes` what has to be equal; together they are the attributes.
+    Times are interpolated along `sizes`; `modes` have to be equal. Together they are the attributes.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Family(Struct, frozen=True):
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """The integers of an operator, in the order in which they are written."""
+        """The integers of an operator, in written order."""
         return self.sizes + self.modes
 
 
@@ -51,14 +51,14 @@ FAMILIES = {
             ("batch", "query_length", "key_length", "heads"),
             ("kv_heads", "head_size", "causal"),
         ),
-        # `bytes` as nccl-tests counts them: the whole buffer, of all-gather and reduce-scatter as well.
+        # `bytes` as in nccl-tests: the whole buffer, also for all-gather and reduce-scatter.
         Family("collective", ("bytes",), ("ranks", "nodes")),
-        # Anything else: its layout is what a recording says of its inputs, as JSON. It is looked up, never estimated.
+        # Anything else: its layout is the recorded form of its inputs, as JSON. It is looked up, never estimated.
         Family("other", ()),
     )
 }  # fmt: skip
 
-# Which family an operator's name belongs to, where a person asks by name.
+# The family of an operator's name, for queries by name.
 FAMILY_OF_NAME = {
     **dict.fromkeys(("mm", "bmm", "linear", "matmul"), "matmul"),
     "conv2d": "conv",
@@ -73,8 +73,8 @@ FAMILY_OF_NAME = {
         ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"), "collective"
     ),
 }  # fmt: skip
-# What most operators are, where a person does not say it: a number, or the attribute that stands in for it (squares are
-# asked for by one side). Attributes that are not here are required.
+# Defaults of attributes: a number, or the attribute whose value is used instead (squares are given by one side).
+# Attributes that are not listed are required.
 DEFAULTS: dict[str, int | str] = {
     "batch": 1, "stride_h": 1, "padding_h": 0, "dilation_h": 1, "groups": 1, "causal": 0, "nodes": 1,
     "kernel_w": "kernel_h", "stride_w": "stride_h", "padding_w": "padding_h", "dilation_w": "dilation_h",
@@ -87,14 +87,14 @@ TWO_TENSORS = frozenset(("add", "sub", "mul", "div", "pow"))
 
 # Larger numbers are damage or malice: no device holds a tensor of 2**44 elements.
 LARGEST_ATTRIBUTE = 2**44
-# A text column says a few different things; a shard with more of them is no table of measurements.
+# A text column has few distinct values; a shard with more of them is no table of measurements.
 LONGEST_TEXT = 4096
 # Elements of a tensor of several dimensions are a product of sizes.
 _LARGEST_PRODUCT = 2**62
 
 
 class Described(Struct, frozen=True):
-    """An operator of the database: what makes a row of it."""
+    """An operator of the database: the key of a row."""
 
     family: str
     name: str
@@ -105,7 +105,7 @@ class Described(Struct, frozen=True):
 
 
 def check_described(what: Described) -> None:
-    """Raise ValueError where an operator from a file has an unknown word or an impossible size."""
+    """Raise ValueError if an operator from a file has an unknown word or an impossible size."""
     family = FAMILIES.get(what.family)
     if family is None or what.dtype not in DTYPES or what.phase not in PHASES:
         raise ValueError(f"an operator of {what.family[:40]!r}, {what.dtype[:40]!r}, {what.phase[:40]!r}")

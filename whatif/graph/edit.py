@@ -1,4 +1,4 @@
-"""Edits of a task graph that keep its tasks: scale, set, split, add dependencies, renumber. Each gives a new graph."""
+"""Edits of a task graph that keep its tasks: scale, set, split, add dependencies, renumber. All return new graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Thirteen days: sums over 8,000 such tasks still fit in an int64.
 MAX_DURATION_NS = 2**50
 
-# Random graphs settle after two orders, where any does.
+# Random graphs converge after two orders, if at all.
 MAX_ORDERS = 4
 
 Columns = dict[str, Array]
@@ -87,7 +87,7 @@ def with_duration(
 
 
 def split(graph: TaskGraph, tasks: Tasks, parts: int) -> TaskGraph:
-    """See ``TaskGraph.split``: what waited for a task waits for its last part. Raises WhatifError if parts < 1."""
+    """See ``TaskGraph.split``: successors of a task wait for its last part. Raises WhatifError if parts < 1."""
     if not isinstance(parts, int | np.integer) or parts < 1:
         raise WhatifError(f"split: expected 1 part or more, got {parts!r}.")
     mask = as_mask(graph, tasks)
@@ -110,7 +110,7 @@ def split(graph: TaskGraph, tasks: Tasks, parts: int) -> TaskGraph:
 
 
 def add_dependencies(graph: TaskGraph, new: Dependencies) -> TaskGraph:
-    """See ``TaskGraph.add_dependencies``; ids change only where a new dependency points backward."""
+    """See ``TaskGraph.add_dependencies``; ids change only if a new dependency points backward."""
     n = len(graph)
     ids = np.concatenate([new.source, new.target])
     if len(ids) and (ids.min() < 0 or ids.max() >= n):
@@ -137,12 +137,12 @@ def add_thread(graph: TaskGraph, thread: Thread) -> tuple[TaskGraph, int]:
 
 
 def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
-    """Renumber the tasks so that every dependency points forward; give the graph and each task's new id.
+    """Renumber the tasks so that every dependency points forward; return the graph and each task's new id.
 
     The order of each ordered thread stays. Raises WhatifError on a cycle.
     """
     place = np.arange(len(graph), dtype=np.int32)
-    # Which tasks a wait waits for depends on the order: a new one is looked at again.
+    # The tasks that a wait waits for depend on the order: check the new order again.
     for _ in range(MAX_ORDERS):
         told = graph.dependencies, graph.derived
         if all(bool(np.all(d.source < d.target)) for d in told):
@@ -168,7 +168,7 @@ def permuted(graph: TaskGraph, order: Array) -> tuple[TaskGraph, Int32]:
 def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id: Int32) -> TaskGraph:
     """Return the graph of the tasks at ``rows`` (ids), with ``dependencies`` between them.
 
-    ``new_id`` (n_tasks,) is where each old task now stands, -1 if it is gone; a wait of a gone task goes with it.
+    ``new_id`` (n_tasks,) is each old task's new id, -1 if it is removed; waits of removed tasks are removed.
     """
     distinct = {id(column): column for column in columns_of(graph).values()}
     gathered = {key: taken(column, rows) for key, column in distinct.items()}
@@ -185,7 +185,7 @@ def woven_in(
     """Return the graph with new tasks, whose ids will be ``place``, and each old task's new id.
 
     ``rows`` has a value for each new task in every column; attached columns are 0 there. ``order``, shape (n_tasks,),
-    are the old tasks as they will stand; by default as they do.
+    is the new order of the old tasks; by default unchanged.
     """
     is_old = np.ones(len(graph) + len(place), dtype=np.bool_)
     is_old[place] = False
@@ -210,7 +210,7 @@ def woven_in(
 
 
 def as_ns(values: npt.ArrayLike, what: str = "durations") -> Int64:
-    """Return whole nanoseconds. Raises WhatifError where a value is not finite or longer than a task can last."""
+    """Return whole nanoseconds. Raises WhatifError if a value is not finite or longer than a task can last."""
     numbers = as_numbers(what, values)
     if not np.all(np.abs(numbers) <= MAX_DURATION_NS):
         raise WhatifError(
@@ -220,7 +220,7 @@ def as_ns(values: npt.ArrayLike, what: str = "durations") -> Int64:
 
 
 def as_numbers(what: str, values: npt.ArrayLike) -> Array:
-    """Return an array of numbers. Raises WhatifError, which names ``what`` they are of, where they are none."""
+    """Return an array of numbers. Raises WhatifError, naming ``what`` they describe, if they are not numbers."""
     try:
         numbers = np.asarray(values)
     except ValueError:  # lists of several lengths
@@ -231,10 +231,10 @@ def as_numbers(what: str, values: npt.ArrayLike) -> Array:
 
 
 def as_index(graph: TaskGraph, tasks: Tasks) -> Array:
-    """Return what indexes the columns: the mask of a selection or a mask, or ids in their order.
+    """Return an index into the columns: the mask of a selection or a mask, or ids in their order.
 
-    Raises WhatifError on a selection that was made before an edit changed ids, on a mask of another length, and on ids
-    that no task has: numpy would count a negative one from the end.
+    Raises WhatifError on a selection made before an edit changed ids, on a mask of another length, and on ids out of
+    range: numpy would count a negative one from the end.
     """
     if isinstance(tasks, Selection):
         return mask_of(tasks, graph.order)
@@ -257,7 +257,7 @@ def as_index(graph: TaskGraph, tasks: Tasks) -> Array:
 
 
 def as_mask(graph: TaskGraph, tasks: Tasks) -> Bool:
-    """Return a mask, shape (n_tasks,), for what ``as_index`` takes, and raise what it raises."""
+    """Return a mask, shape (n_tasks,), for any argument of ``as_index``, with the same errors."""
     index = as_index(graph, tasks)
     if index.dtype == np.bool_:
         return index
@@ -267,7 +267,7 @@ def as_mask(graph: TaskGraph, tasks: Tasks) -> Bool:
 
 
 def as_ids(graph: TaskGraph, tasks: npt.ArrayLike | Selection) -> Int64:
-    """Return ids, in their order, for what ``as_index`` takes or one id, and raise what it raises."""
+    """Return ids, in order, for any argument of ``as_index`` or one id, with the same errors."""
     index = np.atleast_1d(as_index(graph, tasks if isinstance(tasks, Selection) else np.asarray(tasks)))
     return np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64, copy=False)
 

@@ -1,4 +1,4 @@
-"""What is known of a recording beside its tasks."""
+"""The properties of a recording besides its tasks."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What is known of the recording beside its tasks. Times are measured ones; ``None`` is not known."""
+    """The properties of the recording besides its tasks. Times are measured; ``None`` is unknown."""
 
     path: str = ""
     gpu: str | None = None
     gpu_memory_bytes: int | None = None
     n_steps: int = 0
-    step_source: str = "none"  # what shows where steps begin: profiler marks, optimizer marks, repetition, none
-    loop: tuple[int, int] = (0, 0)  # GPU tasks, too few for a step, that repeat so often where no steps were found
-    step_option: tuple[str, ...] = ()  # the command line's option with which the user said so, and its value
+    step_source: str = "none"  # the source of step boundaries: profiler marks, optimizer marks, repetition, none
+    loop: tuple[int, int] = (0, 0)  # if no steps were found: GPU tasks, too few for a step, that repeat, and how often
+    step_option: tuple[str, ...] = ()  # the command line option that set the steps, and its value
     # Measured time of each step by each clock, ns; the span has one entry.
     measured_step_ns: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    steady: tuple[int, int] = (0, 0)  # steps [first, last) that are neither first nor last where there are enough
+    steady: tuple[int, int] = (0, 0)  # steps [first, last), without the first and the last step if there are enough
     untraced_step_ns: int | None = None
     launch_lag_ns: int = 0
     queue_depth: int = 0  # pending GPU tasks per stream at which a launch blocks; 0: no limit seen
     batch_size: int | None = None  # of a forward pass
-    batch_factor: float = 1.0  # where that is unknown: its samples over those of the recorded step
-    passes: int = 1  # forward and backward passes of a step: more than one where gradients are accumulated
-    workers: int | None = None  # how many copies of the model train together, by the trace's header or a what-if
-    copy_devices: int = 1  # across how many devices what-ifs cut one copy: stages times parts of their blocks
+    batch_factor: float = 1.0  # if that is unknown: its samples over those of the recorded step
+    passes: int = 1  # forward and backward passes of a step: more than one if gradients are accumulated
+    workers: int | None = None  # replicas of the model that train together, by the trace's header or a what-if
+    copy_devices: int = 1  # devices across which what-ifs split one replica: stages times parts of their blocks
     node: str = ""  # the device, by its name in `hardware/`, whose usual node and network what-ifs assume
     optimizer: str | None = None  # its class, from the optimizer's marks
-    execution: tuple[str, ...] = ("eager",)  # else those seen of compiled (torch.compile), cuda_graph
-    groups: tuple[ProcessGroup, ...] = ()  # that collectives are among, each once
-    operators: tuple[Described, ...] = ()  # what tasks are of, in the op database's words, each once
-    gradient_bytes: tuple[int, ...] = ()  # of a step by autograd's operators, in the order in which it finishes them
-    memory: Memory | None = None  # what a step keeps on the device; None where the recording does not tell
-    loads_in_processes: bool = False  # whether processes of their own prepare the batches
-    changes: tuple[Change, ...] = ()  # what transforms did that later ones have to know
-    quirks: tuple[str, ...] = ()  # sentences about what was odd in the recording
-    findings: tuple[Finding, ...] = ()  # of the checks of its integrity; that its file was cut comes first
-    checks: tuple[str, ...] = ()  # that were made
-    origin_ns: int = 0  # what the recording's own clock showed where ``start_ns`` is 0
-    ranks: tuple[GraphInfo, ...] = ()  # of a graph of several ranks: what is known of each one's recording
-    recorded: Recorded = field(default_factory=Recorded)  # what the recorder wrote beside the events
-    profiler: ProfilerEstimate | None = None  # of a trace that another program recorded; None if unknown
+    execution: tuple[str, ...] = ("eager",)  # else the recorded ones of compiled (torch.compile), cuda_graph
+    groups: tuple[ProcessGroup, ...] = ()  # of the collectives, each once
+    operators: tuple[Described, ...] = ()  # of the tasks, in the op database's terms, each once
+    gradient_bytes: tuple[int, ...] = ()  # of a step by autograd's operators, in the order of completion
+    memory: Memory | None = None  # memory of a step on the device; None if unknown
+    loads_in_processes: bool = False  # whether separate processes prepare the batches
+    changes: tuple[Change, ...] = ()  # changes by transforms that later ones depend on
+    quirks: tuple[str, ...] = ()  # sentences about oddities of the recording
+    findings: tuple[Finding, ...] = ()  # of the integrity checks; a truncated file comes first
+    checks: tuple[str, ...] = ()  # those performed
+    origin_ns: int = 0  # the recording's clock at ``start_ns`` 0
+    ranks: tuple[GraphInfo, ...] = ()  # for a graph of several ranks: each one's recording
+    recorded: Recorded = field(default_factory=Recorded)  # the recorder's metadata
+    profiler: ProfilerEstimate | None = None  # for a trace of another program; None if unknown
 
     def expect_steps(self, name: str) -> None:
-        """Raise WhatifError for the what-if ``name`` where one step cannot be distinguished from several."""
+        """Raise WhatifError for the what-if ``name`` if one step cannot be distinguished from several."""
         tasks, times = self.loop
         if times:
             raise WhatifError(
@@ -64,17 +64,17 @@ class GraphInfo:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to warn of: what the checks found that makes answers doubtful, then the quirks."""
+        """The warnings: findings that make answers doubtful, then the quirks."""
         return (*(f.sentence for f in self.findings if f.severity > Severity.NOTE), *self.quirks)
 
     @property
     def is_predicted(self) -> bool:
-        """Whether ``whatif predict`` made this step, so that nothing in it was measured."""
+        """Whether this step was generated by ``whatif predict``, without measurements."""
         return self.recorded.predicted is not None
 
     @property
     def made(self) -> str:
-        """How the step came about, in a word: recorded, predicted by `whatif predict` or simulated by `export`."""
+        """The origin of the step in a word: recorded, predicted by `whatif predict` or simulated by `export`."""
         if self.is_predicted:
             return "predicted"
         return "recorded" if self.recorded.simulated is None else "simulated"
@@ -86,21 +86,21 @@ class GraphInfo:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that a step keeps on the device, bytes; None where the recording does not tell."""
+        """The peak memory of a step on the device, bytes; None if unknown."""
         return None if self.memory is None else peak(self.memory).total
 
     @property
     def devices(self) -> int:
-        """How many devices train together: each copy's, of all copies."""
+        """The number of devices that train together, over all replicas."""
         return self.copy_devices * (self.workers or 1)
 
     def cut_across(self, devices: int) -> GraphInfo:
-        """Return what is known of a step whose every device is now ``devices``, each with a part of its work."""
+        """Return the properties of a step in which every device becomes ``devices``, each with a part of its work."""
         return replace(self, copy_devices=self.copy_devices * devices)
 
     @property
     def samples(self) -> int | None:
-        """How many samples all workers together train in a step; None where the batch is not known."""
+        """The samples per step of all workers together; None if the batch is unknown."""
         if self.ranks:  # each may have a batch of its own; other workers are as these are on average
             of_ranks = [rank.batch_size * rank.passes for rank in self.ranks if rank.batch_size is not None]
             workers = self.workers or len(self.ranks)

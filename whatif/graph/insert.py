@@ -1,4 +1,4 @@
-"""Put new tasks into a graph, with the calls that launch them."""
+"""Insert new tasks into a graph, with the calls that launch them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NewTasks:
 
     ``launched_after`` (n,): ids of CPU tasks after which to insert the launching call, which lasts ``launch_ns``; None
     for tasks that no new call launches, which then wait only for the task before them on their thread. ``launched_by``
-    (n,): ids of existing calls that launch the new tasks too, as a CUDA graph's call does. A launched task comes after
+    (n,): ids of existing calls that also launch the new tasks, like a CUDA graph's call. A launched task comes after
     its launch, even if ``after`` is before it. ``waits_for``: the stream (or ``ALL_STREAMS``) for whose earlier
     launches the tasks of kind WAIT wait; they return ``return_ns`` later.
     """
@@ -129,7 +129,7 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
 
 
 def _check_given(tasks: NewTasks) -> None:
-    """Raise WhatifError where the tasks are none, or their name is no text or their kind none of ``TaskKind``."""
+    """Raise WhatifError if there are no tasks, their name is no text, or their kind is no ``TaskKind``."""
     if not isinstance(tasks, NewTasks):
         raise WhatifError(f"insert: expected NewTasks(after=..., name=..., ...), got {type(tasks).__name__}.")
     if not isinstance(tasks.name, str):
@@ -156,8 +156,8 @@ def _woven(
     graph: TaskGraph, parts: Sequence[NewTasks], counts: list[tuple[int, int]], names: tuple[str, ...],
     new: list[Columns], behind: Int64, rank: Int64,
 ) -> list[Inserted]:  # fmt: skip
-    """The graph with the new rows, each right behind an old one, and what each lot has become."""
-    # Only the new rows are sorted: each stands right behind an old one, which keeps its order.
+    """The graph with the new rows, each right after an old one, and the result for each group."""
+    # Only the new rows are sorted: each is right after an old one, and the old rows keep their order.
     order = np.lexsort((rank, behind))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = behind[order] + 1 + np.arange(len(order))
@@ -187,7 +187,7 @@ def _woven(
         waits=Waits(*(np.concatenate([getattr(w, column) for w in waits]) for column in Waits.__slots__)),
     )
     again = None
-    # CPU tasks fit where they are put; only what the GPU runs, and waits, can change who waits for whom.
+    # CPU tasks fit at their place; only GPU tasks and waits can change the order.
     if among(rows["kind"], GPU_KINDS).any() or len(waits) > 1:
         edited, again = reorder(edited)
 
@@ -227,12 +227,12 @@ def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Colu
     return rows
 
 
-# A collective may also run on a channel, and is called by the CPU.
+# Collectives may also run on a channel, and are called by the CPU.
 _STREAM_KINDS = (TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.MEMSET)
 
 
 def _check_threads(graph: TaskGraph, tasks: NewTasks, threads: Array, kinds: Array) -> None:
-    """Raise WhatifError where kernels or copies would run on a CPU thread, or a CPU's work on a GPU stream."""
+    """Raise WhatifError if kernels or copies would run on a CPU thread, or CPU work on a GPU stream."""
     of_cpu = among(kinds, CPU_WORK_KINDS)
     for code in each_once(threads[of_cpu]).tolist():
         if 0 <= code < len(graph.threads) and graph.threads[code].kind == ThreadKind.STREAM:
@@ -255,22 +255,22 @@ def _launch_rows(graph: TaskGraph, tasks: NewTasks, launched_after: Int64, name_
     return {**rows, "layer": new["layer"], "phase": new["phase"]}
 
 
-# How long after the GPU is done a waiting call returns, where a trace shows none: 5 to 15 us in the recordings of
-# docs/accuracy.md.
+# The time from the end of GPU work to the return of a waiting call, if a trace has none: 5 to 15 us in the recordings
+# of docs/accuracy.md.
 RETURN_NS = 8_000
 
 
 def synchronize(graph: TaskGraph, after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> TaskGraph:
     """See ``TaskGraph.synchronize``.
 
-    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks behind the first
+    ``stream`` is a thread's code, or ``ALL_STREAMS``; ``call_ns`` is the call's own work. Ids of tasks after the first
     insertion change.
     """
     return insert(graph, synchronizing(as_ids(graph, after), call_ns=call_ns, name=name, stream=stream)).graph
 
 
 def synchronizing(after: npt.ArrayLike, *, call_ns: int, name: str, stream: int) -> NewTasks:
-    """Return the tasks of such calls, each behind one of the tasks ``after``: the call, and its wait."""
+    """Return the tasks of such calls, each after one of the tasks ``after``: the call and its wait."""
     places = np.atleast_1d(np.asarray(after))
     kinds = np.tile([TaskKind.RUNTIME, TaskKind.WAIT], len(places))
     return NewTasks(

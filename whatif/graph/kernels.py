@@ -1,4 +1,4 @@
-"""What a GPU kernel or a CPU operator does and in which number format, read from its name once, at ingest.
+"""The family and number format of a GPU kernel or a CPU operator, read from its name once, at ingest.
 
 The names are those of cuDNN, cuBLAS(Lt), CUTLASS, FlashAttention, NCCL, PyTorch, Apex, FBGEMM, Triton, MIOpen,
 rocBLAS/Tensile, Composable Kernel and RCCL. `classify_kernel` is a table: the first rule that matches names the
@@ -40,17 +40,17 @@ class KernelFamily(IntEnum):
     OTHER = 18
 
 
-# What answers call the families, by their codes; a text for people has spaces.
+# Names of the families in answers, by code; text output has spaces.
 FAMILY_NAMES = tuple(family.name.lower() for family in KernelFamily)
 FAMILY_WORDS = tuple(name.replace("_", " ") for name in FAMILY_NAMES)
-# The compute-bound families: they use the matrix units where the number format has them.
+# The compute-bound families: they use the matrix units if the number format has them.
 MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATTENTION, KernelFamily.RNN)
 
 # The position of a number format in this tuple is its code in a column; "" is unknown.
 DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int")
 
 
-# First match wins, on the lower-case name. A comment says why a rule must come where it stands.
+# First match wins, on the lower-case name. Comments give the reasons for the order.
 _FAMILIES = (
     (KernelFamily.COPY, r"^memcpy|^copy(buffer|device|host)"),
     (KernelFamily.MEMSET, r"^memset|^fillbuffer"),
@@ -59,7 +59,7 @@ _FAMILIES = (
         r"nccl|rccl|nvshmem|msccl|cross_device_reduce|(one|two)shot_?all_?reduce|(one|two)_shot_all_reduce",
     ),
     # Compiler templates and Muon's hand-written products are matrix kernels; the other generated kernels name all the
-    # operators that they fuse, so they come before these.
+    # operators that they fuse, so matrix kernels come first.
     (KernelFamily.ATTENTION, r"^triton_tem.*(attention|flex)"),
     (KernelFamily.GEMM, r"^triton_(tem|mm|bmm)|^triton_.*_matmul|^xxt_kernel|^ba_plus_caa"),
     (KernelFamily.FUSED, r"^triton_|^fused_\w+_\d{8,}$|^kernel\d+$|nvfuser"),
@@ -75,7 +75,7 @@ _FAMILIES = (
     (KernelFamily.RNN, r"lstm|rnn|(^|[_<: ])gru(_|$|<|cell)"),
     # FBGEMM's embedding kernels carry "gemm" in their namespace; `permute_pooled_embs` is an embedding, not a pooling.
     (KernelFamily.INDEXING, r"embedding|_embs|embs_|fbgemm|bucketize"),
-    # An ATen reduction carries the name of what it reduces (norm, Welford moments), so it comes before those.
+    # An ATen reduction is named after what it reduces (norm, Welford moments), so it comes before those.
     (KernelFamily.REDUCTION, r"native::reduce_kernel<|reduce_kernel<\d+, \d+, at::native::reduceop"),
     # cuDNN and MIOpen implement convolutions as matrix products, so these come before GEMM. `gcgemm` is the product
     # of an FFT convolution.
@@ -136,7 +136,7 @@ _TENSILE_DTYPES = {
 # types.
 _CK_BF16 = re.compile(r"t[tf]{2,4}t")
 
-# Tried in order on the lower-case name: the operand's format stands beside the wider one that it accumulates in.
+# Tried in order on the lower-case name: the operand's format is next to the wider accumulator format.
 _DTYPES = (
     ("fp8", r"e4m3|e5m2|fp8|float8"),
     ("bf16", r"bfloat16|bf16|bhalf"),
@@ -168,7 +168,7 @@ _COLLECTIVES = (
 def classify_kernel(name: str) -> tuple[KernelFamily, str]:
     """Return the family of a kernel and the number format of its operands, from its (demangled) name.
 
-    The format is "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int", or "" where the name does not say. Never raises.
+    The format is "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int", or "" if unknown. Never raises.
     """
     lowered = name.lower().removeprefix("void ")
     family = _first_match(_FAMILIES, lowered, KernelFamily.OTHER)
@@ -191,17 +191,17 @@ def _dtype_of(name: str, lowered: str) -> str:
 
 @cache
 def collective_of(name: str, detail: str) -> str:
-    """Return which collective a communication kernel belongs to.
+    """Return the collective of a communication kernel.
 
-    One of "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv", or "" where neither
-    says. `detail`, the collective's name in the trace, wins over the kernel's name: NCCL runs an all-to-all as a
+    One of "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv", or "" if neither shows
+    it. `detail`, the collective's name in the trace, wins over the kernel's name: NCCL runs an all-to-all as a
     send-receive kernel.
     """
     squeezed = (text.lower().replace("_", "").replace("-", "") for text in (detail, name))
     return next(filter(None, (_first_match(_COLLECTIVES, text, "") for text in squeezed)), "")
 
 
-# The first pattern that matches decides. Containers (aten::linear, aten::conv2d) have hardly any time of their own.
+# The first pattern that matches decides. Containers (aten::linear, aten::conv2d) have hardly any self time.
 _OPERATOR_FAMILIES = (
     (KernelFamily.COMMUNICATION, r"^(c10d|gloo|nccl|mpi)(::|:)"),
     (KernelFamily.FUSED, r"^CompiledFunction(Backward)?$"),
@@ -231,7 +231,7 @@ _OPERATOR_FAMILIES = (
 
 @cache
 def classify_operator(name: str) -> KernelFamily:
-    """Return the family of an operator ("aten::addmm"); ``OTHER`` where its name shows none."""
+    """Return the family of an operator ("aten::addmm"); ``OTHER`` if its name shows none."""
     return _first_match(_OPERATOR_FAMILIES, name, KernelFamily.OTHER)
 
 

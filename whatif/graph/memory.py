@@ -1,8 +1,8 @@
-"""What a training step keeps in the memory of its device, and the most of it at one moment.
+"""The device memory of a training step by layer, and its peak.
 
-The step is layer by layer: the forward pass keeps each layer's activations, the backward pass goes the layers in
-reverse, needs room for what it computes with, leaves gradients and gives the activations back; then comes the update.
-What optimizations make of it is in ``whatif.models.layers.memory_effects``.
+The forward pass keeps each layer's activations. The backward pass visits the layers in reverse, needs workspace, leaves
+gradients and frees the activations; then comes the update. The effects of optimizations are in
+``whatif.models.layers.memory_effects``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import NamedTuple
 from whatif.graph.types import Phase
 
 
-# Rows are tuples: a what-if makes new ones of hundreds of them, and a frozen dataclass takes five times as long.
+# Rows are tuples: a what-if replaces hundreds of them, and a frozen dataclass takes five times as long.
 class LayerMemory(NamedTuple):
     """The memory of one visit of a layer, bytes; a layer that other layers interrupt has a row for each piece.
 
     The forward pass adds ``activations``, which stay until the backward work of this visit. While the layer runs,
-    ``forward_workspace`` or ``backward_workspace`` exists beside what is kept. The backward pass leaves ``gradients``.
-    These four make the peak of a step. The other fields tell later what-ifs what these are made of; set them where the
-    recording gives, and change them with their whole.
+    ``forward_workspace`` or ``backward_workspace`` exists in addition. The backward pass leaves ``gradients``. These
+    four decide the peak of a step. The other fields are parts of these, for later what-ifs; set them if known, and
+    change them together with their total.
     """
 
     name: str  # as in ``graph.layers``; in a recording without layers, of an operator
     activations: int  # kept from its forward to its backward work
-    gradients: int  # of the layer's own parameters
+    gradients: int  # of the layer's parameters, without inner layers'
     forward_workspace: int = 0  # exists only during its forward work
     backward_workspace: int = 0  # exists only during its backward work, without its gradients
-    kept_input: int = 0  # part of ``activations``: its input, which a layer before it made
+    kept_input: int = 0  # part of ``activations``: its input, the output of an earlier layer
     full_precision: int = 0  # part of ``activations``: what autocast leaves in full precision
-    input: int = 0  # what flows in, no matter which layer keeps it
+    input: int = 0  # size of its input, whichever layer keeps it
     fixed_workspace: int = 0  # part of ``backward_workspace``: as large as parameters, whatever the batch
     weights: int = 0  # parameters that its products and convolutions read
     copied: int = 0  # full-precision tensors kept elsewhere; autocast keeps a 16-bit copy of them for its products
@@ -51,15 +51,15 @@ class Memory:
     update_workspace: int = 0
     # Gradients live from one step to the next (zero_grad(set_to_none=False), or accumulation over passes).
     gradients_stay: bool = False
-    # The last step's gradients are there until the backward pass begins (they are zeroed right before it).
+    # The last step's gradients exist until the backward pass begins (they are zeroed right before it).
     gradients_in_forward: bool = False
-    # A layer's gradients are gone when its backward work ends (the update is made there).
+    # A layer's gradients are freed when its backward work ends (with its update).
     gradients_leave: bool = False
-    # Where the numbers come from: "allocations" (recorded) or "shapes" (of operators and parameters).
+    # The source of the numbers: "allocations" (recorded) or "shapes" (of operators and parameters).
     source: str = "shapes"
-    # Of ``inputs``: what does not grow with the batch.
+    # The part of ``inputs`` that does not grow with the batch.
     buffers: int = 0
-    # What-ifs that were applied and whose effect on memory is not modelled.
+    # Applied what-ifs whose effect on memory is not modelled.
     not_modelled: tuple[str, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Memory:
 
     @property
     def activations(self) -> int:
-        """What all layers keep at the end of the forward pass, bytes."""
+        """Activations of all layers at the end of the forward pass, bytes."""
         return sum(layer.activations for layer in self.layers)
 
     def with_layers(self, layers: Sequence[LayerMemory]) -> Memory:
@@ -78,7 +78,7 @@ class Memory:
 
 
 class Moment(NamedTuple):
-    """What is in memory while one layer works (the update has none), bytes."""
+    """Memory in use while one layer works (no layer during the update), bytes."""
 
     phase: Phase
     layer: str
@@ -91,12 +91,12 @@ class Moment(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it, bytes."""
+        """The total, bytes."""
         return self.parameters + self.optimizer_state + self.inputs + self.gradients + self.activations + self.workspace
 
 
 def moments(memory: Memory) -> Iterator[Moment]:
-    """Walk through a step: give the fullest moment of each layer's forward, then backward work, then the update."""
+    """Yield the peak moment of each layer's forward, then backward work, then of the update."""
     resident = memory.parameters, memory.optimizer_state, memory.inputs
     gradients = memory.gradients if memory.gradients_stay or memory.gradients_in_forward else 0
     activations = 0
@@ -123,12 +123,12 @@ def peak(memory: Memory) -> Moment:
 
 @lru_cache(maxsize=64)
 def _fullest(memory: Memory) -> Moment:
-    """The fullest moment; most what-ifs leave memory as it is, and each is asked for its peak."""
+    """The peak moment, cached: most what-ifs keep the memory, and each reads its peak."""
     return max(moments(memory), key=lambda moment: moment.total)
 
 
 def fullest(memories: Sequence[Memory | None]) -> tuple[int, Memory | None]:
-    """Return the place and the memory of the rank, of all ranks of a run, that needs most at its peak."""
+    """Return the place and the memory of the rank with the highest peak."""
     return max(enumerate(memories), key=lambda each: peak(each[1]).total if each[1] else -1)
 
 
@@ -137,7 +137,7 @@ def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
     rows = list(memory.layers)
     ended = -1
     for first, end in runs:
-        # The gradient of its output, which is what flows into the layer after it, is there all the while.
+        # The gradient of its output, as large as the next layer's input, exists throughout.
         gradient = rows[end].input if end < len(rows) else 0
         rows[first:end] = _recomputed(rows[first:end], gradient, from_segment=first == ended)
         ended = end
@@ -145,7 +145,7 @@ def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
 
 
 def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: bool) -> list[LayerMemory]:
-    """One visit of a segment; ``from_segment``: what made its input keeps nothing any more."""
+    """One visit of a segment; ``from_segment``: the layer that computed its input no longer keeps it."""
     kept = rows[0].input if from_segment else min(rows[0].input, rows[0].kept_input)
     again = most = 0
     found: list[LayerMemory] = []
@@ -168,15 +168,15 @@ def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: boo
     return found
 
 
-# Adam keeps a list of denominators as large as the parameters beside them; torch.optim's other foreach forms work in
-# place (torch 2.13, torch/optim/adam.py, sgd.py).
+# Adam keeps a list of denominators as large as the parameters; torch.optim's other foreach forms work in place (torch
+# 2.13, torch/optim/adam.py, sgd.py).
 _FOREACH_COPIES = {"adam": 1, "adamw": 1, "nadam": 1, "radam": 1, "adamax": 1, "rmsprop": 1, "adagrad": 1}
-# Parameter by parameter, Adam makes a square root and its quotient.
+# Parameter by parameter, Adam allocates a square root and its quotient.
 _LOOP_COPIES = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 1, "rmsprop": 1, "adagrad": 1}
 
 
 def update_workspace(optimizer: str | None, implementation: str, parameters: int, largest: int) -> int:
-    """Return what an update of ``parameters`` bytes computes with, bytes; ``largest`` is the largest single parameter.
+    """Return the workspace of an update of ``parameters`` bytes, bytes; ``largest`` is the largest single parameter.
 
     ``implementation`` is one of for_loop, foreach and fused.
     """

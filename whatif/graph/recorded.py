@@ -1,7 +1,7 @@
-"""What the recorder wrote beside the events of a recording, as facts of known types; ingest reads them once.
+"""The recorder's metadata of a recording, with typed fields; ingest reads it once.
 
-``None`` and empty mean unknown. ``other`` holds what no code reads, as it was written, so that it can be written back.
-``told`` names the settings that were written, ``None`` among them: torch's own choice.
+``None`` and empty mean unknown. ``other`` keeps fields that no code reads, unchanged, for writing them back. ``told``
+names the settings that were written, including those that are ``None``: torch's default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Other = Mapping[str, Any]
 
 
 class Layer(Struct, frozen=True):
-    """A module of the model and its own parameters."""
+    """A module of the model and its parameters, without inner modules'."""
 
     name: str = ""
     type: str = ""
@@ -28,7 +28,7 @@ class Layer(Struct, frozen=True):
 
 
 class Gradient(Struct, frozen=True):
-    """A parameter's gradient. The backward pass finishes gradients in the order of the list."""
+    """A parameter's gradient. The backward pass completes gradients in the order of the list."""
 
     name: str = ""
     layer: str = ""
@@ -44,7 +44,7 @@ class Bucket(Struct, frozen=True):
 
 
 class Ddp(Struct, frozen=True):
-    """The buckets of DistributedDataParallel in the order in which they are sent, and how many workers there are."""
+    """The buckets of DistributedDataParallel in the order of sending, and the number of workers."""
 
     world_size: int | None = None  # None unless there are several
     buckets: tuple[Bucket, ...] | None = None
@@ -63,7 +63,7 @@ class Precision(Struct, frozen=True):
     other: Other = field(default_factory=dict)
 
     def with_formats(self, formats: Mapping[str, str]) -> Precision:
-        """Return the precision with some settings exchanged."""
+        """Return the precision with some settings replaced."""
         return replace(self, **{**formats, "told": self.told | formats.keys()})
 
 
@@ -81,7 +81,7 @@ class Optimizer(Struct, frozen=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """Quartiles of the times of steps, ms; each None where what was written is no time."""
+    """Quartiles of step times, ms; None for an invalid entry."""
 
     median_ms: float | None = None
     q25_ms: float | None = None
@@ -90,7 +90,7 @@ class StepTimes(Struct, frozen=True):
 
 
 class MachineLoad(Struct, frozen=True):
-    """What the recorder counted while ``steps`` steps ran; each None where what was written is no such number."""
+    """The recorder's counters during ``steps`` steps; None for an invalid entry."""
 
     steps: int | None = None
     wall_s: float | None = None
@@ -102,17 +102,17 @@ class MachineLoad(Struct, frozen=True):
 
 
 class ProfilerCost(Struct, frozen=True):
-    """What an event costs the profiled program, ns; None where what was written is no such time."""
+    """The cost of a profiler event to the profiled program, ns; None for an invalid entry."""
 
     per_event_ns: float | None = None
     other: Other = field(default_factory=dict)
 
 
 class ProfilerEstimate(Struct, frozen=True):
-    """What the profiler cost by an estimate from the trace; tasks hold it in ``profiler_ns``.
+    """The profiler's cost, estimated from the trace; the column ``profiler_ns`` has it by task.
 
     ``low`` and ``high`` are the ends of its range over that column. ``operator_us`` is the mean cost of an operator,
-    ``read_from_trace`` whether the trace itself shows it; else it is a constant.
+    ``read_from_trace`` is whether the trace shows it; else it is a constant.
     """
 
     low: float
@@ -122,7 +122,7 @@ class ProfilerEstimate(Struct, frozen=True):
 
 
 class Rates(Struct, frozen=True):
-    """What the recorder measured on the machine: products, copies in memory, copies between host and GPU."""
+    """Rates that the recorder measured on the machine: products, copies in memory, copies between host and GPU."""
 
     fp32_gflops: float | None = None
     bf16_gflops: float | None = None
@@ -133,7 +133,7 @@ class Rates(Struct, frozen=True):
 
 
 class MeasuredOperator(Struct, frozen=True):
-    """An operator that was measured alone: its call as the profiler writes one, and by form its time and spread."""
+    """An operator measured alone: its call in the profiler's format, and its time and spread by form."""
 
     op: str = ""
     dims: Any = None
@@ -174,9 +174,9 @@ class PredictedRanges(Struct, frozen=True):
     """Ranges of a predicted step's kernels, in their order, ns, and the factor of the host's range."""
 
     cpu_range_factor: float | None = None
-    low_ns: tuple[int, ...] | None = None  # None where what was written are no times
+    low_ns: tuple[int, ...] | None = None  # None if the entries are invalid
     high_ns: tuple[int, ...] | None = None
-    # Of each kernel, what autocast would leave of its bytes, and the elements that it would cast before.
+    # For each kernel, the share of its bytes left under autocast, and the elements cast before it.
     autocast_share: tuple[float, ...] | None = None
     autocast_casts: tuple[int, ...] | None = None
     other: Other = field(default_factory=dict)
@@ -187,12 +187,12 @@ class Simulated(Struct, frozen=True):
 
     what_ifs: str = ""
     without_profiler: bool = False
-    untraced_step: StepTimes | None = None  # of the recording: its quartiles tell how steps differ
+    untraced_step: StepTimes | None = None  # of the recording: its quartiles give the spread of steps
     other: Other = field(default_factory=dict)
 
 
 class Recorded(Struct, frozen=True):
-    """All that the recorder writes beside the events, but for what ``GraphInfo`` gives: device and batch size."""
+    """All metadata of the recorder, except those in ``GraphInfo``: device and batch size."""
 
     # The machine and its software.
     cpu: str | None = None
@@ -237,14 +237,14 @@ class Recorded(Struct, frozen=True):
     other: Other = field(default_factory=dict)
 
     def on_another_device(self) -> Recorded:
-        """Return the facts without those that are true of the recorded machine only."""
+        """Return the metadata without fields that are valid for the recorded machine only."""
         return replace(
             self, rates=None, operator_times=(), update_times_ns={}, clocks=None, driver=None, peak_memory_bytes=None,
             allocator_retries=(),
         )  # fmt: skip
 
     def without_untraced_step(self) -> Recorded:
-        """Return the facts without those that tell how long a step takes without the profiler."""
+        """Return the metadata without step times, machine loads and the profiler's cost."""
         return replace(
             self,
             untraced_step=None,

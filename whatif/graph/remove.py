@@ -1,4 +1,4 @@
-"""Take tasks out of a graph and keep what they stood between."""
+"""Remove tasks from a graph and keep the dependencies through them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
     """See ``TaskGraph.remove``.
 
-    What waited for a removed task then waits for what that task waited for: the task before it on its thread, and the
-    sources of its dependencies. What a removed task waited for holds back the next task on its thread.
+    Successors of a removed task then wait for its predecessors: the task before it on its thread, and the sources of
+    its dependencies. So does the next task on its thread.
     """
     gone = as_mask(graph, tasks)
     if not gone.any():
@@ -39,7 +39,7 @@ def remove(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
     try:
         return _without(graph, gone, _bridged(graph, gone))[0]
     except WhatifError:
-        # What loses its launch counts as launched earlier, and can then be waited for by what it waits for itself.
+        # A task that loses its launch counts as launched earlier, so that its own predecessor may come to wait for it.
         graph = _with_all_launches(graph)
         calls = gone & _launches_any(graph, ~gone)
         graph, gone = graph.with_duration(calls, 0), gone & ~calls
@@ -57,14 +57,14 @@ def _with_all_launches(graph: TaskGraph) -> TaskGraph:
 
 
 def _without(graph: TaskGraph, gone: Bool, dependencies: Dependencies) -> tuple[TaskGraph, Int32]:
-    """Return the graph without the tasks that are ``gone``, and each task's new id, shape (n_tasks,); -1 if it is gone.
+    """Return the graph without the tasks ``gone``, and each task's new id, shape (n_tasks,); -1 if removed.
 
-    ``dependencies`` (by old ids) are those between the others. Raises WhatifError where no order of these is left.
+    ``dependencies`` (by old ids) are those between the others. Raises WhatifError if these have no valid order.
     """
     kept = np.flatnonzero(~gone)  # numpy gathers by number much faster than by mask
     new_id = np.full(len(graph), -1, dtype=np.int32)
     new_id[kept] = np.arange(len(kept), dtype=np.int32)
-    # A kernel whose call went counts as launched earlier: a wait of another thread may now wait for it.
+    # A kernel whose call was removed counts as launched earlier: a wait of another thread may now wait for it.
     left, place = reorder(with_rows(graph, kept, renumbered(dependencies, new_id), new_id))
     new_id[kept] = place
     return left, new_id
@@ -82,17 +82,17 @@ def _with_launches(graph: TaskGraph, gone: Bool) -> Bool:
     removed = _launches_any(graph, gone)
     if not removed.any():
         return gone
-    # A blocking copy's call goes with its copy, but never one that other waits hang on.
+    # A blocking copy's call is removed with its copy, but never one that other waits depend on.
     still_needed = _launches_any(graph, ~gone)
     return np.asarray(gone | (removed & ~still_needed & (graph.kind == TaskKind.RUNTIME)), dtype=np.bool_)
 
 
 def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     """Add the gap that follows each removed CPU task on its thread."""
-    # A call that was inserted has no gap of its own: the one after it belongs to what stood there before.
+    # An inserted call has no gap: the one after it belongs to the task before it.
     calls = np.flatnonzero(gone & (graph.start_ns >= 0) & among(graph.kind, [TaskKind.RUNTIME, TaskKind.CPU_OP]))
     result = gone.copy()
-    # The wait that belongs to a removed call stands between the call and its gap.
+    # The wait of a removed call is between the call and its gap.
     waits = _behind(graph, calls, TaskKind.WAIT)
     result[waits] = result[_behind(graph, np.concatenate([calls, waits]), TaskKind.GAP)] = True
     return result
@@ -106,7 +106,7 @@ def _behind(graph: TaskGraph, tasks: Int64, kind: TaskKind) -> Int64:
 
 
 def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
-    """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 where none is."""
+    """For each task the nearest kept task before it and after it on its thread (itself if kept); -1 if none."""
     newest = np.full(len(graph.threads), -1, dtype=np.int32)
     previous, following = np.empty(len(graph), dtype=np.int32), np.empty(len(graph), dtype=np.int32)
     loops.kept_neighbours(graph.thread, gone.view(np.uint8), newest, previous, following)
@@ -114,7 +114,7 @@ def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
 
 
 def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
-    """The dependencies between kept tasks, those that led over removed ones included."""
+    """The dependencies between kept tasks, including those through removed ones."""
     dependencies = graph.dependencies
     source_gone, target_gone = gone[dependencies.source], gone[dependencies.target]
     kept = dependencies.take(~source_gone & ~target_gone)
@@ -125,7 +125,7 @@ def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
     into = dependencies.take(target_gone & ~source_gone & ~launch)
     forwarded = replace(into, target=following[into.target])
 
-    # What a removed call launched is launched by what came before the call.
+    # Tasks of a removed call are launched by the task before the call.
     calls = dependencies.take(source_gone & ~target_gone & launch)
     relaunched = replace(calls, source=previous[calls.source])
 
@@ -137,12 +137,12 @@ def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
     pairs = _across(dependencies, gone, out)
     chains = _through_chains(graph, gone, previous, following)
     joined = Dependencies.concatenate([kept, forwarded, backed, pairs, relaunched, chains])
-    # A neighbour that is not there has the id -1.
+    # A missing neighbour has the id -1.
     return joined.take((joined.source >= 0) & (joined.source < joined.target))
 
 
 def _through_chains(graph: TaskGraph, gone: Bool, previous: Int32, following: Int32) -> Dependencies:
-    """What waited for removed tasks that waited for removed tasks: the last kept task of each thread still counts."""
+    """Dependencies through chains of removed tasks: the last kept task of each thread still counts."""
     d = graph.dependencies
     rows = np.flatnonzero(
         (gone[d.source] | gone[d.target]) & (d.kind != DependencyKind.LAUNCH) & (d.anchor == Anchor.END)
@@ -162,7 +162,7 @@ def _through_chains(graph: TaskGraph, gone: Bool, previous: Int32, following: In
     for task in np.flatnonzero(gone).tolist():
         thread = int(graph.thread[task])
         before = newest.get(thread)
-        # Only tasks of one run of removed neighbours hand on what they waited for; else a kept task stands between.
+        # Only tasks of one run of removed neighbours pass on their dependencies; else a kept task is between them.
         joined = before is not None and previous[before] == previous[task]
         mine = dict(reached[before]) if joined and before is not None else {}
         if previous[task] >= 0:
@@ -200,24 +200,24 @@ STAYS, GOES = -2, -1
 def contract(graph: TaskGraph, fate: Int64) -> TaskGraph:
     """Return the graph without the tasks whose ``fate``, shape (n_tasks,), is not ``STAYS``.
 
-    A fate of 0 or more is the task that stands for the one that goes: what waited for that one waits for it, and it
-    waits for what that one waited for. So it does for what the gone one launched. With ``GOES`` nothing stands for it:
-    its neighbours on its thread do, as in ``TaskGraph.remove``. Neither a gap after it nor its launch goes with it:
-    that is the caller's choice. Dependencies that would point backward bind the next task on the thread instead. Where
-    neither a wait for the GPU nor a full launch queue lies between a launch that goes and the earlier task that
-    launches in its place, no cycle can come about; else a task may come to wait for itself, and WhatifError is raised.
+    A fate of 0 or more is the task that replaces the removed one: it takes over its predecessors, its successors and
+    the tasks that it launched. With ``GOES`` its neighbours on its thread replace it, as in ``TaskGraph.remove``.
+    Neither a gap after it nor its launch is removed with it: that is the caller's choice. Dependencies that would point
+    backward bind the next task on the thread instead. If neither a wait for the GPU nor a full launch queue lies
+    between a removed launch and the earlier task that launches instead, no cycle can arise; else a task may come to
+    wait for itself, and WhatifError is raised.
     """
     return contracted(graph, fate)[0]
 
 
 def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
-    """Return what ``contract`` does, and each task's new id, shape (n_tasks,); -1 if it is gone."""
+    """Return the result of ``contract``, and each task's new id, shape (n_tasks,); -1 if it is removed."""
     gone = fate != STAYS
     if not gone.any():
         return graph, np.arange(len(graph), dtype=np.int32)
     tasks = np.flatnonzero(gone)
     heir = fate[tasks]
-    # Where tasks of the same thread stand for all that goes, neighbours are not needed.
+    # If tasks of the same thread replace all removed ones, neighbours are not needed.
     alone = (heir < 0) | (graph.thread[tasks] != graph.thread[heir])
     before = after = none = np.full(len(graph), -1, dtype=np.int32)
     if alone.any():
@@ -226,7 +226,7 @@ def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
     old = graph.dependencies
     launch = old.kind == DependencyKind.LAUNCH
     source_gone, target_gone = gone.take(old.source), gone.take(old.target)
-    # A launch starts what it launched and no other: of a kernel that goes nothing is left to start.
+    # A launch starts only what it launched: a removed kernel leaves nothing to start.
     rows = np.flatnonzero((source_gone | target_gone) & ~(launch & target_gone))
     source, target = _standing(old.source[rows], fate, before), _standing(old.target[rows], fate, after)
     backward = (source >= target) & target_gone[rows]
@@ -235,7 +235,7 @@ def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
     target = np.where(backward, after[old.target[rows]], target)
     sound = (source >= 0) & (target >= 0) & (source < target)
     rows, source, target = rows[sound], source[sound], target[sound]
-    # A lag was how long after the one task the other came; where the tasks are others a zero lag is what is known.
+    # A lag is the time between two particular tasks; between other tasks only a zero lag is known.
     lag_ns = np.where(launch[rows], old.lag_ns[rows], np.minimum(old.lag_ns[rows], 0))
     bridged = Dependencies(source.astype(np.int32), target.astype(np.int32), old.kind[rows], lag_ns, old.anchor[rows])
     untouched = old.take(~(source_gone | target_gone))
@@ -244,15 +244,15 @@ def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
 
 
 def _standing(tasks: Int32, fate: Int64, neighbour: Int32) -> Int64:
-    """What stands for each of ``tasks`` (ids): itself, the one that its fate names, or else its ``neighbour``."""
+    """The replacement of each of ``tasks`` (ids): itself, the task of its fate, or else its ``neighbour``."""
     of = fate.take(tasks)
     return np.where(of >= 0, of, np.where(of == STAYS, tasks, neighbour.take(tasks)))
 
 
 def _across_threads(graph: TaskGraph, heir: Int64, after: Int32) -> Dependencies:
-    """What comes ``after`` a task on its thread, shape (n,), follows the task of another thread that is its ``heir``.
+    """Make the task ``after`` another on its thread, shape (n,), follow that one's ``heir`` on another thread.
 
-    Without an heir, or where that comes later, nothing follows.
+    No dependency without an heir, or if that comes later.
     """
     follows = (heir >= 0) & (after > heir)
     pairs = each_once(heir[follows] * len(graph) + after[follows])

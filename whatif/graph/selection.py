@@ -1,4 +1,4 @@
-"""A selection of tasks that knows which ids it was made for."""
+"""A selection of tasks, tied to the order of ids for which it was made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Selection:
     Composes with ``& | ^ ~``, also with bare masks of shape (n_tasks,). ``len`` is the number of selected tasks, and
     iteration yields their ids. As an index of a column (``graph.duration_ns[selection]``) and in numpy functions it is
     its ``mask``. An edit that changes ids (``insert``, ``remove``, ``split``, ``add_dependencies`` where it re-orders)
-    makes another order: methods of the edited graph raise WhatifError for a selection made before it. Neither
+    makes another order: methods of the edited graph raise WhatifError for an earlier selection. Neither
     ``mask`` nor ``ids`` nor an index of a column is checked in this way.
     """
 
@@ -48,13 +48,13 @@ class Selection:
             self._ids.flags.writeable = False
         return self._ids
 
-    # numpy's bool, as of a mask: ``~`` of Python's own is a number.
+    # numpy's bool, as in a mask: ``~`` of Python's bool is a number.
     def any(self) -> np.bool_:
-        """Say whether a task is selected."""
+        """Return whether a task is selected."""
         return self.mask.any()
 
     def all(self) -> np.bool_:
-        """Say whether every task is selected."""
+        """Return whether every task is selected."""
         return self.mask.all()
 
     def sum(self) -> int:
@@ -71,7 +71,7 @@ class Selection:
         return iter(self.ids.tolist())
 
     def __getitem__(self, tasks: Any) -> Any:
-        """Say for each of ``tasks`` (ids, a mask or a slice) whether it is selected."""
+        """Return for each of ``tasks`` (ids, a mask or a slice) whether it is selected."""
         return self.mask[tasks.mask if isinstance(tasks, Selection) else tasks]
 
     def __setitem__(self, tasks: Any, value: Any) -> None:
@@ -125,7 +125,7 @@ Tasks = Selection | Array
 
 
 def mask_of(tasks: Selection, order: TaskOrder) -> Bool:
-    """Return the mask of a selection. Raises WhatifError where it was made for another order of tasks."""
+    """Return the mask of a selection. Raises WhatifError if it was made for another order of tasks."""
     if tasks.order is not order:
         raise WhatifError(
             "expected a selection of this graph, got one of a graph whose tasks have other ids, which an edit changed; "

@@ -1,4 +1,4 @@
-"""A cached property that graphs of the same structure share, whichever of them asked for it first."""
+"""A cached property that graphs of the same structure share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHE = "_of_structure"
 
 
 class shared_property(Generic[T]):  # noqa: N801 -- used as a decorator, like functools.cached_property
-    """Computed once for all objects that ``share`` made sharers; like ``functools.cached_property`` for a lone one."""
+    """Computed once for all objects joined by ``share``; like ``functools.cached_property`` for a single one."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -35,7 +35,7 @@ class shared_property(Generic[T]):  # noqa: N801 -- used as a decorator, like fu
 
 
 def found(owner: object, name: str, compute: Callable[[Any], T]) -> T:
-    """Return what ``compute`` finds of ``owner``, kept under ``name`` for it and all that share with it."""
+    """Return ``compute(owner)``, cached under ``name`` for it and all that share with it."""
     cache: dict[str, T] = owner.__dict__.setdefault(_CACHE, {})
     if name not in cache:
         cache[name] = compute(owner)
@@ -44,7 +44,7 @@ def found(owner: object, name: str, compute: Callable[[Any], T]) -> T:
 
 
 def share(old: object, new: object) -> None:
-    """Let ``old`` and ``new`` share what is cached of either."""
+    """Let ``old`` and ``new`` share their caches."""
     new.__dict__[_CACHE] = old.__dict__.setdefault(_CACHE, {})
 
 

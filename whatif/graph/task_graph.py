@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
-# The fields of which something is kept once it has been asked for: which task waits for which, and where steps end.
+# The fields that cached properties depend on: dependencies, and step boundaries.
 _STRUCTURE = {"kind", "thread", "step", "dependencies", "waits", "threads"}
 
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks as columns of shape (n_tasks,), ids in recorded-time order, and what each waits for.
+    """Tasks as columns of shape (n_tasks,), ids in recorded-time order, and their dependencies.
 
     Immutable: every edit returns a new graph that shares the untouched columns, whose arrays are read-only. Times are
     nanoseconds. ``start_ns`` is the measured start (-1 for a task that a transform inserted). ``low_ns`` and
@@ -77,28 +77,28 @@ class TaskGraph:
     dtype: Int8
     size_bytes: Int64
     flops: Int64
-    warps: Int64  # of all thread blocks that a kernel starts; -1 where the recording does not tell
-    registers: Int32  # of each thread of a kernel; -1 where the recording does not tell
-    operator: Int32  # tasks of one call of an operator share a number; -1 where none is known
-    in_optimizer: Bool  # inside an optimizer's own mark, where a trace has such marks
+    warps: Int64  # of all thread blocks that a kernel starts; -1 if unknown
+    registers: Int32  # of each thread of a kernel; -1 if unknown
+    operator: Int32  # tasks of one call of an operator share a number; -1 if unknown
+    in_optimizer: Bool  # inside an optimizer's mark, if a trace has such marks
     recomputed: Bool  # forward work that the backward pass runs again (activation checkpointing)
-    measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 where there is none
-    called: Int32  # row of its operator in `info.operators`; -1 where none is known
-    group: Int32  # of a collective: row of its process group in `info.groups`; -1 where none is known
-    profiler_ns: Int32  # estimated cost of the profiler that the duration still holds
-    profiler_events: Int32  # events that the profiler took down inside the task, whose cost its duration still holds
+    measured: Int32  # row of its operator among those measured alone (`OperatorTimes`); -1 if none
+    called: Int32  # row of its operator in `info.operators`; -1 if unknown
+    group: Int32  # of a collective: row of its process group in `info.groups`; -1 if unknown
+    profiler_ns: Int32  # estimated cost of the profiler that the duration still includes
+    profiler_events: Int32  # events recorded by the profiler inside the task, whose cost the duration still includes
 
     dependencies: Dependencies
     waits: Waits
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
-    # layers[0] is "": the task is in no layer, or in an unknown one; "(root)" is the model itself, outside of all
-    # the layers in it.
+    # layers[0] is "": the task is in no layer, or in an unknown one; "(root)" is the model itself, outside all of its
+    # layers.
     layers: tuple[str, ...]
     info: GraphInfo = field(default_factory=GraphInfo)
     # Columns that a transform attached for its schedule, by name: priority, prefetch distance, ...
     attached: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    # Sentences that transforms leave for the user, and those of them that say that a transform changed nothing.
+    # Notes of transforms for the user, and those of them that state that a transform changed nothing.
     notes: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
     # Shared by graphs in which a task id means the same task: what a ``Selection`` belongs to.
@@ -114,7 +114,7 @@ class TaskGraph:
 
     @shared_property
     def on_gpu(self) -> Selection:
-        """The tasks that GPU streams run: kernels, copies, memsets and collectives.
+        """The tasks of GPU streams: kernels, copies, memsets and collectives.
 
         Transfers on a network channel are not included; a step on a CPU has them as well.
         """
@@ -134,12 +134,12 @@ class TaskGraph:
 
     @property
     def on_device(self) -> Selection:
-        """The tasks that compute the step: those of GPU streams, or of CPU threads where no GPU ran any."""
+        """The tasks that compute the step: those of GPU streams, or of CPU threads without a GPU."""
         return self.on_gpu if self.has_gpu else self.on_cpu
 
     @property
     def kernel_kind(self) -> TaskKind:
-        """The kind of the tasks that compute the step: kernels, or operators where no GPU ran any."""
+        """The kind of the tasks that compute the step: kernels, or operators without a GPU."""
         return TaskKind.KERNEL if self.has_gpu else TaskKind.CPU_OP
 
     def select(
@@ -156,7 +156,7 @@ class TaskGraph:
 
         ``name`` and ``layer`` are regular expressions that may match anywhere. An edit that changes ids makes the
         selection stale: the edited graph refuses it (see ``Selection``). Raises WhatifError if an expression is not
-        a valid regular expression, or where a criterion is of another type, such as a text for a phase.
+        a valid regular expression, or if a criterion has another type, such as a text for a phase.
         """
         mask = np.ones(len(self), dtype=np.bool_)
         asked: Any = kind
@@ -188,19 +188,19 @@ class TaskGraph:
 
     @shared_property
     def of_clock(self) -> Selection:
-        """The tasks of the first rank, whose steps are the ones that are reported."""
+        """The tasks of the first rank, whose steps are reported."""
         first = self.threads[0].rank if self.threads else 0
         mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
         return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine.take(self.thread), self.order)
 
     @property
     def thread_lag_ns(self) -> Int64:
-        """How long after a task the next one on its thread can start, ns, shape (n_threads,)."""
+        """The minimum time between a task and the next one on its thread, ns, shape (n_threads,)."""
         return np.array([thread.lag_ns for thread in self.threads], dtype=np.int64)
 
     @shared_property
     def launch_of(self) -> Int32:
-        """The CPU task that launched each GPU task, shape (n_tasks,); -1 where none is known."""
+        """The CPU task that launched each GPU task, shape (n_tasks,); -1 if unknown."""
         launch = np.full(len(self), -1, dtype=np.int32)
         links = np.flatnonzero(self.dependencies.kind == DependencyKind.LAUNCH)
         launch[self.dependencies.target[links]] = self.dependencies.source[links]
@@ -213,7 +213,7 @@ class TaskGraph:
 
     @shared_property
     def neighbours(self) -> tuple[Int32, Int32]:
-        """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 where there is none."""
+        """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 if none."""
         order, thread = self.by_thread, self.thread[self.by_thread]
         ends = thread[1:] != thread[:-1]
         previous, following = (np.full(len(self), -1, dtype=np.int32) for _ in range(2))
@@ -225,7 +225,7 @@ class TaskGraph:
 
     @shared_property
     def derived(self) -> Dependencies:
-        """The positional dependencies (waits for earlier launches, launch-queue back-pressure) of this very graph."""
+        """The positional dependencies (waits for earlier launches, launch-queue back-pressure) of this graph."""
         return derived_dependencies(self)
 
     @shared_property
@@ -245,14 +245,14 @@ class TaskGraph:
 
     @shared_property
     def outgoing(self) -> tuple[Int64, Dependencies]:
-        """Where each task's dependencies begin among all, by source, shape (n_tasks + 1,), and these in that order."""
+        """Dependencies by source: the offsets of each task, shape (n_tasks + 1,), and the rows in that order."""
         dependencies = Dependencies.concatenate([self.dependencies, self.derived])
         offsets, rows = outgoing(len(self), dependencies)
         return offsets, dependencies.take(rows)
 
     @shared_property
     def waits_for(self) -> tuple[Int32, Int32]:
-        """The next task on each one's thread, -1 where its order is free, and how many tasks each one waits for."""
+        """The next task on each one's thread, -1 if its order is free, and the number of tasks that each waits for."""
         ordered = np.array([thread.ordered for thread in self.threads], dtype=np.bool_).take(self.thread)
         previous, following = self.neighbours
         n_before = np.bincount(self.outgoing[1].target, minlength=len(self)) + (ordered & (previous >= 0))
@@ -265,10 +265,9 @@ class TaskGraph:
     # -- edits (each returns a new graph) ----------------------------------------------------------------------
 
     def replace(self, **columns: Any) -> TaskGraph:
-        """Return this graph with some columns or tables exchanged.
+        """Return this graph with some columns or tables replaced.
 
-        Ids stay, unless all columns are exchanged or their length is another: then the tasks are others, in an order
-        of their own.
+        Ids stay, unless all columns are replaced or their length changes: then the tasks are new, in a new order.
         """
         columns = {
             name: as_index(self, column) if isinstance(column, Selection) else column
@@ -281,7 +280,7 @@ class TaskGraph:
         edited.__dict__["order"] = self.order
         info = columns.get("info", self.info)
         if not _STRUCTURE & columns.keys() and info.queue_depth == self.info.queue_depth:
-            # What is found about the structure is true of both: most edits change durations alone.
+            # Cached structure is valid for both: most edits change durations alone.
             share(self, edited)
         return edited
 
@@ -331,7 +330,7 @@ class TaskGraph:
         return synchronize(self, after, call_ns=call_ns, name=name, stream=stream)
 
     def without_waits(self, tasks: Tasks) -> TaskGraph:
-        """Let the wait tasks among ``tasks`` end at once: their threads no longer wait for the GPU there."""
+        """Make the wait tasks among ``tasks`` end at once: their threads no longer wait for the GPU there."""
         return edit.without_waits(self, tasks)
 
     def add_dependencies(
@@ -345,7 +344,7 @@ class TaskGraph:
     ) -> TaskGraph:
         """Let ``target[i]`` wait until ``lag_ns`` after the end (or start: ``anchor``) of ``source[i]``, for each i.
 
-        Raises WhatifError on a cycle, and where there are not as many sources as targets.
+        Raises WhatifError on a cycle, and if the numbers of sources and targets differ.
         """
         ends = as_ids(self, source), as_ids(self, target)
         lags_ns, n = as_ns(lag_ns, "add_dependencies: lag_ns"), len(ends[0])
@@ -384,7 +383,7 @@ class TaskGraph:
         return self.replace(info=replace(self.info, changes=(*self.info.changes, change)))
 
     def table_of(self, column: Column) -> Sized | None:
-        """Return the table that the values of a column index; None where they are no codes."""
+        """Return the table that the values of a column index; None if they are no codes."""
         if column.codes in ("operators", "groups"):
             found: Sized = getattr(self.info, column.codes)
             return found
@@ -447,8 +446,8 @@ class TaskGraph:
     def to_networkx(self) -> networkx.DiGraph:
         """Return a networkx graph: a node per task, an edge per dependency with kind, lag and anchor.
 
-        A node has the task's columns as attributes, names spelled out as in ``to_pandas``; so has an edge, and
-        networkx writes them to GraphML and GEXF.
+        A node has the task's columns as attributes, names spelled out as in ``to_pandas``; edges have attributes too,
+        and networkx writes them to GraphML and GEXF.
         """
         from whatif.graph.convert import to_networkx
 
@@ -458,7 +457,7 @@ class TaskGraph:
     def from_networkx(graph: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
         """Return the task graph that ``to_networkx`` made ``graph`` from, with its edits; threads come from ``like``.
 
-        Names and layers may be new. Raises WhatifError where another attribute is spelled in no known way.
+        Names and layers may be new. Raises WhatifError if another attribute has an unknown value.
         """
         from whatif.graph.convert import from_networkx
 
@@ -499,11 +498,11 @@ def matching(table: Sequence[str], pattern: str, *, whole: bool = False) -> Bool
 
 
 def _longest_ns(graph: TaskGraph) -> float:
-    """Return a bound of what the tasks of any path add up to: it holds one task, at most, that nothing comes before."""
+    """Return a bound on the total time of any path: it has at most one task without predecessors."""
     time_ns = graph.high_ns.astype(np.float64)
     first = np.zeros(len(graph), dtype=np.bool_)
     of_thread = np.full(len(graph.threads), -1, dtype=np.int64)
-    of_thread[graph.thread[::-1]] = np.arange(len(graph))[::-1]  # the last one written is the first on its thread
+    of_thread[graph.thread[::-1]] = np.arange(len(graph))[::-1]  # the last write is the first on its thread
     first[of_thread[of_thread >= 0]] = True
     first[graph.dependencies.target] = False
     return float(time_ns[~first].sum() + time_ns[first].max(initial=0))

@@ -1,4 +1,4 @@
-"""The words of the task graph: what a task, a dependency, a phase and an execution thread can be."""
+"""The vocabulary of the task graph: kinds of tasks, dependencies, phases and execution threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class TaskKind(IntEnum):
-    """What a task is. A gap is its own task on its CPU thread; a wait is time that no work explains."""
+    """The kind of a task. A gap is a separate task on its CPU thread; a wait is time that no work explains."""
 
     CPU_OP = 0
     RUNTIME = 1
@@ -33,13 +33,14 @@ class TaskKind(IntEnum):
     WAIT = 8
 
 
-# What tasks without an event of their own are called.
+# Names of tasks without an event.
 SYNC_NAME = "(waits for the GPU)"
 HANDOFF_NAME = "(waits for another thread)"
 UNEXPLAINED_NAME = "(unexplained wait)"
 BEFORE_NAME = "(before the first task)"
 IDLE_NAME = "(idle)"
-# In a graph of several ranks: one arrives at a collective, all have arrived, one's recording begins later than others'.
+# In a graph of several ranks: a rank arrives at a collective, all have arrived, a rank's recording begins later than
+# the others'.
 ARRIVAL_NAME = "(arrives)"
 HUB_NAME = "(all have arrived)"
 BEGIN_NAME = "(its recording begins)"
@@ -59,25 +60,25 @@ class Phase(IntEnum):
     UPDATE = 4
 
 
-# What answers call the phases, by their codes.
+# Names of the phases in answers, by code.
 PHASE_NAMES = tuple(phase.name.lower() for phase in Phase)
 
 
 class DependencyKind(IntEnum):
-    """Why one task waits for another. The order of tasks on one execution thread follows from their ids."""
+    """The reason for a dependency. The order of tasks on one execution thread follows from their ids."""
 
     LAUNCH = 0  # a CPU call starts a GPU task
     SYNC = 1  # a CPU thread waits for GPU work
     EVENT = 2  # a stream waits for another stream
     HANDOFF = 3  # a CPU thread waits for another CPU thread
-    COMMUNICATION = 4  # a collective or transfer and what needs it
+    COMMUNICATION = 4  # a collective or transfer and its successors
     QUEUE = 5  # derived: the launch queue is full
     THREAD = 6  # derived: the order of one execution thread
     USER = 7  # added by a transform
 
 
 class Change(Enum):
-    """What a transform did to the steps, for later transforms that depend on it."""
+    """A change of the steps by a transform, for later transforms that depend on it."""
 
     ENCODES = "encodes feature maps"
     RECOMPUTES = "recomputes the forward pass"
@@ -88,16 +89,16 @@ class Change(Enum):
 
 
 class Severity(IntEnum):
-    """What a finding about a recording means for answers from it."""
+    """The severity of a finding about a recording for answers from it."""
 
-    NOTE = 0  # true, and allowed for
+    NOTE = 0  # true, and taken into account
     DOUBT = 1  # answers may be off
-    VOIDS = 2  # answers are of another program than the one that ran
+    VOIDS = 2  # answers describe another program than the one that ran
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of a recording found: how many things, in one sentence, and what to do about it."""
+    """A finding of a check: the number of cases, one sentence, and the remedy."""
 
     check: str
     severity: Severity
@@ -114,7 +115,7 @@ class Anchor(IntEnum):
 
 
 class ThreadKind(IntEnum):
-    """What an execution thread is: a CPU thread, a GPU stream or a communication channel."""
+    """The kind of an execution thread: a CPU thread, a GPU stream or a communication channel."""
 
     CPU = 0
     STREAM = 1
@@ -124,7 +125,7 @@ class ThreadKind(IntEnum):
 def among(codes: Array, members: Iterable[int]) -> Bool:
     """Return a mask of the ``codes`` that are among a few ``members``."""
     mask = np.zeros(codes.shape, dtype=np.bool_)
-    for member in members:  # numpy compares bytes ten times faster than it looks them up in a table
+    for member in members:  # comparing bytes is ten times faster in numpy than a table look-up
         mask |= codes == int(member)
     return mask
 
@@ -143,7 +144,7 @@ class Thread:
     stream: int = -1
     lag_ns: int = 0
     ordered: bool = True
-    rank: int = 0  # whose it is in a graph of several ranks
+    rank: int = 0  # its rank in a graph of several ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class Dependencies:
         return Dependencies(*(getattr(self, name)[rows] for name in Dependencies.__slots__))
 
 
-# What a wait task waits for when it is not one stream: all streams of the machine.
+# The scope of waits for all streams of the machine.
 ALL_STREAMS = -1
 
 
@@ -201,8 +202,8 @@ ALL_STREAMS = -1
 class Waits:
     """CPU waits for "all that was launched before", as columns of shape (n_waits,).
 
-    They are positional: the tasks waited for are found anew in every edited graph. ``scope`` is a thread (one stream)
-    or ``ALL_STREAMS``; ``lag_ns`` is what the call still needs once the GPU is done.
+    They are positional: their predecessors are recomputed in every edited graph. ``scope`` is a thread (one stream) or
+    ``ALL_STREAMS``; ``lag_ns`` is the time from the end of GPU work to the return of the call.
     """
 
     task: Int32
@@ -211,7 +212,7 @@ class Waits:
 
 
 class ProcessGroup(Struct, frozen=True):
-    """Ranks that communicate: name and ranks as the recording writes them, and how many (-1: unknown)."""
+    """Ranks that communicate: name and ranks as recorded, and the number of ranks (-1: unknown)."""
 
     name: str
     ranks: str

@@ -1,4 +1,4 @@
-"""The baseline of every what-if: a graph, its simulated timeline, and how well that meets the recording."""
+"""The baseline of every what-if: a graph, its simulated timeline, and its replay error."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from whatif.simulation.timeline import Timeline
 
 
 class Baseline(Struct, frozen=True, dict=True):
-    """A graph, its simulated timeline and how well that meets the recording.
+    """A graph, its simulated timeline and its replay error.
 
-    The graph is the recorded one, or where ``calibration`` is given that one without the profiler.
+    The graph is the recorded one, or with ``calibration`` the one without the profiler.
     """
 
     graph: TaskGraph
@@ -41,7 +41,7 @@ class Baseline(Struct, frozen=True, dict=True):
     def of(graph: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> Baseline:
         """Simulate ``graph``, corrected to the step without the profiler if the recording has it.
 
-        With ``calibrated=False`` as it was recorded. Raises WhatifError on a clock that the recording does not have.
+        ``calibrated=False`` keeps the graph as recorded. Raises WhatifError on a clock that the recording lacks.
         """
         chosen = clock or default_clock(graph)
         if chosen not in ("gpu", "mark", "span"):
@@ -70,13 +70,13 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @property
     def as_recorded(self) -> Baseline | None:
-        """The baseline with the profiler's cost in it, where that was estimated and taken out; else None."""
+        """The baseline including the profiler's cost, if that was estimated and removed; else None."""
         recorded = self.calibration.recorded if self.calibration else None
         return Baseline(recorded.graph, recorded, self.clock) if recorded else None
 
     @cached_property
     def estimated_ms(self) -> dict[str, float] | None:
-        """The step without the profiler and its range, ms, where it is estimated from the trace; else None."""
+        """The step without the profiler and its range, ms, if estimated from the trace; else None."""
         if self.calibration is None or self.calibration.estimate is None:
             return None
         low_ns, high_ns = bounds_ns(self, self.graph, self.step_ns)
@@ -84,7 +84,7 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @property
     def profiler_facts(self) -> dict[str, Any]:
-        """What answers say of the profiler's cost, as part of a JSON object; nothing where none was taken out."""
+        """The profiler's cost in answers, as part of a JSON object; empty if none was removed."""
         return {
             **({"without_profiler_ms": self.estimated_ms} if self.estimated_ms else {}),
             **({"calibration": self.calibration.to_dict()} if self.calibration else {}),
@@ -97,22 +97,22 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @property
     def measured_ms(self) -> float | None:
-        """The measured step, ms; None where nothing was measured."""
+        """The measured step, ms; None if nothing was measured."""
         return self.measured_ns / 1e6 or None if self.graph.info.is_recorded else None
 
     @property
     def replayed_ns(self) -> float:
-        """The simulated step of the graph as it was recorded, before any calibration, ns."""
+        """The simulated step of the graph as recorded, before any calibration, ns."""
         return self.calibration.replayed_ns if self.calibration else self.step_ns
 
     @property
     def replay_error_pct(self) -> float:
-        """Simulated against measured step of the recording, percent, signed: both with the profiler in them."""
+        """Simulated against measured step of the recording, percent, signed: both including the profiler."""
         return 100.0 * (self.replayed_ns - self.measured_ns) / self.measured_ns if self.measured_ns else 0.0
 
     @property
     def known_error_pct(self) -> float | None:
-        """The replay error; None where nothing was measured that a replay could meet."""
+        """The replay error; None if no step was measured to compare with."""
         return self.replay_error_pct if self.graph.info.is_recorded else None
 
     @cached_property
@@ -120,13 +120,13 @@ class Baseline(Struct, frozen=True, dict=True):
         """Waiting that no dependency explains, percent of the makespan."""
         graph = self.graph
         lead_in = np.array([name in (BEFORE_NAME, BEGIN_NAME) for name in graph.names], dtype=np.bool_)
-        # Before the main thread's first task GPU work ran that the recording does not lead back to any call.
+        # Before the main thread's first task, GPU work without a recorded call ran.
         unexplained = graph.of_clock & (graph.kind == TaskKind.WAIT) & (~lead_in.take(graph.name) | (graph.thread == 0))
         return 100.0 * float(graph.duration_ns[unexplained].sum()) / max(self.timeline.makespan_ns, 1)
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """Shares by which the step of another run may lie below and above: by the untraced steps, else the recorded."""
+        """Shares by which another run's step may be shorter and longer, by the untraced, else the recorded steps."""
         if self.calibration is not None and self.calibration.untraced is not None:
             return self.calibration.spread
         return spread_of_steps(steady(self.graph.info.measured_step_ns.get(self.clock, ()), self.graph, self.clock))
@@ -138,7 +138,7 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where the simulated step goes."""
+        """The breakdown of the simulated step."""
         return breakdown(self.timeline, self.clock)
 
 
@@ -160,15 +160,15 @@ def range_ns(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the ends of that range for n steps of one structure, shape (n,), each above 0 ns.
 
-    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and at their high bound, which adds up
-    errors that are independent; ``sums``, by default those of ``changed``, say what is left of that
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and high bounds, which adds up independent
+    errors; ``sums``, by default those of ``changed``, give the share of that to keep
     (``whatif.prediction.ranges.error_sums``). The replay error, the spread of the recorded step and the difference
     between two runs are independent of that and of each other: they add as squares.
     """
     missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
     sums = error_sums(changed) if sums is None else sums
     shares, by_run = combined_shares(sums), np.full(1, PREDICTED_REST)
-    if not changed.info.is_predicted:  # a predicted step has no runs
+    if not changed.info.is_predicted:  # predicted steps have no runs
         by_run = run_to_run(changed, sums, predicted_ns)
     below, above = (
         np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + missed**2 + steps**2 + by_run**2)

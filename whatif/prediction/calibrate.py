@@ -1,12 +1,12 @@
-"""Take the profiler out of a recording: CPU times are corrected until the simulated step meets the untraced one.
+"""Remove the profiler from a recording: correct CPU times until the simulated step matches the untraced one.
 
-First the task that holds an event of the profiler gives back what taking it down cost. What is left of the difference
-(colder caches, hooks, another pace of the machine while it recorded) is one factor on all CPU work, found on the
-simulator. GPU tasks and waits keep their times. Where the recorder timed the parts of a step, each part has a cost and
-a factor of its own (``step_parts.py``).
+First the cost of recording each profiler event is subtracted from the task that contains it. The remaining difference
+(colder caches, hooks, another speed of the machine while recording) is one factor on all CPU work, found by simulation.
+GPU tasks and waits keep their times. If the recorder timed the parts of a step, each part has a separate cost and
+factor (``step_parts.py``).
 
-Where the untraced step was not measured, as in a trace of torch's own profiler, the profiler's cost is estimated from
-the trace (``whatif.ingest.profiler_cost``) and taken out task by task, with its range.
+If the untraced step was not measured, as in a trace of torch's profiler, the profiler's cost is estimated from the
+trace (``whatif.ingest.profiler_cost``) and removed task by task, with its range.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ from whatif.simulation.steps import step_ns
 from whatif.simulation.timeline import Timeline
 
 # Cost of an event if the recording does not contain it: 0.34 us by default to 0.98 us with shapes (torch 2.13, measured
-# with thread CPU time on two models); taken only as far as the untraced step asks for it.
+# with thread CPU time on two models); used only as far as the untraced step requires.
 DEFAULT_EVENT_COST_NS = 500.0
-# Our choice: a machine that is slower or faster than this while it records is another machine. Beside what other
-# programs took.
+# Our choice: a machine slower or faster than this while recording is another machine. Other programs' share comes on
+# top.
 PACE_LOW, PACE_HIGH = 0.4, 1.5
-# Where the simulated step is as close as this to the untraced one, nothing is left to correct.
+# Nothing is left to correct if the simulated step is this close to the untraced one.
 MET = 1e-3
 # A larger difference is reported to the user: the acceptance limit of the calibration.
 MISSED = 0.01
-# Our choice: where a step follows the CPU's pace by less than this share, other work bounds it and the CPU explains
+# Our choice: if a step follows the CPU's pace by less than this share, other work bounds it and the CPU explains
 # nothing.
 FOLLOWS = 0.2
 PACE_SIMULATIONS = 3
 
 
 class Calibration(Struct, frozen=True):
-    """A corrected graph, its simulation, and what was done to it; times of steps in ns."""
+    """A corrected graph, its simulation, and the corrections; times of steps in ns."""
 
     graph: TaskGraph
     timeline: Timeline
-    replayed_ns: float  # the simulated step before any correction, by the clock that was asked for
-    untraced: Untraced | None = None  # the step that was to be met; None: nothing was corrected
-    corrected_ns: float = 0.0  # the simulated step, where ``untraced`` or ``estimate`` is given
-    event_cost_ns: float = 0.0  # taken out for each event of the profiler
+    replayed_ns: float  # the simulated step before any correction, by the requested clock
+    untraced: Untraced | None = None  # the target step; None: nothing was corrected
+    corrected_ns: float = 0.0  # the simulated step, if ``untraced`` or ``estimate`` is given
+    event_cost_ns: float = 0.0  # removed for each event of the profiler
     cost_measured: bool = False  # by the recorder, on the machine of the recording
-    removed_ns: float = 0.0  # CPU time taken out of a step for the events, or of all without steps; all threads
-    pace: float = 1.0  # factor on what is left of all CPU work, the mean where parts of a step have their own
-    by_parts: bool = False  # whether each part of a step was corrected by itself
-    recorded: Timeline | None = None  # with the profiler in it, where ``estimate`` is given
-    estimate: ProfilerEstimate | None = None  # what was taken out, where no step without the profiler was measured
-    reason: str = ""  # why nothing was corrected, or why the untraced step is not met; "" where it is
+    removed_ns: float = 0.0  # CPU time of events removed per step, or in total without steps; all threads
+    pace: float = 1.0  # factor on the remaining CPU work, the mean if parts of a step have separate ones
+    by_parts: bool = False  # whether each part of a step was corrected separately
+    recorded: Timeline | None = None  # including the profiler, if ``estimate`` is given
+    estimate: ProfilerEstimate | None = None  # the removed cost, if no step without the profiler was measured
+    reason: str = ""  # why nothing was corrected, or why the untraced step is not matched; "" if it is
 
     @property
     def is_without_profiler(self) -> bool:
-        """Whether the profiler's cost was taken out, as measured or as estimated."""
+        """Whether the profiler's cost was removed, as measured or as estimated."""
         return self.untraced is not None or self.estimate is not None
 
     @property
     def own_pace(self) -> float:
-        """``pace`` without what other programs on the machine took while it was recorded."""
+        """``pace`` without the share of other programs on the machine during the recording."""
         return self.pace / self.untraced.running if self.untraced else 1.0
 
     @property
     def missed(self) -> float:
-        """What the simulated step misses of the untraced one, a share of it, signed."""
+        """The error of the simulated step against the untraced one, a signed share."""
         return self.corrected_ns / self.untraced.median_ns - 1 if self.untraced else 0.0
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Shares by which predictions may lie lower and higher: the untraced step's quartiles, and what is missed.
+        """Shares by which predictions may be lower and higher: the untraced step's quartiles, and the remaining error.
 
         The difference of two medians of 20 steps stays within one quartile distance in 90 % of the cases (normal
-        steps), and a prediction is compared with such a median, of another run. These have nothing to do with one
-        another, so that they add up as their squares do.
+        steps), and a prediction is compared with such a median of another run. The errors are independent, so they add
+        as squares.
         """
         if self.untraced is None:
             return 0.0, 0.0
@@ -120,12 +120,12 @@ class Calibration(Struct, frozen=True):
 
     @property
     def missed_pct(self) -> float:
-        """How far the corrected step misses the measured one, in percent, as it is shown: never less than 0.01."""
+        """The corrected step's error against the measured one, percent, for display: never less than 0.01."""
         return max(abs(100 * self.missed), 0.01)
 
     @property
     def _where(self) -> str:
-        """What the removed time is of: it adds up over threads, and ranks."""
+        """The scope of the removed time, which is summed over threads and ranks."""
         info = self.graph.info
         return ("a step" if info.n_steps else "in all") + (" on all ranks together" if info.ranks else "")
 
@@ -141,7 +141,7 @@ class Calibration(Struct, frozen=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was done as a JSON object."""
+        """Return the corrections as a JSON object."""
         low, high = self.spread
         return {
             "untraced_ms": self.untraced.median_ns / 1e6 if self.untraced else None,
@@ -161,11 +161,11 @@ class Calibration(Struct, frozen=True):
 
 
 def calibrate(graph: TaskGraph, clock: str) -> Calibration:
-    """Return ``graph`` with CPU times as they are without the profiler, and what was done.
+    """Return ``graph`` with CPU times as without the profiler, and the corrections.
 
-    The simulated step by ``clock`` is to meet the untraced one of the recording; if steps are not marked
-    (``span``), by the recording's own steps. Without an untraced step the profiler's estimated cost is taken out, after
-    one simulation; without an estimate the graph stays as it is. Else it takes at most six simulations.
+    The simulated step by ``clock`` is matched to the recording's untraced one; if steps are not marked (``span``), by
+    the recording's steps. Without an untraced step the profiler's estimated cost is removed, after one simulation;
+    without an estimate the graph stays as it is. Else it takes at most six simulations.
     """
     timeline = simulate(graph)
     replayed_ns = step_ns(timeline.step_times_ns(clock), graph, clock)
@@ -205,7 +205,7 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
 
 
 def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, replayed_ns: float) -> Calibration:
-    """The graph without the estimated cost of the profiler, whose range goes into the bounds of CPU tasks."""
+    """The graph without the estimated cost of the profiler; its range widens the bounds of CPU tasks."""
     graph = recorded.graph
     mid, least, most = (_left_ns(graph, factor) for factor in (1.0, estimate.high, estimate.low))
     without = graph.replace(
@@ -226,16 +226,16 @@ def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, repla
 
 
 def _left_ns(graph: TaskGraph, factor: float) -> Int64:
-    """Return what is left of each task without ``factor`` of its estimated cost, ns, shape (n_tasks,).
+    """Return the time of each task without ``factor`` times its estimated cost, ns, shape (n_tasks,).
 
-    What a task of the CPU is too short for is taken from the tasks after it on its thread: where stamps are close,
-    a part of an event's cost lies in its neighbours.
+    Cost beyond a CPU task's time is subtracted from the tasks after it on its thread: if stamps are close, a part of an
+    event's cost is in its neighbours.
     """
     left_ns, cost_ns = graph.duration_ns.copy(), factor * graph.profiler_ns.astype(np.float64)
     work = graph.by_thread[graph.on_cpu[graph.by_thread]]
     for tasks in np.split(work, np.flatnonzero(np.diff(graph.thread[work])) + 1):
         time_ns = graph.duration_ns[tasks].astype(np.float64)
-        # What is owed after each task: all costs less all times, above the lowest that this ever was.
+        # The cost carried over after each task: all costs less all times, above the minimum so far.
         balance_ns = np.cumsum(cost_ns[tasks] - time_ns)
         owed_ns = balance_ns - np.minimum.accumulate(np.minimum(balance_ns, 0))
         taken_ns = np.diff(np.append(0.0, np.cumsum(cost_ns[tasks]) - owed_ns))
@@ -244,7 +244,7 @@ def _left_ns(graph: TaskGraph, factor: float) -> Int64:
 
 
 def _clock_of_steps(graph: TaskGraph, clock: str) -> str:
-    """The clock by which one step is compared: the span of a recording is that of several."""
+    """The clock for comparing one step: the span of a recording covers several steps."""
     if clock != "span":
         return clock
     return next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), clock)
@@ -258,7 +258,7 @@ class _Tried(Struct, frozen=True):
 
 
 class _Search(Struct, frozen=True):
-    """Finds the correction with which the simulated step meets ``target_ns``, with few simulations."""
+    """Finds the correction that matches the simulated step to ``target_ns`` in few simulations."""
 
     graph: TaskGraph
     clock: str
@@ -276,7 +276,7 @@ class _Search(Struct, frozen=True):
         return abs(tried.step_ns - self.target_ns) <= MET * self.target_ns
 
     def event_cost(self, recorded: _Tried, given_ns: float | None) -> tuple[float, _Tried]:
-        """Return the cost of an event and the graph without it; a cost that was not measured only as far as needed."""
+        """Return the cost of an event and the graph without it; an unmeasured cost only as far as needed."""
         if not self.graph.profiler_events.any():
             return 0.0, recorded
         if given_ns is not None:
@@ -286,19 +286,19 @@ class _Search(Struct, frozen=True):
         cost_ns = DEFAULT_EVENT_COST_NS
         without = self.run(cost_ns, 1.0)
         if without.step_ns < self.target_ns:
-            # Nearly linear: no task but the shortest ones is at its end.
+            # Nearly linear: only the shortest tasks reach 0.
             cost_ns *= (recorded.step_ns - self.target_ns) / (recorded.step_ns - without.step_ns)
             without = self.run(cost_ns, 1.0)
         return cost_ns, without
 
     def pace(self, cost_ns: float, first: _Tried) -> tuple[float, _Tried, str]:
-        """Return the factor on CPU work, the graph with it, and why the target is not met, "" where it is."""
+        """Return the factor on CPU work, the graph with it, and why the target is not met, or ""."""
         if self.meets(first) or not first.step_ns:
             return 1.0, first, ""
         before, at = (1.0, first), self.bounded(self.target_ns / first.step_ns)
         best = before
         for _ in range(PACE_SIMULATIONS):
-            # Tried already: 1, which may be a bound where others shared the machine, or the bound of the round before.
+            # Already tried: 1, which may be a bound if others shared the machine, or the bound of the previous round.
             if at in (1.0, before[0]):
                 break
             tried = self.run(cost_ns, at)
@@ -339,12 +339,12 @@ class _Search(Struct, frozen=True):
 
 
 def corrected(graph: TaskGraph, cost_ns: float | Float64, pace: float | Float64) -> TaskGraph:
-    """Return the graph without ``cost_ns`` an event of the profiler, and what is left of CPU work times ``pace``.
+    """Return the graph without ``cost_ns`` per event of the profiler, and the remaining CPU work times ``pace``.
 
-    Each is one number, or one a task, shape (n_tasks,).
+    Each is one number, or one per task, shape (n_tasks,).
     """
     work = graph.on_cpu
-    # No more than a task lasts: where stamps are close, part of the cost is in its neighbour.
+    # At most the task's time: if stamps are close, part of the cost is in its neighbour.
     cost = np.where(work, np.rint(cost_ns * graph.profiler_events), 0).astype(np.int64)
 
     def without_cost(time_ns: Int64) -> Int64:
@@ -361,7 +361,7 @@ def corrected(graph: TaskGraph, cost_ns: float | Float64, pace: float | Float64)
 
 
 def _removed_ns(graph: TaskGraph, cost_ns: float | Float64) -> float:
-    """The CPU time that leaves a step with the events' cost, ns: the mean of all steps."""
+    """The CPU time removed per step with the events' cost, ns: the mean of all steps."""
     in_step = graph.on_cpu & (graph.step >= 0)
     taken_ns = np.minimum(cost_ns * graph.profiler_events, graph.duration_ns)[in_step]
     return float(taken_ns.sum()) / max(graph.info.n_steps, 1)

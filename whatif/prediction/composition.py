@@ -19,17 +19,17 @@ from whatif.simulation.steps import step_ns
 
 
 class Applied(Struct, frozen=True):
-    """A transform as it was applied: whether it changed anything, and what it said."""
+    """An applied transform: whether it changed anything, and its notes."""
 
     transform: Transform
-    changed: bool  # the tasks, what they wait for, their order, the memory of a step or its samples
+    changed: bool  # the tasks, their dependencies or order, the memory of a step or its samples
     notes: tuple[str, ...] = ()
 
     @staticmethod
     def between(before: TaskGraph, after: TaskGraph, transform: Transform) -> Applied:
-        """Compare the graph before ``transform`` with the one that it gave.
+        """Compare the graphs before and after ``transform``.
 
-        Raises WhatifError where it found nothing to change because kernels are not recorded.
+        Raises WhatifError if it found nothing to change because kernels are not recorded.
         """
         reorders = transform.schedule is not None and len(after.declined) == len(before.declined)
         told = (before.info.memory, before.info.samples) != (after.info.memory, after.info.samples)
@@ -40,9 +40,9 @@ class Applied(Struct, frozen=True):
 
 
 def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-    """Return the checked graph under all transforms, and what each did, in the order of ``in_order``.
+    """Return the checked graph under all transforms, and the effect of each, in the order of ``in_order``.
 
-    Raises WhatifError where one does not apply or breaks the graph.
+    Raises WhatifError if one does not apply or breaks the graph.
     """
     parts = []
     for transform in in_order(transforms):
@@ -62,10 +62,10 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
 
 
 def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator[str]:
-    """Say which of ``transforms`` come too late: an exported prediction holds what-ifs that belong behind them."""
+    """Return notes on ``transforms`` that come too late: an exported prediction has what-ifs that belong after them."""
     simulated = graph.info.recorded.simulated
     names = [spec.partition(":")[0] for spec in simulated.what_ifs.split(" + ")] if simulated else []
-    # A file's text names no script to run.
+    # Scripts named in a file are not run.
     held = [load_transform(name) for name in names if name in built_in_names()]
     for transform in transforms:
         late = [one.name for one in held if transform.place and in_order([one, transform])[-1] is not transform]
@@ -77,11 +77,10 @@ def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator
 
 
 def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms in the order of their ``PLACES``, those of one place as they are named.
+    """Return the transforms in the order of their ``PLACES``, those of one place in the given order.
 
-    A pass is made of what the device, the formats and the compiler make of it; a block is cut across workers, stages
-    are made of what each of these does, copies of the stages exchange their gradients. One without a place changes
-    what it finds: it stays after all that are named before it.
+    Device, formats and compiler decide a pass; blocks are split across workers, stages consist of these parts, and
+    replicas of the stages exchange gradients. A transform without a place stays after all that are named before it.
     """
     order = list(PLACES)
     if any(transform.place == WHOLE for transform in transforms):
@@ -101,7 +100,7 @@ def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:
 
 
 def single_schedule(transforms: Sequence[Transform]) -> Schedule | None:
-    """Return the one schedule override of a composition, if any. Raises WhatifError where two transforms have one."""
+    """Return the one schedule override of a composition, if any. Raises WhatifError if two transforms have one."""
     overriding = [t for t in transforms if t.schedule is not None]
     if len(overriding) > 1:
         names = " and ".join(repr(t.name) for t in overriding)
@@ -110,40 +109,40 @@ def single_schedule(transforms: Sequence[Transform]) -> Schedule | None:
 
 
 def new_notes(before: TaskGraph, after: TaskGraph) -> tuple[str, ...]:
-    """Return what transforms said on the way from one graph to the other."""
+    """Return the notes of transforms between two graphs."""
     return tuple(note for note in after.notes if note not in before.notes)
 
 
 def spelled(transform: Transform) -> str:
-    """Return how a transform and its options are written on a command line: ``amp:target=bf16``."""
+    """Return a transform and its options in command line syntax: ``amp:target=bf16``."""
     options = ",".join(f"{key}={_text(value)}" for key, value in transform.options.items())
     return f"{transform.name}:{options}" if options else transform.name
 
 
 def spelled_together(transforms: Iterable[Transform]) -> str:
-    """Return how what-ifs are written in a sentence, a plus between two."""
+    """Return what-ifs for use in a sentence, joined by plus signs."""
     return " + ".join(map(spelled, transforms))
 
 
 def _text(value: object) -> str:
-    """An option's value as one would type it: 2 for 2.0."""
+    """An option's value as typed: 2 for 2.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
-# What of a graph may differ without any effect on its timeline.
+# Fields of a graph that have no effect on its timeline.
 _BESIDE_THE_TIMELINE = {"info", "attached", "notes", "declined"}
 
 
 def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
-    """Whether a transform left the tasks and what they wait for as they were; notes and facts may differ."""
+    """Whether a transform kept the tasks and their dependencies; notes and metadata may differ."""
     columns = {field.name for field in fields(TaskGraph)} - _BESIDE_THE_TIMELINE
     same_queue = before.info.queue_depth == after.info.queue_depth
-    same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share something slow one another
+    same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share a resource slow each other
     return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in columns)
 
 
 def is_without_effect(before: TaskGraph, after: TaskGraph, applied: Sequence[Applied]) -> bool:
-    """Whether the timeline stays as it was: nothing changed, and no schedule to run the same tasks in another order.
+    """Whether the timeline stays the same: nothing changed, and no schedule reorders the tasks.
 
     The schedule of a transform that changes nothing has nothing to decide.
     """
@@ -151,9 +150,9 @@ def is_without_effect(before: TaskGraph, after: TaskGraph, applied: Sequence[App
 
 
 class Contribution(Struct, frozen=True):
-    """What one transform takes off the step, ms: above zero is faster."""
+    """The gain of one transform, ms: above zero is faster."""
 
-    alone_ms: float | None  # as the only one; None where it does not apply alone
+    alone_ms: float | None  # alone; None if it does not apply alone
     added_ms: float  # after those before it
     reason: str = ""  # why it does not apply alone
 
@@ -163,14 +162,14 @@ class Contribution(Struct, frozen=True):
 
 
 class Composition(Struct, frozen=True):
-    """What each transform of a composition contributes, in its order, and what all of them take off the step, ms."""
+    """The contribution of each transform of a composition, in order, and the total gain, ms."""
 
     contributions: tuple[Contribution, ...]
     together_ms: float
 
     @property
     def interaction_ms(self) -> float | None:
-        """What the gains alone add up to beyond the gain together, ms; None where one does not apply alone.
+        """The sum of the gains alone minus the gain together, ms; None if one does not apply alone.
 
         Above zero the transforms save the same time; below zero one of them makes another more effective.
         """
@@ -179,10 +178,10 @@ class Composition(Struct, frozen=True):
 
 
 def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted_ns: float) -> Composition:
-    """Return what each of ``transforms`` contributes to the ``predicted_ns`` of all of them.
+    """Return the contribution of each of ``transforms`` to the ``predicted_ns`` of all of them.
 
-    Simulates once each beginning of the list and each transform alone, as far as these are not known yet: two
-    simulations for each transform beyond the first.
+    Simulates each prefix of the list and each transform alone, unless known: two simulations for each transform beyond
+    the first.
     """
     steps_ns = [baseline.step_ns]
     graph = baseline.graph
@@ -203,7 +202,7 @@ def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted
         try:
             alone_ns = _step_ns(baseline, *applied_in_turn(baseline.graph, [transform]))
             parts.append(Contribution((baseline.step_ns - alone_ns) / 1e6, added_ms))
-        except WhatifError as error:  # it may need what another one put there
+        except WhatifError as error:  # it may need what another one inserts
             parts.append(Contribution(None, added_ms, str(error)))
     return Composition(tuple(parts), (baseline.step_ns - predicted_ns) / 1e6)
 

@@ -1,4 +1,4 @@
-"""What makes the numbers of an answer doubtful, and why a change changes nothing: sentences."""
+"""Sentences on the doubts of an answer, and on why a change has no effect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import CLOCK_NOUNS
 from whatif.simulation.timeline import Timeline
 
-# Steps whose mean exceeds their median by more than this factor are not one kind of step; predicted ones, either way,
-# where the recorded ones are closer to one another by as much.
+# Steps whose mean exceeds their median by more than this factor are not one kind of step; for predicted ones in either
+# direction, and also relative to the recorded ones.
 UNEVEN_STEPS = 1.1
-# A GPU that is busy for less of the step than this waits for the CPU, whatever a transform changed.
+# A GPU busy for a smaller share of the step waits for the CPU, whatever a transform changed.
 HOST_BOUND_PCT = 50.0
-# A change below this is within what replays miss.
+# A change below this is within the replay error.
 NOTHING_PCT = 1.0
 
 
 def warnings_of(baseline: Baseline) -> tuple[str, ...]:
-    """Return what every answer from a recording has to warn of; it takes no further simulation."""
+    """Return the warnings of every answer from a recording, without further simulations."""
     unchanged = why_nothing_changes(baseline, baseline.step_ms, baseline.breakdown)
     return tuple(filter(None, (*doubts_of(baseline, baseline.timeline), unchanged)))
 

@@ -1,4 +1,4 @@
-"""A template for your own transform: a script that works, whose comments say what to change."""
+"""A template for a transform: a working script with comments on what to change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from whatif.prediction.transform import built_in_names
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import output_file
 
-# In a folder with a file of such a name Python takes it for the real one.
+# A file of such a name would shadow the Python module.
 TAKEN = sys.stdlib_module_names | {"whatif", "numpy"}
 
-# Lines of at most 88 characters, so that a linter with its own defaults is content with the script.
+# Lines of at most 88 characters, the default of linters.
 TEMPLATE = '''\
 """{title}: what if element-wise work were `speedup` times as fast?
 
@@ -64,10 +64,9 @@ def transform(graph: TaskGraph, *, speedup: float = 2.0, layer: str = "") -> Tas
 
 
 def write_new(path: str | Path) -> Path:
-    """Write a transform that works to ``path`` and give it back.
+    """Write a working transform to ``path`` and return the path.
 
-    Raises WhatifError where a file is there already, where its name is no module's or another's, or where nothing can
-    be written.
+    Raises WhatifError if the file exists, if its name is not a valid or free module name, or if it cannot be written.
     """
     script = Path(path)
     name = script.stem
@@ -75,7 +74,7 @@ def write_new(path: str | Path) -> Path:
     target = output_file(path)
     text = TEMPLATE.format(title=name.replace("_", " ").strip().capitalize() or name, name=name, file=script.name)
     try:
-        # Created, never replaced: also not where somebody else was quicker.
+        # Created, never replaced, also in a race.
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -1,12 +1,12 @@
 """Transforms that other installed packages offer: entry points in the group ``whatif.transforms``.
 
-A package says so in its pyproject.toml::
+A package declares them in its pyproject.toml::
 
     [project.entry-points."whatif.transforms"]
     halve_attention = "my_package.halve_attention"
 
-The name is what a user types, and what stands behind it is a module of the shape that every transform has. Nothing of
-a package is imported before one of its names is asked for or listed.
+Users type the name; its value is a module of the same form as every transform. A package is imported only when one of
+its names is used or listed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlugIn(Struct, frozen=True):
     point: EntryPoint
 
     def load(self) -> types.ModuleType:
-        """Import the transform's module. Raises WhatifError where that fails or gives something else."""
+        """Import the transform's module. Raises WhatifError if that fails or gives something else."""
         try:
             loaded = self.point.load()
         except (Exception, SystemExit) as error:
@@ -43,7 +43,7 @@ class PlugIn(Struct, frozen=True):
 
 
 def plug_ins() -> list[PlugIn]:
-    """Return what other packages offer, sorted by name, also what cannot be used."""
+    """Return the plug-ins of other packages, sorted by name, including unusable ones."""
     from importlib.metadata import entry_points  # loads the mail package, 15 ms
 
     found = [PlugIn(point.name, _package(point), point) for point in entry_points(group=ENTRY_POINT_GROUP)]
@@ -51,7 +51,7 @@ def plug_ins() -> list[PlugIn]:
 
 
 def find_plug_in(name: str) -> PlugIn | None:
-    """Return the one plug-in of that name, None without one. Raises WhatifError where several packages offer it."""
+    """Return the one plug-in of that name, None without one. Raises WhatifError if several packages offer it."""
     found = [plug_in for plug_in in plug_ins() if plug_in.name == name]
     if len(found) > 1:
         packages = " and ".join(repr(plug_in.package) for plug_in in found)
@@ -60,6 +60,6 @@ def find_plug_in(name: str) -> PlugIn | None:
 
 
 def _package(point: EntryPoint) -> str:
-    """The name of the package that an entry point belongs to; of its module where no package is known."""
+    """The name of an entry point's package, or of its module if the package is unknown."""
     distribution = getattr(point, "dist", None)
     return str(distribution.name) if distribution is not None else str(getattr(point, "value", point.name))

@@ -55,7 +55,7 @@ class Prediction:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """The transforms in the order in which they were applied."""
+        """The transforms in the order of application."""
         return tuple(part.transform for part in self.applied)
 
     @property
@@ -71,7 +71,7 @@ class Prediction:
 
     @property
     def baseline_ms(self) -> float:
-        """The simulated step of the recording itself, ms."""
+        """The simulated step of the baseline, ms."""
         return self.baseline.step_ms
 
     @property
@@ -101,12 +101,12 @@ class Prediction:
 
     @property
     def totals(self) -> Totals:
-        """What all devices that train together do and take in the predicted step."""
+        """The totals of all devices that train together in the predicted step."""
         return totals(self.graph, self.predicted_ms, self.baseline.clock)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the transforms said."""
+        """The notes of the transforms."""
         return new_notes(self.baseline.graph, self.graph)
 
     @cached_property
@@ -121,7 +121,7 @@ class Prediction:
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:
-        """What makes the numbers doubtful: findings, the recording's quirks, the calibration and uneven steps."""
+        """Doubts about the numbers: findings, the recording's quirks, the calibration and uneven steps."""
         return doubts_of(self.baseline, self.timeline)
 
     @property

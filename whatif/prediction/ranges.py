@@ -1,9 +1,9 @@
-"""How wide a predicted range is: what moves all kernels together, what moves each alone, and two runs of one program.
+"""The width of predicted ranges: errors common to all kernels, errors of each kernel, and differences between runs.
 
-What one source says of all kernels (a device's rate, a model's bias, the profiler's cost) is wrong for all of them in
-one direction: it adds up. What was measured operator by operator, different sources, and the families of kernels that a
-model distinguishes, have errors of their own: they add as squares. Two runs of one program differ as well. No recording
-shows by how much: a floor stands for that.
+An error of one source for all kernels (a device's rate, a model's bias, the profiler's cost) has one direction: it adds
+up. Measurements of single operators, different sources, and the families of kernels that a model distinguishes have
+independent errors: they add as squares. Two runs of one program differ as well. No recording shows by how much: a floor
+represents that.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from whatif.graph.types import Array, Float64, Int64, TaskKind, ThreadKind, amon
 from whatif.models.durations.estimator import Source, sources
 from whatif.models.durations.measured import CONTEXT_SPREAD
 
-# Fitted on the pairs that docs/accuracy.md scores; benchmarks/ranges.py fits them again without each pair and reports
-# coverage and width so. Of the step on a CPU: of one worker, and of several that wait for one another.
+# Fitted on the pairs that docs/accuracy.md scores; benchmarks/ranges.py refits them without each pair and reports
+# coverage and width. Shares of the step on a CPU: of one worker, and of several that wait for each other.
 RUN_TO_RUN, RUN_TO_RUN_WORKERS = 0.05, 0.07
-# Assumed: no two runs of one program on a GPU are at hand. Recordings of two versions of modded-nanogpt that should
+# Assumed: no two runs of one program on a GPU are available. Recordings of two versions of modded-nanogpt that should
 # take equally long differ by 0.9 %.
 RUN_TO_RUN_GPU = 0.02
 # Chosen on the pairs of the lab, not left out when they are scored: the share of a collective's upper end, which is
-# NCCL's beside other kernels of its GPU (Daydream, figure 9), that holds where gloo sends beside a CPU's work.
+# NCCL's beside other kernels of its GPU (Daydream, figure 9), that applies to gloo beside a CPU's work.
 GLOO_SLOWED = 0.15
-# What a model of a GPU's kernels misses it misses family by family, products one way and layer norms the other (the
+# A model of a GPU's kernels has errors by family, products in one direction and layer norms in the other (the
 # pairs of docs/device.md): this share of a kernel's bound is the same error for all of them. Chosen on those pairs.
 SHARED_BY_FAMILIES = 0.25
 _MODELS = (Source.LEARNED, Source.OTHER_DEVICES, Source.ROOFLINE)
-# Of steps that were not recorded: the share of the ranges of a family's kernels that adds up, below and above (single
-# kernels miss upwards further than the sum of many does), and what models of single operators do not tell (other
-# versions of a model, memory taken inside a step). `python -m benchmarks.published timm neusight` chooses them on both
-# tables, and scores them on families of models and devices that were left out.
+# For steps that were not recorded: the share of the ranges of a family's kernels that adds up, below and above (single
+# kernels err upwards further than the sum of many), and errors that models of single operators do not cover (other
+# versions of a model, memory allocated inside a step). `python -m benchmarks.published timm neusight` chooses them on
+# both tables, and scores them on left-out families of models and devices.
 PREDICTED_SHARE, PREDICTED_REST = (0.9, 0.4), 0.10
-# The quartiles of the step stand for the difference of two medians of so many steps (normal steps).
+# The quartiles of the step represent the difference of two medians of this many steps (normal steps).
 STEPS_OF_A_MEDIAN = 20
 
 
 def simulated_at(graph: TaskGraph) -> TaskGraph:
-    """Return the graph whose bounds are simulated: collectives of a CPU have an upper end of their own."""
+    """Return the graph whose bounds are simulated: collectives on a CPU have a separate upper end."""
     if graph.has_gpu:
         return graph
     sent = (graph.kind == TaskKind.COMMUNICATION) & (sources(graph) == Source.PAPER)
@@ -53,8 +53,8 @@ def simulated_at(graph: TaskGraph) -> TaskGraph:
 def error_sums(graph: TaskGraph) -> Float64:
     """Return the sums over tasks that decide a range's width, ns, one row: linear in the durations and bounds.
 
-    Below and then above: the sum of all bounds, what adds up within each source, what each operator and each family of
-    kernels has of its own; last the GPU's work.
+    Below and then above: the sum of all bounds, the part that adds up within each source, the independent parts of each
+    operator and each family of kernels; last the GPU's work.
     """
     counted = graph.on_gpu.ids[graph.step[graph.on_gpu.ids] >= 0]
     # Below, then above.
@@ -71,19 +71,19 @@ def error_sums(graph: TaskGraph) -> Float64:
 
 
 def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
-    """One chain answers for all kernels: what it misses of one of a family it misses of all of its kernels."""
+    """One chain estimates all kernels: its error on one kernel of a family applies to all of them."""
     group = np.where(graph.on_gpu.mask, graph.family.astype(np.int64) + 1, 0)
     together = np.bincount(group, weights=wide_ns.astype(np.float64), minlength=len(KernelFamily) + 1)
     return [np.array([wide_ns.sum()], dtype=np.float64), np.asarray(share * together, dtype=np.float64)]
 
 
 def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]:
-    """Most durations are as recorded: what these add up to is what the others leave of the sum of all."""
+    """Most durations are as recorded: their sum is that of all less that of the others."""
     rows, source = int(graph.measured.max(initial=-1)) + 1, sources(graph)
     waits = graph.kind == TaskKind.WAIT
     others = np.flatnonzero((source != Source.RECORDED) | waits)
     source = source[others]
-    # Waits that may vanish have nothing to do with the CPU's work.
+    # Waits that may vanish are independent of the CPU's work.
     group = (source + np.int8(len(Source)) * waits[others]).astype(np.intp)
     measured = np.flatnonzero(source == Source.MEASURED)
     modelled = np.flatnonzero(graph.on_gpu.mask[others] & among(source, _MODELS))
@@ -94,7 +94,7 @@ def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]
         wide_ns = of_others_ns.astype(np.float64)
         alone = measured[wide_ns[measured] > 0]
         tasks = others[alone]
-        # Caches make all operators differ from those measured alone; the rest is each measurement's own noise.
+        # Caches affect all operators measured alone in the same way; the rest is each measurement's noise.
         own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[tasks], 0)
         operator = np.where(graph.measured[tasks] >= 0, graph.measured[tasks], rows + graph.name[tasks])
         together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
@@ -109,7 +109,7 @@ def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]
 
 
 def combined_shares(sums: Float64) -> tuple[Float64, Float64]:
-    """Return the shares of the sums of all bounds that are left where only what is shared adds up, shape (n,) each."""
+    """Return the shares of the sums of all bounds that remain if only common errors add up, shape (n,) each."""
     sides = np.split(sums[:, :-1], 2, axis=1)
     below, above = (
         np.where(side[:, 0] > 0, np.sqrt((side[:, 1:] ** 2).sum(axis=1)) / np.maximum(side[:, 0], 1), 1.0)
@@ -119,7 +119,7 @@ def combined_shares(sums: Float64) -> tuple[Float64, Float64]:
 
 
 def several_workers(graph: TaskGraph) -> bool:
-    """Say whether the step waits for other workers: the slowest of several runs decides how long it takes."""
+    """Return whether the step waits for other workers: the slowest of several runs decides its time."""
     channels = any(thread.kind == ThreadKind.CHANNEL for thread in graph.threads)
     return channels or bool((graph.kind == TaskKind.COMMUNICATION).any())
 
@@ -127,7 +127,7 @@ def several_workers(graph: TaskGraph) -> bool:
 def run_to_run(graph: TaskGraph, sums: Float64, step_ns: Array) -> Float64:
     """Return the share of a step by which two runs of one program differ (nominal 90 %), shape (n,) as the steps.
 
-    The CPU's share of the step varies as a CPU's step does, and the GPU's as a GPU's.
+    The CPU's share of the step varies like a CPU step, the GPU's like a GPU step.
     """
     on_cpu = RUN_TO_RUN_WORKERS if several_workers(graph) else RUN_TO_RUN
     busy = np.minimum(sums[:, -1] / max(graph.info.n_steps, 1) / step_ns, 1.0)
@@ -135,10 +135,10 @@ def run_to_run(graph: TaskGraph, sums: Float64, step_ns: Array) -> Float64:
 
 
 def spread_of_steps(times_ns: tuple[int, ...]) -> tuple[float, float]:
-    """Return how far the median of another run's steps may lie below and above this one's, as shares of it.
+    """Return the shares by which the median of another run's steps may be below and above this one's.
 
     The difference of two medians of 20 steps stays within one quartile distance in 90 % of the cases (normal steps),
-    that of fewer steps within as much more as the root of their number is smaller.
+    that of fewer steps in proportion to 1 / the root of their number.
     """
     if len(times_ns) < 2 or not np.median(times_ns) > 0:
         return 0.0, 0.0

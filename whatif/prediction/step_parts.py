@@ -1,8 +1,8 @@
-"""The parts of a step on a CPU, corrected each by itself: forward, backward, update, loading, and the rest.
+"""The parts of a step on a CPU, corrected separately: forward, backward, update, loading, and the rest.
 
-What the profiler costs differs between them: beside large products an event of it costs several times what it costs in
-a loop of small operators, and colder caches slow the products. So each part meets its own share of the step's time, as
-the recorder saw it in the warm-up steps.
+The profiler's cost differs between them: next to large products an event costs several times as much as in a loop of
+small operators, and colder caches slow the products. So each part is matched to its share of the step's time in the
+recorder's warm-up steps.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64, Phase
 from whatif.prediction.untraced import Untraced
 
-# As the recorder writes them; its `outside` still includes `loading`.
+# The recorder's names; its `outside` still includes `loading`.
 OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "backward", "update", "loading")
 _FORWARD, _UPDATE = 0, 1
 # The part between two such marks, by which one ended and which one begins next.
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
-# Our choice: where the warm-up steps differ more from the untraced one, their parts do not tell its shares.
+# Our choice: if the warm-up steps differ more from the untraced one, their parts do not give its shares.
 AGREES = 0.5
 
 
 class PartTimes(NamedTuple):
-    """What makes each task's part of the step as long as it is without the profiler, shape (n_tasks,) each."""
+    """The corrections that match each part of the step to its time without the profiler, shape (n_tasks,) each."""
 
     event_cost_ns: Float64
     pace: Float64
@@ -36,10 +36,10 @@ class PartTimes(NamedTuple):
 def part_times(
     graph: TaskGraph, untraced: Untraced, event_cost_ns: float, least: float, most: float
 ) -> PartTimes | None:
-    """Return the cost of the profiler's events in each part, at most ``event_cost_ns``, and the pace of what is left.
+    """Return the cost of the profiler's events in each part, at most ``event_cost_ns``, and the pace of the rest.
 
-    Paces lie from ``least`` to ``most``. None where the recording does not tell the parts, or they are not those of a
-    step on one CPU thread.
+    Paces lie from ``least`` to ``most``. None if the recording lacks the parts, or they are not those of a step on one
+    CPU thread.
     """
     told = graph.info.recorded.warmup_parts_ms
     if untraced.clock != "cpu" or set(told) | {LOADING} != set(PARTS) or not graph.info.n_steps:
@@ -91,7 +91,7 @@ def _parts(graph: TaskGraph) -> Int64 | None:
     at = np.arange(len(order))
     before = np.maximum.accumulate(np.where(known >= 0, at, -1))
     after = np.minimum.accumulate(np.where(known >= 0, at, len(order))[::-1])[::-1]
-    # At both ends a step is cut: a forward pass follows an update.
+    # A step is cut at both ends: a forward pass follows an update.
     first, last = known[after[0]], known[before[-1]]
     ended = np.where(before >= 0, known[before], 1 - first)
     begins = np.where(after < len(order), known[np.minimum(after, len(order) - 1)], 1 - last)

@@ -1,4 +1,4 @@
-"""What all devices that train together do and take in a step: samples, energy, hours to pay for."""
+"""Totals of all devices that train together in a step: samples, energy, paid hours."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from whatif.models.durations.estimator import device
 
 
 class Totals(Struct, frozen=True):
-    """A step of ``devices`` devices that takes ``step_s``; ``samples`` are those of all, None where it is no step."""
+    """A step of ``devices`` devices that takes ``step_s``; ``samples`` are those of all, None if it is no step."""
 
     step_s: float
     devices: int
     samples: int | None
-    watt: float | None  # the most that one device draws by its data sheet; None where it is not known
+    watt: float | None  # the power limit of one device by its data sheet; None if unknown
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples a second; None where the batch is not known, or what took so long is no step."""
+        """Samples per second; None if the batch is unknown, or ``step_s`` is not one step."""
         return self.samples / self.step_s if self.samples and self.step_s > 0 else None
 
     @property
     def device_s(self) -> float:
-        """Seconds that are paid for: the step's on every device."""
+        """Paid device seconds: the step's on every device."""
         return self.step_s * self.devices
 
     @property
     def energy_j(self) -> float | None:
-        """The most energy that the devices take, joules: their power limit all the while, without hosts and cooling."""
+        """The maximum energy of the devices, joules: their power limit throughout, without hosts and cooling."""
         return None if self.watt is None else self.watt * self.device_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,8 +39,8 @@ class Totals(Struct, frozen=True):
 
 
 def totals(graph: TaskGraph, step_ms: float, clock: str) -> Totals:
-    """Return the totals of a step of ``graph``, which shows one of the workers, or one copy's stages."""
+    """Return the totals of a step of ``graph``, which contains one worker, or one replica's stages."""
     gpu = device(graph)
-    # A span holds an unknown part of a step, or several: it gives no rate.
+    # A span covers an unknown part of a step, or several steps: it gives no rate.
     samples = None if clock == "span" else graph.info.samples
     return Totals(step_ms / 1e3, graph.info.devices, samples, None if gpu is None else gpu.power_watt)

@@ -1,6 +1,6 @@
-"""Find, check and load a transform script, and give it options from text.
+"""Find, check and load a transform script, and set its options from text.
 
-A transform is a module with ``transform(graph, *, ...) -> TaskGraph`` and, where it needs one, ``schedule(frontier)``.
+A transform is a module with ``transform(graph, *, ...) -> TaskGraph`` and optionally ``schedule(frontier)``.
 It is a built-in name, a path to a ``.py`` file, or an entry point in the group ``whatif.transforms``. A user's script
 runs only when its user names it.
 """
@@ -32,51 +32,51 @@ if TYPE_CHECKING:
 
 # Imported by name at run time: the library never depends on the scripts that use it.
 BUILT_IN_PACKAGE = "whatif.transforms"
-# What people ask for by these names, and no answer of ours could be checked.
+# Frequently requested changes whose predictions could not be validated.
 NO_TRUTH = {
     **dict.fromkeys(("expert_parallel", "expert", "ep", "moe"), "expert parallelism"),
     **dict.fromkeys(("context_parallel", "context", "cp", "ring_attention", "ulysses"), "context parallelism"),
 }
 
-# A comma ends an option only where another option follows, so regular expressions may contain commas.
+# A comma ends an option only if another option follows, so regular expressions may contain commas.
 _NEXT_OPTION = re.compile(r",(?=[A-Za-z_]\w*=)")
 
 
-# A script that cuts a step, or repeats passes, says along which axis: the innermost first, in this order they apply.
+# The axes along which a script splits a step or repeats passes, the innermost first, in the order of application.
 AXIS, AXES = "AXIS", ("tensor", "passes", "pipeline", "data")
 
-# A script says what it changes: these apply in this order, an axis in the place of its name. Scripts that say neither
-# stay after what is named before them.
+# The places of scripts in the order of application, an axis in the place of its name. Scripts with neither stay after
+# those named before them.
 PLACE, PLACES = "PLACE", (
-    "device",  # the GPU, whose units and rates all others go by
+    "device",  # the GPU, whose units and rates all others use
     "batch",
     "formats",  # of numbers
     "layouts",  # of images, in those formats
-    "kernels",  # which ones a pass runs
-    "maps",  # what becomes of feature maps between the passes
+    "kernels",  # the kernels of a pass
+    "maps",  # feature maps between the passes
     "compiler",
-    "casts",  # beside what is compiled
+    "casts",  # next to compiled code
     "update",
-    "backward",  # what else runs inside of that pass
+    "backward",  # other work inside that pass
     *AXES[:2],
     "waits",  # of the CPU inside a step
     *AXES[2:],
-    "sums",  # how gradients are exchanged
+    "sums",  # the exchange of gradients
     "launches",
     "loading",
     "network",
     "paces",  # of the workers
     "sharing",  # of the device and the links
-    "host",  # on which what others add runs as well
+    "host",  # the host, which also runs what others add
 )  # fmt: skip
-# These see what all workers do, but look into passes, which are one task each after this axis.
+# These see all workers' work, but look into passes, which are one task each after this axis.
 LATE, WHOLE = ("launches", "loading"), "pipeline"
 
-# A script that sets this looks at all ranks of a graph at once; any other is given one rank after the other.
+# A script that sets this sees all ranks of a graph at once; any other gets one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 
-# A built-in script that sets this, or whose axis lies further out, takes steps whose passes are one task each; any
-# other looks into passes.
+# A built-in script that sets this, or has an outer axis, accepts steps whose passes are one task each; any other looks
+# into passes.
 WHOLE_PASSES = "WHOLE_PASSES"
 
 # Types whose values can be written as text.
@@ -103,9 +103,9 @@ class Transform:
 
     @property
     def axis(self) -> int:
-        """The place in ``AXES`` of the workers that the script adds; -1 where it adds none.
+        """The place in ``AXES`` of the workers that the script adds; -1 if it adds none.
 
-        Raises WhatifError where the script names another axis.
+        Raises WhatifError if the script names another axis.
         """
         told = self._script.get(AXIS)
         if told is not None and told not in AXES:
@@ -114,19 +114,19 @@ class Transform:
 
     @property
     def place(self) -> str | None:
-        """The script's place among ``PLACES``, where it has one. Raises WhatifError where a file names another."""
+        """The script's place among ``PLACES``, if it has one. Raises WhatifError if a file names another."""
         told = self._script.get(PLACE)
         if told not in PLACES:
             if told is not None and self.source:
                 raise WhatifError(
                     f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
                 )
-            told = None  # beside a function of a notebook it means something else
+            told = None  # in a notebook the name may mean something else
         return AXES[self.axis] if told is None and self.axis >= 0 else told
 
     @property
     def _script(self) -> dict[str, Any]:
-        """What stands at the top of the script; nothing where the transform is a callable object."""
+        """The script's module-level names; empty if the transform is a callable object."""
         return getattr(self.function, "__globals__", {})
 
     def with_options(self, options: Mapping[str, Any]) -> Transform:
@@ -164,7 +164,7 @@ class Transform:
         return result
 
     def _called(self, graph: TaskGraph) -> TaskGraph:
-        """The function's graph; of several ranks each is transformed by itself, as scripts are written for one."""
+        """The function's graph; each of several ranks is transformed separately, as scripts are written for one."""
         told = self._script
         built_in = told.get("__name__", "").startswith(BUILT_IN_PACKAGE)
         if built_in and self.axis < AXES.index("pipeline") and not told.get(WHOLE_PASSES):
@@ -177,7 +177,7 @@ class Transform:
 
 
 def _check_operators(graph: TaskGraph, name: str) -> None:
-    """Raise WhatifError where each pass of the steps is one task; the what-if ``name`` needs their operators."""
+    """Raise WhatifError if each pass of the steps is one task; the what-if ``name`` needs their operators."""
     from whatif.graph.types import Change
 
     made = {Change.IN_STAGES: "pipeline", Change.ON_SEVERAL_PROCESSORS: "dts"}
@@ -235,12 +235,12 @@ def built_in_summaries() -> Iterator[tuple[str, str, str]]:
 
 
 def plug_in_names() -> list[str]:
-    """Return the names of the transforms that other packages offer, sorted; a built-in's name is the built-in's."""
+    """Return the names of the transforms that other packages offer, sorted; built-ins take precedence."""
     return sorted({plug_in.name for plug_in in plug_ins()} - set(built_in_names()))
 
 
 def _found(name: str) -> Transform:
-    """The transform of that name, with its defaults: a file, else a built-in, else a plug-in."""
+    """The transform ``name`` with its defaults: a file, else a built-in, else a plug-in."""
     if name.endswith(".py") or "/" in name or "\\" in name:
         return _checked(name, _load_file(name))
     if name in built_in_names():
@@ -297,7 +297,7 @@ def _docstring(module: types.ModuleType) -> str:
         return inspect.cleandoc(module.__doc__)
     try:
         return _docstring_of(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):  # there is no source
+    except (OSError, TypeError, SyntaxError):  # no source
         return ""
 
 
@@ -308,7 +308,7 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
         raise WhatifError(f"{where}: expected a function transform(graph, *, options) -> TaskGraph, found none.")
     try:
         signature = inspect.signature(function, eval_str=True)
-    except Exception as error:  # annotations that are text are evaluated, and may be anything
+    except Exception as error:  # annotations in text are evaluated and may raise anything
         raise WhatifError(f"{where}: the annotations of transform() cannot be read: {error}") from None
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -341,12 +341,12 @@ def _checked(name: str, module: types.ModuleType) -> Transform:
 
 
 def _shape(name: str, found: object) -> str:
-    """What a script has under the name of a function: its signature, or its value."""
+    """The signature of a script's function, or its value if it is no function."""
     return f"{name}{inspect.signature(found)}" if callable(found) else f"{name} = {found!r}"
 
 
 def _check_option(where: str, signature: inspect.Signature, option: inspect.Parameter) -> None:
-    """Raise WhatifError where no text could become the option's value, or where its default is of another type."""
+    """Raise WhatifError if no text can be converted to the option's type, or if its default has another type."""
     kinds = _alternatives(option.annotation)
     if not any(_reads_text(kind) for kind in kinds):
         raise WhatifError(
@@ -371,16 +371,16 @@ def _is_of(value: Any, kind: Any) -> bool:
         return value in typing.get_args(kind)
     if kind in (int, float) and isinstance(value, bool):
         return False
-    # A type that is no class says nothing that can be checked here.
+    # A type that is no class cannot be checked here.
     return isinstance(value, int | float if kind is float else kind) if isinstance(kind, type) else True
 
 
 def _converted(transform: str, option: str, value: Any, annotation: Any) -> Any:
-    """An option's value from text, by its annotation; values that are no text are taken as they are."""
+    """An option's value from text, by its annotation; other values stay unchanged."""
     choices = _alternatives(annotation)
     quantity = next((kind for kind in choices if kind in QUANTITIES), None)
     if quantity is not None and not any(_is_of(value, kind) for kind in choices):
-        value = str(value)  # a bare number, which the quantity refuses
+        value = str(value)  # a bare number, which the quantity rejects
     if not isinstance(value, str):
         return value
     if type(None) in choices and value.lower() in ("none", ""):

@@ -1,4 +1,4 @@
-"""How far answers from a recording can be trusted: what was found in it, and how well its replay meets it."""
+"""The trust in answers from a recording: the findings in it, and its replay error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from whatif.graph.types import Finding, Severity
 from whatif.prediction.baseline import Baseline
 from whatif.simulation.steps import CLOCK_NOUNS
 
-# Above this share of the span, time that no dependency explains makes every prediction doubtful.
+# Above this share of the span, unexplained waiting makes every prediction doubtful.
 DOUBTFUL_WAIT_PCT = 2.0
-# The largest replay error that recordings should have (docs/accuracy.md), and the one from which on the simulated
-# program is another than the recorded one: a change of a third is what most what-ifs promise.
+# The largest replay error that recordings should have (docs/accuracy.md), and the one beyond which the simulated
+# program is not the recorded one: most what-ifs promise a change of a third.
 DOUBTFUL_REPLAY_PCT, VOID_REPLAY_PCT = 3.0, 25.0
-# The recorded over the untraced step from which on the recording is of a slower program than the user's.
+# The recorded over the untraced step beyond which the recording shows a slower program than the user's.
 DOUBTFUL_SLOWDOWN = 1.2
-# A correction of the CPU's pace by more than this is no correction but another program.
+# A larger correction of the CPU's pace means another program.
 DOUBTFUL_PACE = 1.2
 
-# What the error of a prediction is asked to stay within, by where the step was measured, percent (docs/accuracy.md).
+# The limit for the error of a prediction, by the clock of the step, percent (docs/accuracy.md).
 BOUND_PCT = {"gpu": 10.0, "cpu": 12.0}
 
 REPLAY, WAIT, PROFILER = "replay against the recording", "unexplained wait", "cost of the profiler"
@@ -30,15 +30,15 @@ LEVELS = {Severity.NOTE: "good", Severity.DOUBT: "doubtful", Severity.VOIDS: "vo
 
 
 class Trust(Struct, frozen=True):
-    """One value for a recording, and the findings that it comes from, the file's early end first."""
+    """The verdict on a recording, and its findings, the file's early end first."""
 
     findings: tuple[Finding, ...]
-    checks: tuple[str, ...]  # all that were made
-    meets: str  # how well the replay meets the recording
+    checks: tuple[str, ...]  # all checks performed
+    meets: str  # the replay error in words
 
     @property
     def severity(self) -> Severity:
-        """The worst of the findings'."""
+        """The worst severity of the findings."""
         return max((finding.severity for finding in self.findings), default=Severity.NOTE)
 
     @property
@@ -59,7 +59,7 @@ class Trust(Struct, frozen=True):
         return tuple(finding.sentence for finding in self.findings if finding.severity > Severity.NOTE)
 
     def refusal(self, path: str) -> str | None:
-        """Return why answers from the recording at ``path`` are refused, one sentence; None where they are not."""
+        """Return why answers from the recording at ``path`` are refused, one sentence; None if they are not."""
         worst = self.worst
         if worst is None or worst.severity != Severity.VOIDS:
             return None
@@ -95,7 +95,7 @@ class Trust(Struct, frozen=True):
 
     @staticmethod
     def together(trusts: Sequence[Trust], names: Sequence[str]) -> Trust:
-        """Return the value of an answer from several recordings; ``names`` says which one a finding is of."""
+        """Return the value of an answer from several recordings; ``names`` are the recordings' names in findings."""
         found = [
             replace(finding, sentence=f"{name}: {finding.sentence}")
             for name, trust in zip(names, trusts, strict=True)
@@ -116,7 +116,7 @@ def trust_of(baseline: Baseline) -> Trust:
         missed = f"the replay misses the recorded {noun} by {error_pct:+z.1f} %"
         found.append(Finding(REPLAY, severity, 1, missed, "see the other findings, and `whatif info`"))
     if wait_pct > DOUBTFUL_WAIT_PCT:
-        # What is damaged explains it before other programs do.
+        # Damage explains it before other programs do.
         damaged = any(finding.severity > Severity.NOTE for finding in info.findings)
         why = "" if damaged else " (other ranks, other processes)"
         found.append(
@@ -135,9 +135,9 @@ def trust_of(baseline: Baseline) -> Trust:
 
 
 def _profiler(baseline: Baseline) -> list[Finding]:
-    """What the replay cannot show, because it meets what was recorded and not what happened."""
+    """Findings that the replay cannot show, as it reproduces the recording, not the program without the profiler."""
     info, calibration = baseline.graph.info, baseline.calibration
-    told, severity = "", Severity.NOTE  # a correction that is made, and that ranges allow for
+    told, severity = "", Severity.NOTE  # a correction that ranges include
     if calibration and calibration.met:
         if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
             aside = ", beside what other programs took" if calibration.own_pace != calibration.pace else ""

@@ -1,4 +1,4 @@
-"""Work that a what-if adds and no task waits for: a step that ends before it leaves it out of its time."""
+"""Work that a what-if adds and no task waits for: the time of a step that ends before it excludes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_SHARE = 0.01
 def unfinished_work(timeline: Timeline, clock: str) -> str:
     """Return a sentence on added tasks that still run when their step ends and that nothing waits for; "" without any.
 
-    Of several steps the last one is left out: what would wait for its tasks was not recorded.
+    The last of several steps is excluded: the successors of its tasks were not recorded.
     """
     graph = timeline.graph
     added = np.flatnonzero(graph.start_ns < 0)
@@ -40,24 +40,24 @@ def unfinished_work(timeline: Timeline, clock: str) -> str:
 
 
 def _ends(timeline: Timeline, clock: str) -> tuple[Array, Int64]:
-    """The steps but the last, ascending, and when each ends, ns; of the span its end."""
+    """The steps except the last, ascending, and the end of each, ns; for the span its end."""
     graph = timeline.graph
     if clock == "span":
         return np.zeros(1, dtype=np.int64), np.array([timeline.end_ns[span_tasks(graph)].max()])
     edges = edge_tasks(graph, clock)[0]
     times_ns = edge_times_ns(graph, timeline.start_ns[edges], timeline.end_ns[edges], clock)
-    # By the GPU's clock a step ends with its own edge; by the marks' with the next one, and the last edge ends a step.
+    # By the GPU's clock a step ends with its own edge; by the marks' with the next edge, and the last edge ends a step.
     ends_ns = times_ns[:-1] if clock == "gpu" else times_ns[1:-1]
     return graph.step[edges][: len(ends_ns)], ends_ns
 
 
 def _is_waited_for(timeline: Timeline, clock: str) -> Bool:
-    """Which tasks were recorded, end a step, or are waited for by one of those, through other added ones or at once."""
+    """Mask of the tasks that were recorded, end a step, or are direct or indirect predecessors of these."""
     graph = timeline.graph
     waited: Bool = graph.start_ns >= 0
     if clock != "span":
-        waited[edge_tasks(graph, clock)[0]] = True  # a what-if may replace all that was recorded
-    # On its thread a task waits for the one that ran before it, whoever chose the order.
+        waited[edge_tasks(graph, clock)[0]] = True  # a what-if may replace all recorded tasks
+    # A task waits for the one that ran before it on its thread, whatever chose the order.
     order, derived = np.lexsort((np.arange(len(graph)), timeline.start_ns, graph.thread)), graph.derived
     behind = graph.thread[order[1:]] == graph.thread[order[:-1]]
     source = np.concatenate([graph.dependencies.source, derived.source, order[:-1][behind]])

@@ -1,4 +1,4 @@
-"""What the recorder measured without the profiler: the step that a calibrated graph has to meet."""
+"""The recorder's measurements without the profiler: the target step of a calibrated graph."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import ThreadKind
 from whatif.simulation.steps import step_ns
 
-# Our choice: a step without the profiler that is this many times longer or shorter than the recorded one is of another
-# program.
+# Our choice: a step without the profiler that is this many times longer or shorter than the recorded one belongs to
+# another program.
 IMPLAUSIBLE = 10.0
 
 
@@ -30,11 +30,11 @@ class Untraced(Struct, frozen=True):
 
 
 def untraced_step(graph: TaskGraph, clock: str) -> tuple[Untraced | None, str]:
-    """Return the step without the profiler, or None and why what the recording says of it cannot be used.
+    """Return the step without the profiler, or None and why the recorded one cannot be used.
 
-    None and "" where the recording says nothing. It is the wall clock's, as users see it; where a single CPU thread
-    does all the work it is the CPU clock's, which other programs on the machine do not disturb. ``clock`` is the step
-    clock of the recorded step with which it is compared.
+    None and "" if the recording has none. It is by the wall clock, as users see it; if a single CPU thread does all the
+    work, by the CPU clock, which other programs on the machine do not disturb. ``clock`` is the step clock of the
+    recorded step to compare with.
     """
     recorded = graph.info.recorded
     if recorded.untraced_step is None:
@@ -56,7 +56,7 @@ def untraced_step(graph: TaskGraph, clock: str) -> tuple[Untraced | None, str]:
 
 
 def event_cost_ns(recorded: Recorded) -> tuple[float | None, str]:
-    """Return what the recorder measured an event of the profiler to cost, ns; None, and why, where it is unusable."""
+    """Return the recorder's measured cost of a profiler event, ns; None, and why, if it is unusable."""
     if recorded.profiler_cost is None:
         return None, ""
     if recorded.profiler_cost.per_event_ns is not None:
@@ -81,7 +81,7 @@ def _running(recorded: Recorded) -> float:
 
 
 def _quartiles(told: StepTimes | None, clock: str) -> Untraced | None:
-    """A summary of the recorder; None where its median is no time."""
+    """A summary of the recorder's times; None if its median is invalid."""
     if told is None or told.median_ms is None:
         return None
     median_ms, q25_ms, q75_ms = told.median_ms, told.q25_ms, told.q75_ms

@@ -1,4 +1,4 @@
-"""How much of a GPU's peak the products of a step use: MFU and HFU, by one convention for recordings and predictions.
+"""The share of a GPU's peak that a step's products use: MFU and HFU, defined alike for recordings and predictions.
 
 Source: Chowdhery et al., "PaLM" (2022), appendix B: MFU counts the model's FLOPs once, HFU those of recomputed forward
 passes too.
@@ -20,12 +20,12 @@ CONVENTION = (
     "skips what the mask hides, else in full (eager); MFU excludes recomputation; rates above the peak (Winograd, FFT) "
     "count as the peak"
 )
-# Who recomputes every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
+# Recomputing every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
 _MOST_AGAIN = 1.5
 
 
 class Utilization(Struct, frozen=True):
-    """Of one step: TFLOP of the model and recomputed ones, MFU and HFU in percent (None without a GPU or shapes).
+    """TFLOP of one step, of the model and recomputed, MFU and HFU in percent (None without a GPU or shapes).
 
     ``built_twice``: the backward pass builds a graph of more work than the forward pass; none counts as recomputed.
     """
@@ -55,13 +55,13 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
 
 
 def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
-    """Return a mask of the kernels of the steady steps (operators of a CPU), and how many steps these are."""
+    """Return a mask of the kernels of the steady steps (operators on a CPU), and the number of steps."""
     steady, n_steps = steady_tasks(graph, clock)
     return steady & (graph.kind == graph.kernel_kind) & graph.of_clock.mask, n_steps
 
 
 def steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
-    """Return a mask of the tasks of the steady steps, and how many steps these are; the whole span is one step."""
+    """Return a mask of the tasks of the steady steps, and the number of steps; the whole span is one step."""
     first, last = graph.info.steady
     if clock == "span" or last <= first:
         return np.ones(len(graph), dtype=np.bool_), 1
@@ -69,9 +69,9 @@ def steady_tasks(graph: TaskGraph, clock: str) -> tuple[Bool, int]:
 
 
 def at_peak(graph: TaskGraph, gpu: Gpu, flops: Float64) -> tuple[Float64, Array]:
-    """Return what ``flops``, shape (n_tasks,), take at the data sheet's peaks, ns, and each task's format.
+    """Return the time of ``flops``, shape (n_tasks,), at the data sheet's peaks, ns, and each task's format.
 
-    Formats are positions in ``RATE_DTYPES``. fp32 that is faster than fp32 can be runs in TF32.
+    Formats are positions in ``RATE_DTYPES``. fp32 work faster than the fp32 peak counts as TF32.
     """
     peaks = np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES]) * 1e3  # 1 TFLOP/s is 1,000 FLOPs/ns
     form = graph.dtype.astype(np.int64)

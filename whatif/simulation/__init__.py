@@ -1,1 +1,1 @@
-"""Simulates a task graph: the frontier, schedules, scenarios, and the timeline that results."""
+"""Simulation of a task graph: the frontier, schedules, scenarios, and the resulting timeline."""

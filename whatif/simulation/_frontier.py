@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""Algorithm 1 by events, where threads choose and tasks share: one source for both forms (whatif.runtime.loops)."""
+"""Algorithm 1 by events, with free orders and shared resources: one source for both forms (whatif.runtime.loops)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPILED = cython.compiled
 
 
 def _whole(n: int, value: int = 0) -> Any:
-    """Scratch of int64: a list is quicker than an array where nothing is compiled."""
+    """Scratch of int64: uncompiled, a list is faster than an array."""
     return np.full(n, value, dtype=np.int64) if cython.compiled else [value] * n
 
 
@@ -32,12 +32,12 @@ def _real(n: int, value: float = 0.0) -> Any:
 @cython.final
 @cython.cclass
 class Threads:
-    """What waits on each thread, what runs on it, and a tournament that names the thread whose event is next.
+    """The waiting tasks of each thread, its running task, and a tournament of threads by their next event.
 
-    A leaf of the tournament is a thread: its event is the end of its running task, or the start of the task that it
-    would take next. Each thread has two heaps at the two ends of its part of ``heap``: ``late`` by (ready time,
-    urgency, id) and, where tasks have an urgency, ``due`` by (urgency, ready time, id), for those that could start as
-    soon as the thread is free. ``behind`` is the negative urgency.
+    A leaf of the tournament is a thread: its event is the end of its running task, or the start of its next task. Each
+    thread has two heaps at the two ends of its part of ``heap``: ``late`` by (ready time, urgency, id) and, if tasks
+    have an urgency, ``due`` by (urgency, ready time, id), for tasks that can start as soon as the thread is free.
+    ``behind`` is the negative urgency.
     """
 
     heap: cython.int[::1]
@@ -220,7 +220,7 @@ class Threads:
     @cython.inline
     @cython.exceptval(check=False)
     def put(self, t: cython.Py_ssize_t, task: cython.int) -> cython.void:
-        """Let a task that is ready wait for its thread."""
+        """Queue a ready task on its thread."""
         if self.by_urgency and self.ready_ns[task] <= self.free_ns[t]:
             self.push_due(t, task)
         else:
@@ -231,7 +231,7 @@ class Threads:
     @cython.inline
     @cython.exceptval(check=False)
     def free_at(self, t: cython.Py_ssize_t, time_ns: cython.longlong) -> cython.void:
-        """The thread is free from a time on: what is ready by then is due."""
+        """Free the thread from a time on: tasks ready at that time are due."""
         self.free_ns[t] = time_ns if time_ns > 0 else 0
         if self.by_urgency:
             while self.n_late[t] > 0 and self.ready_ns[self.heap[self.base[t]]] <= self.free_ns[t]:
@@ -248,7 +248,7 @@ class Threads:
     @cython.nogil
     @cython.exceptval(check=False)
     def sooner(self, a: cython.int, b: cython.int) -> cython.int:
-        """Of two threads the one whose event comes first: at one time ends, by id, before starts, by (ready, id).
+        """Return the thread with the earlier event; ties: ends, by id, before starts, by (ready, id).
 
         With urgencies ordered threads start first, then the others in the order of the threads.
         """
@@ -291,7 +291,7 @@ class Threads:
     @cython.nogil
     @cython.exceptval(check=False)
     def climb(self, t: cython.Py_ssize_t) -> cython.void:
-        """Play the tournament again from the leaf of a thread upward."""
+        """Replay the tournament upward from the leaf of a thread."""
         node: cython.Py_ssize_t = (self.leaves + t) >> 1
         while node >= 1:
             self.winner[node] = self.sooner(self.winner[2 * node], self.winner[2 * node + 1])
@@ -302,7 +302,7 @@ class Threads:
     @cython.inline
     @cython.exceptval(check=False)
     def meet(self, target: cython.int, time_ns: cython.longlong, t: cython.int) -> cython.void:
-        """Count one of the things that a task waits for, there from a time on; behind the last the task is ready."""
+        """Satisfy one dependency of a task from a time on; after the last one the task is ready."""
         if time_ns > self.ready_ns[target]:
             self.ready_ns[target] = time_ns
         self.missing[target] -= 1
@@ -321,7 +321,7 @@ class Threads:
     @cython.inline
     @cython.exceptval(check=False)
     def let(self, task: cython.int, t: cython.int) -> cython.void:
-        """Let a task run that waits for nothing but its thread; the thread ``t`` will climb by itself."""
+        """Queue a task that waits only for its thread; the thread ``t`` updates the tournament itself."""
         other: cython.int = self.thread[task]
         if self.at_once and not self.free_order[other] and not self.uses_any(task):
             self.alone[self.n_alone] = task
@@ -335,11 +335,11 @@ class Threads:
 @cython.final
 @cython.cclass
 class Sharing:
-    """Who uses what, and how fast each running task proceeds: ``whatif.simulation.rate_sharing``.
+    """The users of shared resources, and the rate of each running task: ``whatif.simulation.rate_sharing``.
 
-    ``role`` and ``link`` are those of ``whatif.simulation.sharing``. The users of a thing are a list of threads in the
-    order of (share, task): the first in ``head``, the one behind each thread in ``behind``. Devices come first in both,
-    then links.
+    ``role`` and ``link`` are those of ``whatif.simulation.sharing``. The users of a resource are a linked list of
+    threads in the order of (share, task): the first in ``head``, each thread's successor in ``behind``. Devices come
+    first in both, then links.
     """
 
     threads: Threads
@@ -375,7 +375,7 @@ class Sharing:
     @cython.inline
     @cython.exceptval(check=False)
     def row_on(self, t: cython.int) -> cython.int:
-        """The row of what the task of a thread uses."""
+        """The row of the resources that a thread's task uses."""
         return self.threads.row[self.threads.task_on[t]]
 
     @cython.cfunc
@@ -389,7 +389,7 @@ class Sharing:
     @cython.nogil
     @cython.exceptval(check=False)
     def enter(self, thing: cython.Py_ssize_t, t: cython.int, is_link: cython.bint) -> cython.void:
-        """Put the task of a thread among the users of a thing."""
+        """Add a thread's task to the users of a resource."""
         task: cython.int = self.threads.task_on[t]
         share: cython.double = self.share(t, is_link)
         other: cython.double
@@ -411,7 +411,7 @@ class Sharing:
     @cython.nogil
     @cython.exceptval(check=False)
     def leave(self, thing: cython.Py_ssize_t, t: cython.int, is_link: cython.bint) -> cython.void:
-        """Take the task of a thread out of the users of a thing."""
+        """Remove a thread's task from the users of a resource."""
         first: cython.Py_ssize_t = self.n_threads if is_link else 0
         at: cython.int = self.head[thing]
         if at == t:
@@ -425,7 +425,7 @@ class Sharing:
     @cython.nogil
     @cython.exceptval(check=False)
     def proceed(self, t: cython.int, now_ns: cython.longlong) -> cython.bint:
-        """Let the task of a thread go on at the slower of its rates; say whether its end moved."""
+        """Continue a thread's task at the slower of its rates; return whether its end moved."""
         new: cython.double = self.at_device[t] if self.at_device[t] < self.at_link[t] else self.at_link[t]
         left: cython.double
         if new == self.rate[t]:
@@ -434,7 +434,7 @@ class Sharing:
         self.left[t] = left if left > 0.0 else 0.0
         self.since_ns[t], self.rate[t] = now_ns, new
         left = self.left[t] / new
-        # Halves to even: what is below 2^52 has no place for a fraction above it.
+        # Round halves to even: above 2^52 doubles have no fraction.
         if left < 4503599627370496.0:
             left = (left + 4503599627370496.0) - 4503599627370496.0
         self.threads.event_ns[t] = now_ns + cython.cast(cython.longlong, left)
@@ -444,7 +444,7 @@ class Sharing:
     @cython.nogil
     @cython.exceptval(check=False)
     def reckon(self, thing: cython.Py_ssize_t, is_link: cython.bint) -> cython.void:
-        """Find the rates of the users of one thing: ``rate_sharing.rates``."""
+        """Compute the rates of the users of one resource: ``rate_sharing.rates``."""
         held: cython.double = 0.0
         held_memory: cython.double = 0.0
         sharers: cython.int = 0
@@ -510,7 +510,7 @@ class Sharing:
     def change(
         self, thing: cython.int, t: cython.int, is_link: cython.bint, joins: cython.bint, now_ns: cython.longlong
     ) -> cython.void:
-        """Let the task of a thread join or leave the users of a thing, whose rates and ends follow."""
+        """Let a thread's task join or leave the users of a resource, and update their rates and ends."""
         place: cython.Py_ssize_t = thing + (self.n_threads + 1 if is_link else 0)
         first: cython.Py_ssize_t = self.n_threads if is_link else 0
         user: cython.int
@@ -554,12 +554,11 @@ def simulate(
 ) -> int:
     """Run the graph and fill ``times`` with start (first half) and end (second half); return the tasks that ran.
 
-    ``following`` is the next task on an ordered thread, -1 elsewhere; ``missing`` counts what each task waits for, and
-    is used up. Where nothing is ready before what it waits for starts, tasks of ordered threads that share nothing are
-    no events: they run as soon as what they wait for has run, whatever the time. Not so where a tie with one of them
-    may decide: beside threads that choose without urgencies, or that choose among what shares. ``uses`` is each
-    task's row in ``device`` to ``lead_ns``. Without ``by_urgency`` the column ``behind``, and without ``shares`` these,
-    may be empty.
+    ``following`` is the next task on an ordered thread, else -1; ``missing``, each task's number of dependencies, is
+    consumed. If no task is ready before its predecessors start, tasks of ordered threads that share nothing are no
+    events: they run as soon as their predecessors have run, whatever the time. This does not apply if a tie with one of
+    them may decide: with threads that choose without urgencies, or among sharing tasks. ``uses`` is each task's row in
+    ``device`` to ``lead_ns``. Without ``by_urgency`` the column ``behind``, and without ``shares`` these, may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -672,7 +671,7 @@ def simulate(
             for row in range(offsets[task], offsets[task + 1]):
                 if anchors[row] == 0:
                     threads.meet(targets[row], end_ns + lags_ns[row], t)
-                elif not runs_on:  # else its start has been seen
+                elif not runs_on:  # else its start was counted
                     threads.meet(targets[row], start_ns + lags_ns[row], t)
             threads.climb(t)
     return done

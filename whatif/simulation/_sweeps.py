@@ -2,7 +2,7 @@
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
 """The longest path in id order, of one scenario or of many: one source for both forms (whatif.runtime.loops).
 
-Where nothing is compiled numpy works on the row of all scenarios at once.
+Uncompiled, numpy processes the row of all scenarios at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPILED = cython.compiled
 
 
 def _whole(n: int, value: int = 0) -> Any:
-    """Scratch of int64: a list is quicker than an array where nothing is compiled."""
+    """Scratch of int64: uncompiled, a list is faster than an array."""
     return np.full(n, value, dtype=np.int64) if cython.compiled else [value] * n
 
 
@@ -67,9 +67,9 @@ def live_rows(
     spare: cython.int[::1],
     rows: cython.int[::1],
 ) -> int:
-    """Fill ``rows``: each task's row for its ends, free again behind the last task that waits for it.
+    """Fill ``rows``: each task's row for its ends, reused after the last task that waits for it.
 
-    Returns the number of rows. Row 0 takes the ends that no task waits for. ``last`` and ``spare``, shape (n_tasks,),
+    Returns the number of rows. Row 0 takes the ends without dependents. ``last`` and ``spare``, shape (n_tasks,),
     are scratch.
     """
     n: cython.Py_ssize_t = len(offsets) - 1
@@ -99,7 +99,7 @@ def live_rows(
                 if source >= n:
                     source -= n
                 if last[source] == task:
-                    last[source] = -1  # given back once, though a task may wait twice for another
+                    last[source] = -1  # released once, though a task may wait twice for another
                     spare[n_spare] = rows[source]
                     n_spare += 1
     return n_rows
@@ -116,7 +116,7 @@ def _reach(
     source: cython.Py_ssize_t,
     lag: cython.double,
 ) -> cython.void:
-    """Let the row ``t`` be nowhere less than the ends of a source and the lag."""
+    """Raise the row ``t`` to at least a source's ends plus the lag."""
     s: cython.Py_ssize_t
     reached: cython.double
     if cython.compiled:
@@ -140,7 +140,7 @@ def _reach_start(
     x: cython.const[cython.double][:, ::1],
     lag: cython.double,
 ) -> cython.void:
-    """The same from the start of a source: its end less its duration, which is in ``slope * x`` and in the lag."""
+    """The same from a source's start: its end less its duration, which is included in ``slope * x`` and in the lag."""
     s: cython.Py_ssize_t
     reached: cython.double
     if cython.compiled:
@@ -164,7 +164,7 @@ def _run(
     ends: cython.double[:, ::1],
     own: cython.Py_ssize_t,
 ) -> cython.void:
-    """Let the row ``t``, the starts of a task, be its ends, and keep them."""
+    """Turn the row ``t`` from a task's starts into its ends, and store them."""
     s: cython.Py_ssize_t
     done: cython.double
     if cython.compiled:
@@ -189,7 +189,7 @@ def _run_fixed(
     ends: cython.double[:, ::1],
     own: cython.Py_ssize_t,
 ) -> cython.void:
-    """The same for a task that lasts as long in all scenarios."""
+    """The same for a task with one duration in all scenarios."""
     s: cython.Py_ssize_t
     done: cython.double
     if cython.compiled:
@@ -217,7 +217,7 @@ def _reach_and_run(
     base: cython.double,
     own: cython.Py_ssize_t,
 ) -> cython.void:
-    """``_reach``, from two sources that may be one, and ``_run_fixed`` in one pass, which most tasks take."""
+    """``_reach``, from two sources that may be equal, and ``_run_fixed`` in one pass: the case of most tasks."""
     s: cython.Py_ssize_t
     done: cython.double
     second: cython.double
@@ -333,9 +333,9 @@ def sweep_scenarios(
             t = thread[task]
             slope, delay = slope_ns[task], thread_lag_ns[t]
             if slope != 0.0 and delay == 0.0:
-                # The end of a task may lie before those of earlier ones where the slope is negative.
+                # With a negative slope the end of a task may be before those of earlier ones.
                 _keep_most(makespan, 0, free, t)
-            # Where it can, the last one or two dependencies are looked at in the same pass as the duration.
+            # If possible, the last one or two dependencies share a pass with the duration.
             last = offsets[task + 1]
             if slope == 0.0:
                 while last > offsets[task] and points[last - 1] >= n and offsets[task + 1] - last < 2:

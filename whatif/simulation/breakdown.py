@@ -1,4 +1,4 @@
-"""Where a step goes: CPU only, GPU only, both, exposed communication, neither (Daydream §6.2, figure 6)."""
+"""The breakdown of a step: CPU only, GPU only, both, exposed communication, neither (Daydream §6.2, figure 6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whatif.simulation.timeline import Timeline
 class Breakdown(Struct, frozen=True):
     """Parts of one step, ms; they add up to the step.
 
-    Communication counts where no other GPU work hides it; in a step without a GPU where no CPU work does.
+    Communication counts if no other GPU work hides it, in a step without a GPU if no CPU work does.
     """
 
     cpu_only_ms: float
@@ -22,8 +22,8 @@ class Breakdown(Struct, frozen=True):
     cpu_gpu_ms: float
     communication_ms: float
     idle_ms: float
-    gpu_busy_ms: float  # kernels, copies and communication, each moment counted once
-    cpu_busy_ms: float  # work of CPU threads, each moment counted once, also where communication runs beside it
+    gpu_busy_ms: float  # union of kernels, copies and communication
+    cpu_busy_ms: float  # union of the work of CPU threads, also during communication
 
     def to_dict(self) -> dict[str, float]:
         """Return the five parts as a JSON object."""
@@ -36,7 +36,7 @@ class Breakdown(Struct, frozen=True):
 def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
     """Return the breakdown of the steady step that is closest to the median, scaled to the reported step.
 
-    Of several ranks' work that of the one whose steps are reported counts, or what ``tasks`` (a mask) says.
+    For several ranks only the work of the reported one counts, or the given ``tasks`` (a mask).
     """
     graph = timeline.graph
     counted = graph.of_clock.mask if tasks is None else tasks
@@ -80,7 +80,7 @@ def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[I
 
 def _states(sets: list[tuple[Int64, Int64]], low_ns: int, high_ns: int) -> tuple[Int64, list[Bool]]:
     """Times at which any set changes, and between them whether each set is busy."""
-    # A stable sort merges what is sorted already; numpy.unique would hash all of it first.
+    # A stable sort merges sorted runs; numpy.unique would hash all values first.
     times = np.sort(np.concatenate([[low_ns], *[t for pair in sets for t in pair], [high_ns]]), kind="stable")
     times = times[np.append(True, times[1:] != times[:-1])]
     states = []

@@ -1,4 +1,4 @@
-"""Many scenarios at once: in each one the tasks of one group take a part of their time, all others all of it."""
+"""Many scenarios in one sweep: in each, the tasks of one group are scaled, and all others keep their time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whatif.simulation.simulator import BLOCK, live_rows, simulate, sweeps
 
 
 class GroupTimes(Struct, frozen=True):
-    """What was seen of each scenario, ns: ``[..., group, factor]``."""
+    """The observed times of each scenario, ns: ``[..., group, factor]``."""
 
     start_ns: Array  # of the observed tasks, shape (n_observed, n_groups, n_factors)
     end_ns: Array
@@ -34,7 +34,7 @@ def simulate_groups(
 
     ``groups`` has shape (n_columns, n_tasks): the group of each task in each column, -1 for none; a group belongs to
     one column. Factors lie between 0 and 1. Each result is that of ``simulate`` on the scaled graph, to the
-    nanosecond. Where a thread's order is free the scenarios are simulated one by one. Raises WhatifError on a factor
+    nanosecond. If a thread's order is free, the scenarios are simulated one by one. Raises WhatifError on a factor
     out of range.
     """
     parts = np.asarray(factors, dtype=np.float64)

@@ -23,6 +23,6 @@ def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     if not len(start_ns):
         return np.full(len(time_ns), -1, dtype=np.int64)
     at = places(start_ns, time_ns, side="right") - 1
-    # Of -1 the last value, behind which every time lies.
+    # -1 reads the appended end, which is before every time.
     at[np.flatnonzero(time_ns >= np.append(end_ns, np.iinfo(np.int64).min)[at])] = -1
     return at

@@ -1,11 +1,11 @@
-"""The simulator where tasks share what they run on: each proceeds at a rate, and rates change as others come and go.
+"""The simulator for tasks that share resources: each runs at a rate that changes as others come and go.
 
-Progress integration: a task of ``duration_ns`` ends once its rates, added up over time, reach that; alone it proceeds
-at rate 1. Events are starts and ends, at each of which the rates of those that share a thing with the task are reckoned
-anew, and times stay whole nanoseconds. Exact for rates that are constant between events, which these are: there is
-nothing to iterate. A graph of which every task is alone gets the timeline of ``whatif.simulation.simulator``.
+Progress integration: a task of ``duration_ns`` ends once the integral of its rate reaches that; alone its rate is 1.
+Events are starts and ends; each recomputes the rates of the tasks that share a resource with the task, and times stay
+whole nanoseconds. This is exact because rates are constant between events: there is nothing to iterate. If every task
+is alone, the timeline equals that of ``whatif.simulation.simulator``.
 
-Order of what happens at one time: ends first, by task id; then starts, as the schedule picks them.
+Order of simultaneous events: ends first, by task id; then starts, as the schedule picks them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOLDS, _SHARES = int(Role.HOLDS), int(Role.SHARES)
 
 
 class User(NamedTuple):
-    """One of those who use a device or a link at one time. They are kept in the order of (compute, task)."""
+    """A concurrent user of a device or a link. Users are kept in the order of (compute, task)."""
 
     compute: float
     task: int
@@ -39,12 +39,11 @@ class User(NamedTuple):
 
 
 def rates(users: Sequence[User]) -> list[float]:
-    """Return the rate, 0 to 1, at which each of the users of one device proceeds; ``users`` are sorted.
+    """Return the rate, 0 to 1, of each user of one device; ``users`` are sorted.
 
-    Holders take their shares; whoever yields gets at most what they leave of the multiprocessors and of the memory
-    bandwidth (and may ask for more than all, where losing some costs more than their share); sharers split what is
-    left of the multiprocessors so that none has less than another that asks for as much (max-min fairness). A link is
-    a device that all its users share.
+    Holders take their shares; a yielding task gets at most the multiprocessors and memory bandwidth that they leave
+    (and may demand more than all, if losing some costs more than their share); sharers split the remaining
+    multiprocessors with max-min fairness. A link is a device that all its users share.
     """
     compute = memory = 0.0
     sharers, others = 0, False
@@ -82,7 +81,7 @@ def rates(users: Sequence[User]) -> list[float]:
 
 
 class _Running:
-    """A task that shares something and is not done: what is left of it, ns, and since when it proceeds at a rate."""
+    """A running task that shares a resource: its remaining work, ns, and the start of its present rate."""
 
     __slots__ = ("at_device", "at_link", "event_ns", "leading", "left", "rate", "since_ns", "task")
 
@@ -93,7 +92,7 @@ class _Running:
         self.at_device = self.at_link = 1.0
 
     def proceed(self, now_ns: int) -> bool:
-        """Go on at the slower of the rates of its device and its link; say whether that is another one."""
+        """Continue at the slower of the rates of its device and its link; return whether that changed."""
         rate = min(self.at_device, self.at_link)
         if rate == self.rate:
             return False
@@ -104,7 +103,7 @@ class _Running:
 
 
 class _Shared:
-    """The tasks that run and share something, and who uses which device and link."""
+    """The running tasks that share resources, and the users of each device and link."""
 
     def __init__(self, graph: TaskGraph, free_ns: list[int]) -> None:
         rows, fields = checked(graph)
@@ -130,7 +129,7 @@ class _Shared:
         return min(self.running.values(), key=lambda one: (one.event_ns, one.task)) if self.running else None
 
     def join(self, one: _Running, now_ns: int, left: float) -> None:
-        """Let a task use its things from now on; ``left`` of its work is still to do."""
+        """Let a task use its resources from now on, with ``left`` of its work remaining."""
         one.leading, one.left, one.since_ns, one.event_ns = False, left, now_ns, now_ns + round(left)
         task = one.task
         self.occupies(task, one.event_ns)
@@ -141,12 +140,12 @@ class _Shared:
             self._enter(self._links, self.link[task], user, now_ns)
 
     def occupies(self, task: int, end_ns: int) -> None:
-        """Tell the schedule when the thread of a running task is free, as things stand: not before its end."""
+        """Give the schedule the time at which a running task's thread is free at present rates: not before its end."""
         t = self._thread[task]
         self._free_ns[t] = end_ns + self._lag_ns[t]
 
     def leave(self, one: _Running, now_ns: int) -> None:
-        """Take out a task that is done."""
+        """Remove a finished task."""
         task = one.task
         del self.running[task]
         for things, thing in ((self._devices, self.device[task]), (self._links, self.link[task])):
@@ -171,18 +170,17 @@ class _Shared:
 
 
 def by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64:
-    """Return the starts and ends of all tasks, ns, where ``schedule`` picks from the frontier.
+    """Return the starts and ends of all tasks, ns, with ``schedule`` picking from the frontier.
 
-    While a task that shares something is under way ``free_ns`` of its thread is when it would end at its present rate.
-    A pick for that thread comes next on it, whenever that is. Where a pick starts before the latest event (a negative
-    lag, or a schedule that takes a later task first) it proceeds alone until then. Raises WhatifError on a cycle, or
-    on a pick that is not ready.
+    While a sharing task runs, ``free_ns`` of its thread is its end at its present rate. A pick for that thread runs
+    next on it, whenever that is. A pick that starts before the latest event (a negative lag, or a schedule that takes a
+    later task first) runs alone until then. Raises WhatifError on a cycle, or on a pick that is not ready.
     """
     return _Simulation(graph).run(schedule)
 
 
 class _Simulation:
-    """Algorithm 1 in which the end of a task that shares something is an event of its own."""
+    """Algorithm 1 in which the end of a sharing task is a separate event."""
 
     def __init__(self, graph: TaskGraph) -> None:
         n = len(graph)
@@ -222,7 +220,7 @@ class _Simulation:
             if ready is None:
                 raise not_ready(task, len(ready_ns))
             t = self.thread[task]
-            # A schedule may take a task that is not the first to start: what ends before it has ended.
+            # A schedule may take a task that is not the first to start: process all earlier ends.
             while (following := shared.next_event()) is not None and (
                 self.busy[t] or following.event_ns <= max(ready, self.free_ns[t])
             ):
@@ -248,7 +246,7 @@ class _Simulation:
             self._happens(one)
 
     def _happens(self, one: _Running) -> None:
-        """A running task has come to the end of its lead, or to its own."""
+        """Process the end of a running task's lead, or of the task."""
         task, shared = one.task, self.shared
         if one.leading:
             behind_ns = max(self.clock_ns - one.event_ns, 0)

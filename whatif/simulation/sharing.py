@@ -1,8 +1,7 @@
-"""What tasks use of the things that they share: a GPU, a CPU core, a link. One attached column that transforms write.
+"""The tasks' use of shared resources: a GPU, a CPU core, a link. One attached column that transforms write.
 
-A row says of a task which device it uses and how much of that, and which link. ``whatif.simulation.rate_sharing`` says
-how fast tasks proceed that use one thing at the same time; a graph without the column is simulated as if nothing were
-shared.
+A row gives a task's device, its share of that, and its link. ``whatif.simulation.rate_sharing`` computes the rates of
+concurrent users of a resource; a graph without the column is simulated without sharing.
 """
 
 from __future__ import annotations
@@ -18,37 +17,37 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int32, ThreadKind
 from whatif.runtime.errors import WhatifError
 
-# The attached column; rows of zeros, as inserted tasks have them, use nothing.
+# The attached column; rows of zeros, as for inserted tasks, use nothing.
 USES = "uses"
 
 
 class Role(IntEnum):
-    """How a task stands to the others on its device."""
+    """The role of a task among the others on its device."""
 
     NONE = 0
-    HOLDS = 1  # has its share for itself as long as it runs: a collective on its multiprocessors
-    YIELDS = 2  # has what the holders leave, whatever others of its kind do: a kernel beside a collective
-    SHARES = 3  # shares what the holders leave with others of this role, fairly: kernels of several streams
+    HOLDS = 1  # has an exclusive share while it runs: a collective on its multiprocessors
+    YIELDS = 2  # gets what the holders leave, independent of others of its role: a kernel beside a collective
+    SHARES = 3  # shares what the holders leave fairly with others of this role: kernels of several streams
 
 
-# A thing is named by an execution thread that stands for it: 1 + its code, and 0 is none.
+# A resource is represented by an execution thread: 1 + its code; 0 is none.
 COLUMN = np.dtype(
     [
         ("device", np.int32),
         ("role", np.int8),
         ("compute", np.float64),  # share of the device's multiprocessors, or of a core, that the task uses alone
         ("memory", np.float64),  # share of the device's memory bandwidth that it uses alone
-        ("slowed", np.float64),  # how much longer a holder takes beside work that holds nothing; 0 is not at all
+        ("slowed", np.float64),  # slowdown of a holder beside work that holds nothing; 0 for none
         ("link", np.int32),
         ("link_share", np.float64),  # share of the link that it uses alone
-        ("lead_ns", np.int64),  # what passes before it uses anything: the latency of a transfer
+        ("lead_ns", np.int64),  # time before it uses anything: the latency of a transfer
     ]
 )
 Uses = npt.NDArray[Any]
 
 
 def in_fixed_order(graph: TaskGraph) -> bool:
-    """Say whether one sweep in the order of ids simulates the graph: no thread chooses, and no task slows another."""
+    """Return whether one sweep in id order simulates the graph: no thread chooses, and no task slows another."""
     return USES not in graph.attached and all(thread.ordered for thread in graph.threads)
 
 
@@ -59,14 +58,14 @@ def uses_of(graph: TaskGraph) -> Uses:
 
 
 # Compute kernels beside collectives took 18.9 % longer on average and 40 % at most on A100, H100, MI210 and MI250
-# (arXiv 2507.03114): the upper end is half as much again as is held. The lower end of a new collective is theory.
+# (arXiv 2507.03114): the upper end is 1.5 times the held share. The lower end of a new collective is theory.
 HELD_AT_MOST, MOST_HELD = 1.5, 0.9
 
 
 def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
-    """Return the graph twice: as little and as much slowed as collectives and kernels may slow one another on a GPU.
+    """Return the graph twice: with the least and the most that collectives and kernels may slow each other on a GPU.
 
-    That is of collectives which a what-if put in; beside recorded ones the recording gives.
+    This applies to inserted collectives; for recorded ones the recording gives the slowdown.
     """
     streams = np.array([False] + [thread.kind == ThreadKind.STREAM for thread in graph.threads])
     uses, new = graph.attached[USES], np.flatnonzero(graph.start_ns < 0)
@@ -85,8 +84,8 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
 def checked(graph: TaskGraph) -> tuple[Int32, dict[str, Array]]:
     """Return each task's row, shape (n_tasks,), and the rows' fields by name: the first row, of zeros, uses nothing.
 
-    Of a graph that has the column. Raises WhatifError where a row cannot be. Without a role a task uses no device.
-    Those of the last column are kept: a prediction simulates three times what differs in durations alone.
+    For a graph with the column. Raises WhatifError on an invalid row. Without a role a task uses no device. The result
+    for the last column is cached: a prediction simulates three graphs that differ only in durations.
     """
     uses = graph.attached[USES]
     kept = found(graph, "fields of uses", _nothing_kept)

@@ -1,4 +1,4 @@
-"""The simulator: Daydream's Algorithm 1, with an override-able schedule and a fast path where no choice is left.
+"""The simulator: Daydream's Algorithm 1, with an overridable schedule and a fast path without choices.
 
 Daydream §4.1, Algorithm 1, with gaps as tasks of their own (its literal form adds a task's gap to every child, also on
 other threads) and with dependencies that carry a lag and count from the start or the end of their source.
@@ -28,9 +28,9 @@ from whatif.simulation.timeline import Timeline
 
 sweeps = Loops("whatif.simulation._sweeps")
 _frontier = Loops("whatif.simulation._frontier")
-# What is left for a task beside holders that ask for all there is: nothing stands still for ever.
+# The least rate of a task beside holders that demand everything: no task stalls for ever.
 LEAST = 0.01
-# Scenarios swept at once: with fewer, what a task costs once counts; with more, rows leave the cache.
+# Scenarios swept at once: with fewer, the cost per task dominates; with more, rows leave the cache.
 BLOCK = 256
 
 
@@ -68,17 +68,17 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class ByPriority:
-    """A schedule without a pick in Python: what starts first, and of the tasks that could start at that time on a
-    thread whose order is free the one with the largest priority.
+    """A schedule without a pick in Python: the task that starts first; among the tasks that could start at that time on
+    a thread with a free order, the one with the largest priority.
 
-    ``priority`` returns a number for each task of the graph that is simulated, shape (n_tasks,). Ties: tasks of ordered
+    ``priority`` returns a number for each task of the simulated graph, shape (n_tasks,). Ties: tasks of ordered
     threads come first; on a thread ready time and id decide.
     """
 
     priority: Callable[[TaskGraph], npt.ArrayLike]
 
     def behind(self, graph: TaskGraph) -> Int64:
-        """Return how far each task stands behind the most urgent ones, shape (n_tasks,). Raises WhatifError."""
+        """Return each task's rank below the most urgent ones, shape (n_tasks,). Raises WhatifError."""
         column = np.asarray(self.priority(graph))
         nan = column.dtype.kind == "f" and np.isnan(column).any()
         if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or nan:
@@ -122,7 +122,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
 
 
 def simulate_bounds(graph: TaskGraph, schedule: Schedule | None = None) -> tuple[Timeline, Timeline]:
-    """Return the timelines with all durations, and what tasks slow one another by, at their low and high bounds."""
+    """Return the timelines with all durations and mutual slowdowns at their low and high bounds."""
     low, high = at_bounds(graph) if USES in graph.attached else (graph, graph)
     return (
         simulate(low.replace(duration_ns=graph.low_ns), schedule),
@@ -180,7 +180,7 @@ def _expect_graph(function: str, given: Any) -> None:
 
 
 def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
-    """Return a row for the ends of each task, free again after the last that waits for it, and the number of rows."""
+    """Return a row for the ends of each task, reused after the last task that waits for it, and the number of rows."""
     return found(graph, "live rows", _live_rows)
 
 
@@ -200,7 +200,7 @@ def swept(
 ) -> Int64:
     """Return starts, then ends, ns, shape (2 n_tasks,): the longest path in id order, each thread in that order too.
 
-    Dependencies are grouped by target as ``TaskGraph.incoming`` has them; threads have by default no lag.
+    Dependencies are grouped by target as in ``TaskGraph.incoming``; by default threads have no lag.
     """
     times = np.empty(2 * len(thread), dtype=np.int64)
     if thread_lag_ns is None:
@@ -210,7 +210,7 @@ def swept(
 
 
 def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
-    """Algorithm 1 with the default schedule or by urgency, where threads choose or tasks share what they use."""
+    """Algorithm 1 with the default schedule or by urgency, for free thread orders or shared resources."""
     n = len(graph)
     offsets, dependencies = graph.outgoing
     following, missing = graph.waits_for
@@ -240,14 +240,14 @@ def _with_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int
 
 
 def _with_name(function: Callable[..., Any], run: Callable[[TaskGraph], Int64], graph: TaskGraph) -> Int64:
-    """Run a function that somebody else wrote. Raises WhatifError, naming it, where it fails."""
+    """Run a user's function. Raises WhatifError, naming it, if it fails."""
     name = getattr(function, "__name__", "schedule")
     returns = "a number for each task" if name == "priority" else "one of the keys of frontier.ready_ns"
     try:
         return run(graph)
     except (WhatifError, MemoryError):
         raise
-    # Around the whole loop, because a handler for each pick would slow it down. What is not an int fails in the loop.
+    # Around the whole loop, because a handler for each pick would slow it down. Values other than int fail in the loop.
     except (Exception, SystemExit) as error:
         code = getattr(function, "__code__", None)
         where = f" of {code.co_filename}" if code is not None else ""
@@ -262,7 +262,7 @@ def _by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64
     n = len(graph)
     offsets_array, dependencies = graph.outgoing
     offsets: list[int] = offsets_array.tolist()
-    # One tuple a dependency is quicker to walk than three columns.
+    # One tuple per dependency is faster to iterate than three columns.
     edges: list[tuple[int, int, int]] = list(
         zip(dependencies.target.tolist(), dependencies.lag_ns.tolist(), dependencies.anchor.tolist(), strict=True)
     )
@@ -311,12 +311,12 @@ def _by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64
 
 
 def cycle(n_waiting: int) -> WhatifError:
-    """Return what is wrong where so many tasks could not run."""
+    """Return the error for the number of tasks that could not run."""
     return WhatifError(f"simulate: {n_waiting} tasks wait for one another in a cycle; graph.check() names one of them.")
 
 
 def not_ready(task: object, n_ready: int) -> WhatifError:
-    """Return what is wrong where a schedule chose something else than one of ``n_ready`` tasks of the frontier."""
+    """Return the error for a schedule that chose none of the ``n_ready`` tasks of the frontier."""
     return WhatifError(
         f"schedule: expected a task of the frontier ({n_ready} are ready), got {task!r}; "
         "return one of the keys of frontier.ready_ns."

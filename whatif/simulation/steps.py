@@ -1,11 +1,11 @@
 """The time of a training step by three clocks.
 
-``gpu``: the ends of the last GPU task launched in consecutive steps. Where the CPU runs ahead its marks shrink and
-stretch while this stays the time in which the machine really finishes a step.
-``mark``: from the start of a step's first task on the main thread to the start of the next one's. Under a what-if the
-CPU gets no further ahead of the GPU than it did when the steps were recorded: run on, the GPU would hold it up.
-``span``: from the start of the first GPU task to the end of the last one (CPU tasks where there is no GPU).
-In a graph of several ranks the steps are those of the first one: training together, all take the same time.
+``gpu``: the ends of the last GPU task launched in consecutive steps. If the CPU runs ahead, its marks shrink and
+stretch, while this stays the time in which the machine finishes a step. ``mark``: from the start of a step's first task
+on the main thread to the start of the next one's. Under a what-if the CPU gets no further ahead of the GPU than in the
+recording: in a longer run the GPU would hold it up. ``span``: from the start of the first GPU task to the end of the
+last one (CPU tasks without a GPU). In a graph of several ranks the steps are those of the first one: training
+together, all take the same time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 # Fewer steps leave too few between the first, which CPU run-ahead shrinks, and the last, which the profiler flushes.
 MIN_STEPS = 4
-# On a CPU nothing runs ahead and nothing is flushed: two marks tell a step.
+# On a CPU nothing runs ahead and nothing is flushed: two marks give a step.
 MIN_MARKED = 2
-# Our choice: steps that differ by more than this share are looked at by the other clock as well.
+# Our choice: if steps differ by more than this share, the other clock is compared as well.
 UNEVEN = 0.25
-# Attached by a what-if that puts a step ahead of the recorded one: the tasks that the span is counted by.
+# Attached by a what-if that inserts a step before the recorded one: the tasks that define the span.
 COUNTED = "counted by the span"
-# What the times are of, by the clock: fewer steps are not distinguished.
+# The noun for each clock's times; the span is that of steps that were not distinguished.
 CLOCK_NOUNS = {"gpu": "step", "mark": "step", "span": "span"}
 RECORDED = {"gpu": "a recorded step", "mark": "a recorded step", "span": "the recorded span"}
 
@@ -50,9 +50,9 @@ def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int6
 
 
 def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
-    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and whose start counts.
+    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and a mask: the start counts.
 
-    Behind the marks come the GPU tasks at the edges of the GPU's clock.
+    After the marks come the GPU tasks at the edges of the GPU's clock.
     """
     return found(graph, f"edges {clock}", _last_gpu_tasks if clock == "gpu" else _marks_and_last_gpu_tasks)
 
@@ -68,9 +68,9 @@ def edge_times_ns(graph: TaskGraph, start_ns: Array, end_ns: Array, clock: str) 
 
 
 def _held_up(graph: TaskGraph, marks_ns: Array, ends_ns: Array) -> Array:
-    """The marks, none so early that its step lasts a smaller share of the recorded one than the GPU's step ahead of it.
+    """The marks, delayed so that no step takes a smaller share of its recorded time than the GPU's step before it.
 
-    Counted from the second mark, and only where as many steps are known by both clocks as were recorded.
+    Counted from the second mark, and only if both clocks give as many steps as were recorded.
     """
     told = graph.info.measured_step_ns
     by_mark, by_gpu = (np.array(told.get(clock, ()), dtype=np.int64) for clock in ("mark", "gpu"))
@@ -83,7 +83,7 @@ def _held_up(graph: TaskGraph, marks_ns: Array, ends_ns: Array) -> Array:
 
 
 def span_tasks(graph: TaskGraph) -> Bool:
-    """Return a mask of the tasks that the span lasts from the first to the last of."""
+    """Return a mask of the tasks whose first start and last end define the span."""
     told = graph.attached.get(COUNTED)
     if told is not None:
         return np.asarray(told, dtype=np.bool_)
@@ -99,7 +99,7 @@ def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
     gpu = gpu[np.argsort(launched, kind="stable")]
     last = np.full(int(graph.step[gpu].max()) + 1, -1, dtype=np.int64)
-    last[graph.step[gpu]] = gpu  # of several tasks of one step the one written last
+    last[graph.step[gpu]] = gpu  # the last write wins if a step has several tasks
     last = last[last >= 0]
     return last, np.zeros(len(last), dtype=np.bool_)
 
@@ -120,7 +120,7 @@ def _marks(graph: TaskGraph) -> tuple[Int64, Bool]:
 
 
 def steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> tuple[int, ...]:
-    """Return the times of the steady steps: without the first and the last where there are enough."""
+    """Return the times of the steady steps: without the first and the last if there are enough."""
     if clock == "span" or len(times_ns) < MIN_STEPS - 1:
         return times_ns
     begin = _first_steady(times_ns, graph, clock)
@@ -138,7 +138,7 @@ def _first_steady(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> in
 
 
 def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
-    """Return the step time in ns, the median of the steady steps; 0 where there is none.
+    """Return the step time in ns, the median of the steady steps; 0 if there is none.
 
     ``times_ns`` is ``whatif.simulate(graph).step_times_ns(clock)``, and ``clock`` is ``gpu``, ``mark`` or ``span``.
     """
@@ -147,10 +147,10 @@ def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
 
 
 def default_clock(graph: TaskGraph) -> str:
-    """Name the clock that a report uses by default, among those that the recording has.
+    """Return the default clock of reports, among those that the recording has.
 
-    The GPU's, or on a CPU the marks', where enough steps are known; of the two the marks' where the steps differ by the
-    GPU's clock and much less by the marks' (a GPU that waits for others ends its steps when they let it).
+    The GPU's, or on a CPU the marks', if enough steps are known; the marks' if the steps differ by the GPU's clock and
+    much less by the marks' (a GPU that waits for others ends its steps when they allow).
     """
     times_ns = graph.info.measured_step_ns
     if graph.info.n_steps < (MIN_STEPS if graph.has_gpu else MIN_MARKED) or not {"gpu", "mark"} & times_ns.keys():
@@ -164,7 +164,7 @@ def default_clock(graph: TaskGraph) -> str:
 
 
 def _spread(times_ns: tuple[int, ...]) -> float:
-    """The longest step over the shortest one, less one; infinite where a step takes no time."""
+    """The longest step over the shortest one, less one; infinite if a step takes no time."""
     return max(times_ns) / min(times_ns) - 1 if times_ns and min(times_ns) > 0 else float("inf")
 
 

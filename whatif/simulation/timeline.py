@@ -41,13 +41,13 @@ class Timeline:
 
     @property
     def step_ns(self) -> float:
-        """The step time by the clock that a report uses, ns: the median of the steady steps; 0 where there is none."""
+        """The step time by the clock that a report uses, ns: the median of the steady steps; 0 if there is none."""
         clock = default_clock(self.graph)
         return step_ns(self.step_times_ns(clock), self.graph, clock)
 
     @cached_property
     def _step_times_ns(self) -> dict[str, tuple[int, ...]]:
-        """The step times by each clock that was asked for: a report asks for them many times."""
+        """The step times by each requested clock, cached: a report reads them many times."""
         return {}
 
     @cached_property
@@ -74,7 +74,7 @@ class Timeline:
 
     @cached_property
     def critical_path(self) -> Int64:
-        """The ids of the tasks on the critical path, first to last: each starts when the one before it lets it.
+        """The ids of the tasks on the critical path, first to last: each starts when the one before it allows.
 
         If several predecessors bind, it takes the one on the same thread, then the one with the smallest id.
         """

@@ -1,4 +1,4 @@
-"""What is known of a transfer that a what-if made: its latency and its number of workers, as attached columns."""
+"""The model of a what-if's transfers: latency, number of workers and CPU work, as attached columns."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from whatif.graph.types import Array, Bool, Float64, Int64, TaskKind
 
 # The part of a duration that no bandwidth shortens, and how many workers exchange.
 LATENCY, WORKERS = "latency ns", "workers"
-# What a transfer takes the CPU that sends it, which no network shortens, and of that what is the same for any bytes.
+# The CPU time of a transfer sent by a CPU, which no network shortens, and the part independent of the bytes.
 CPU_WORK, CPU_MESSAGES = "CPU work ns", "CPU messages ns"
-# What the network alone takes for one that a CPU sends, latency included.
+# The network's time of a transfer sent by a CPU, latency included.
 NETWORK = "network ns"
 ON_CPU = (CPU_WORK, CPU_MESSAGES, NETWORK)
-# Where the network needs longer than the CPU, threads are woken for every few packets, and a byte costs half as much
-# again (whatif.models.exchange.gloo).
+# If the network is slower than the CPU, threads are woken for every few packets, and a byte costs half as much again
+# (whatif.models.exchange.gloo).
 WOKEN = 1.5
-# Of transfers between the parts of one model: they are no exchange of gradients, which may still be put in.
+# Marks transfers between the parts of one model: these are no exchange of gradients, which may still be inserted.
 ACTIVATIONS = "exchanges activations"
-# The bytes of a pipeline stage's gradients, beside the task with which they are finished.
+# The bytes of a pipeline stage's gradients, at the task that completes them.
 GRADIENTS = "gradients of a stage"
 
 
 def latency_of(graph: TaskGraph) -> Int64:
-    """Return the part of each task's duration that is latency, ns, shape (n_tasks,); 0 where no what-if set it."""
+    """Return the part of each task's duration that is latency, ns, shape (n_tasks,); 0 if no what-if set it."""
     return np.asarray(graph.attached.get(LATENCY, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
 def of_activations(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the transfers between the parts of one model that a what-if put in."""
+    """Return a mask, shape (n_tasks,), of the transfers between the parts of one model, inserted by what-ifs."""
     return np.asarray(graph.attached.get(ACTIVATIONS, np.zeros(len(graph), dtype=np.bool_)), dtype=np.bool_)
 
 
 def workers_of(graph: TaskGraph) -> Int64:
-    """Return how many workers each transfer of a what-if is between, shape (n_tasks,); 0 for all other tasks."""
+    """Return the number of workers of each what-if's transfer, shape (n_tasks,); 0 for all other tasks."""
     return np.asarray(graph.attached.get(WORKERS, np.zeros(len(graph), dtype=np.int64)), dtype=np.int64)
 
 
@@ -52,9 +52,9 @@ def cpu_work_of(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 
 class Parts(NamedTuple):
-    """What transfers take the network, ``latency_ns`` of it for any bytes, and the CPU, ns, shape (n,) each.
+    """Times of transfers on the network (``latency_ns`` for any bytes) and on the CPU, ns, shape (n,) each.
 
-    The CPU's work is ``messages_ns`` for any bytes; 0 where no CPU sends.
+    ``messages_ns`` is the CPU's work for any bytes; 0 if no CPU sends.
     """
 
     latency_ns: Float64
@@ -64,18 +64,18 @@ class Parts(NamedTuple):
 
     @classmethod
     def of_network(cls, latency_ns: npt.ArrayLike) -> Parts:
-        """What no CPU sends, of which the latency alone is told: the rest of a duration is the network's."""
+        """Transfers not sent by a CPU, by latency alone: the rest of a duration is the network's."""
         latency = np.array(latency_ns, dtype=np.float64)
         return cls(latency, latency.copy(), np.zeros_like(latency), np.zeros_like(latency))
 
     @property
     def woken_ns(self) -> Float64:
-        """The CPU's work where the network needs longer."""
+        """The CPU's work if the network takes longer."""
         return self.messages_ns + WOKEN * (self.work_ns - self.messages_ns)
 
     @property
     def duration_ns(self) -> Float64:
-        """What they take together: none is shorter than the CPU's work, whatever the network."""
+        """Total durations: none is shorter than the CPU's work."""
         waits = self.network_ns > self.work_ns
         return np.where(waits, np.maximum(self.network_ns, self.woken_ns), self.work_ns).astype(np.float64)
 
@@ -96,14 +96,14 @@ class Parts(NamedTuple):
         return Parts(latency_ns, network_ns, self.work_ns - self.messages_ns + messages_ns, messages_ns)
 
     def waiting(self, wait_ns: Float64 | Int64) -> Parts:
-        """The same with so much more that passes before they start, which neither bytes nor bandwidth change."""
+        """The same with an added wait before the start, which neither bytes nor bandwidth change."""
         on_cpu_ns = wait_ns * (self.work_ns > 0)
         latency_ns = np.maximum(self.latency_ns + wait_ns, 0)
         return Parts(latency_ns, self.network_ns + wait_ns, self.work_ns + on_cpu_ns, self.messages_ns + on_cpu_ns)
 
 
 def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
-    """Return the parts of ``transfers`` (ids or a mask); where no CPU sends, the network takes their duration."""
+    """Return the parts of ``transfers`` (ids or a mask); if no CPU sends, their duration is the network's."""
     work_ns, messages_ns = (column[transfers].astype(np.float64) for column in cpu_work_of(graph))
     told_ns = graph.attached.get(NETWORK, np.zeros(len(graph)))[transfers]
     network_ns = np.where(work_ns > 0, told_ns, graph.duration_ns[transfers]).astype(np.float64)
@@ -111,7 +111,7 @@ def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
 
 
 def with_parts(graph: TaskGraph, transfers: Array, parts: Parts) -> TaskGraph:
-    """Return the graph that knows those ``parts`` of ``transfers`` (ids or a mask), but for their latency."""
+    """Return the graph with the ``parts`` of ``transfers`` (ids or a mask) attached, except their latency."""
     if CPU_WORK not in graph.attached and not np.any(parts.work_ns):
         return graph
     columns = {name: np.array(graph.attached.get(name, np.zeros(len(graph), dtype=np.int64))) for name in ON_CPU}
@@ -134,9 +134,9 @@ def grown_ns(graph: TaskGraph, transfers: Array, time_ns: Float64, factor: float
 
 
 def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float64:
-    """Return the GPU's work, ns, between what each of ``transfers`` (ids) waits for and what waits for it, shape (n,).
+    """Return the GPU's work, ns, between the predecessor and the successor of each of ``transfers`` (ids), shape (n,).
 
-    ``duration_ns`` (n_tasks,): of each task. 0 where nothing lies between, and on a CPU.
+    ``duration_ns`` (n_tasks,): of each task. 0 if nothing lies between, and on a CPU.
     """
     place = np.full(len(graph), -1, dtype=np.int64)
     place[transfers] = np.arange(len(transfers))
