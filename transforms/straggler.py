@@ -48,8 +48,8 @@ def transform(
             "straggler: expected steps that communicate, got none; first name a transform that adds "
             "communication, as in `whatif apply distributed straggler TRACE`."
         )
-    told = int(workers_of(graph).max(initial=0)) or recorded_workers(graph)
-    together = workers or told or count + 1
+    known = int(workers_of(graph).max(initial=0)) or recorded_workers(graph)
+    together = workers or known or count + 1
     if not 0 <= count < together:
         raise WhatifError(
             f"straggler: expected a count from 0 to {together - 1}, as this worker of {together} is not slow, "
@@ -61,7 +61,7 @@ def transform(
     if len(found) == 1:
         return graph.unchanged("straggler: all workers are equally fast, so none waits; nothing changes")
     mean, low, high = zip(*found, strict=True)
-    others = f"; the step's own communication is among {told}" if told not in (None, together) else ""
+    others = f"; the step's own communication is among {known}" if known not in (None, together) else ""
     return classes(without_slowest(graph) if jitter_pct else graph, mean, low=low, high=high, slowed=what).note(
         f"straggler: the slowest of {together} workers takes {max(mean):.3g} times as long as this one{others}"
     )

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def _tables(graph: TaskGraph) -> dict[str, list[str]]:
-    """The words of the columns of codes, by column. Words are distinct in a table: a repeated one gets its code
-    appended."""
+    """The words of the columns of codes, by column. A repeated word gets its code appended."""
     tables = {
         "name": graph.names,
         "kind": [kind.name for kind in TaskKind],

@@ -101,7 +101,7 @@ class GraphInfo:
     @property
     def samples(self) -> int | None:
         """The samples per step of all workers together; None if the batch is unknown."""
-        if self.ranks:  # each may have a batch of its own; other workers are as these are on average
+        if self.ranks:  # each may have its own batch; other workers are like their average
             of_ranks = [rank.batch_size * rank.passes for rank in self.ranks if rank.batch_size is not None]
             workers = self.workers or len(self.ranks)
             if workers == 1:  # the step is the first rank's

@@ -129,7 +129,7 @@ def _bridged(graph: TaskGraph, gone: Bool) -> Dependencies:
     calls = dependencies.take(source_gone & ~target_gone & launch)
     relaunched = replace(calls, source=previous[calls.source])
 
-    # The lag was how long after the removed task the target came; a zero lag is all that is known now.
+    # The lag was between the removed task and the target; only a zero lag is known now.
     out = dependencies.take(source_gone & ~target_gone & ~launch)
     backed = replace(
         out, source=previous[out.source], lag_ns=np.minimum(out.lag_ns, 0), anchor=np.full_like(out.anchor, Anchor.END)

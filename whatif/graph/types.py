@@ -39,8 +39,7 @@ HANDOFF_NAME = "(waits for another thread)"
 UNEXPLAINED_NAME = "(unexplained wait)"
 BEFORE_NAME = "(before the first task)"
 IDLE_NAME = "(idle)"
-# In a graph of several ranks: a rank arrives at a collective, all have arrived, a rank's recording begins later than
-# the others'.
+# In a graph of several ranks: a rank arrives at a collective, all have arrived, a rank's recording begins later.
 ARRIVAL_NAME = "(arrives)"
 HUB_NAME = "(all have arrived)"
 BEGIN_NAME = "(its recording begins)"

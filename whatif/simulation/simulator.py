@@ -1,6 +1,6 @@
 """The simulator: Daydream's Algorithm 1, with an overridable schedule and a fast path without choices.
 
-Daydream §4.1, Algorithm 1, with gaps as tasks of their own (its literal form adds a task's gap to every child, also on
+Daydream §4.1, Algorithm 1, with gaps as separate tasks (its literal form adds a task's gap to every child, also on
 other threads) and with dependencies that carry a lag and count from the start or the end of their source.
 """
 

@@ -218,7 +218,7 @@ def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int
             f"{what_if}: {graph.info.path or 'this recording'} lacks the shapes of what flows between its "
             "layers; record it with `whatif collect`."
         )
-    # A layer without an input size computes in place: it takes the next layer's.
+    # A layer without an input size computes in place: use the next layer's.
     for number in range(len(layers) - 2, -1, -1):
         in_bytes[number] = in_bytes[number] or in_bytes[number + 1]
     in_bytes[in_bytes == 0] = in_bytes[in_bytes > 0][-1]

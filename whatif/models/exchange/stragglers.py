@@ -164,7 +164,7 @@ def waiting_for_peers(graph: TaskGraph) -> Int64:
 
     The transfer itself takes as long as the shortest of equal collectives (operation, size, process group): the last
     rank to arrive waits for no other. If even that exceeds the expected time on the GPU's usual links, all of them
-    waited. The expected time is that of NCCL's tuner (``expected_transfers_ns``) and a third, as measured beside other
+    waited. The expected time is that of NCCL's tuner (``expected_transfers_ns``) plus a third, as measured beside other
     kernels (Daydream, §6.5). 0 for transfers of what-ifs, and in graphs of several ranks, where waiting is known.
     """
     waits = np.zeros(len(graph), dtype=np.int64)

@@ -1,8 +1,8 @@
 """The work that mixed precision adds to a step: casts of weights, and the loss scaler. Used by ``amp``.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, §3.1 (fp32 master weights, cast every step) and
-§3.2 (loss scaling); PyTorch's autocast caches a weight's cast for one forward pass, and GradScaler unscales all
-gradients and checks them for infinities on the CPU once per step.
+§3.2 (loss scaling); PyTorch's autocast caches a weight's cast for one forward pass, GradScaler unscales all gradients
+and reads on the CPU once per step whether any is infinite.
 """
 
 from __future__ import annotations

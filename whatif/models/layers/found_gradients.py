@@ -92,7 +92,7 @@ def _middle(graph: TaskGraph, tasks: Int64) -> Int64:
 def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
     known = graph.on_gpu & (graph.warps > 0)
     kernels = _middle(graph, np.flatnonzero(step_kernels(graph) & known))
-    if not len(kernels):  # it is unknown where the update begins
+    if not len(kernels):  # the begin of the update is unknown
         kernels = _middle(graph, np.flatnonzero((graph.family == KernelFamily.OPTIMIZER) & known))
     steps = graph.step.astype(np.int64) if bool((graph.step >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
     operators = accumulations(graph, steps)

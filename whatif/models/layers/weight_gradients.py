@@ -1,4 +1,4 @@
-"""Tell gradients of weights from gradients of inputs in the work of the backward pass."""
+"""Distinguish gradients of weights and of inputs in the work of the backward pass."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def nodes_of(network: Network, name: str) -> tuple[Network, Network | None]:
 
 
 def _summed_across(graph: TaskGraph, network: Network) -> TaskGraph:
-    """All-reduce each reduce-scatter's output across nodes, for the same part (Zhao et al., §3.2.2)."""
+    """All-reduce each reduce-scatter's output among the same parts of all nodes (Zhao et al., §3.2.2)."""
     scattered = np.array([row == REDUCE_SCATTER for row in graph.names], dtype=np.bool_).take(graph.name)
     tasks = np.flatnonzero(scattered & (workers_of(graph) > 0))
     edges = graph.dependencies

@@ -252,7 +252,7 @@ def _smaller(recorded: Recorded, parts: list[Part], workers: int) -> Recorded:
     by_rows = {part.rows.layer for part in parts if part.rows} - cut
 
     def kept(layer: str, shape: tuple[int, ...] | None) -> bool:
-        """Such a bias is added once to the sum of the parts, so every worker has all of it."""
+        """A bias is added once to the sum of the parts, so every worker has all of it."""
         return layer in by_rows and shape is not None and len(shape) == 1
 
     def smaller_layer(layer: Layer) -> Layer:
