@@ -63,17 +63,17 @@ class Changed(NamedTuple):
         return Changed(self.ratio[rows], self.low[rows], self.high[rows], self.source[rows])
 
 
-def measured_first(graph: TaskGraph, tasks: Array, known: Changed, able: Bool, model: Estimates) -> Estimates:
+def measured_first(graph: TaskGraph, tasks: Array, found: Changed, able: Bool, model: Estimates) -> Estimates:
     """Return the estimates ``model`` of ``tasks``; under the mask ``able`` known measurements replace them."""
-    better = known.known & able
+    better = found.known & able
     if not better.any():
         return model
     columns = zip(
-        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), known[:3],
+        (model.duration_ns, model.low_ns, model.high_ns), (graph.duration_ns, graph.low_ns, graph.high_ns), found[:3],
         strict=True,
     )  # fmt: skip
     times = [np.where(better, now[tasks] * by, old) for old, now, by in columns]
-    return Estimates.of(times[0], np.where(better, known.source, model.source), times[1], times[2])
+    return Estimates.of(times[0], np.where(better, found.source, model.source), times[1], times[2])
 
 
 def at_batch(graph: TaskGraph, tasks: Array, factor: float) -> Changed:

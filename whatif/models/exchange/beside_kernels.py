@@ -44,8 +44,8 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
     before = np.where(ahead[tasks] >= 0, graph.neighbours[0][ahead[tasks]], -1)
     place = np.where(behind[tasks] >= 0, behind[tasks], before)
     tasks, place = tasks[place >= 0], place[place >= 0]
-    reduces = all_reduces(graph)[tasks]
-    moved = _traffic_bytes(reduces, graph.size_bytes[tasks], workers_of(graph)[tasks])
+    all_reduce = all_reduces(graph)[tasks]
+    moved = _traffic_bytes(all_reduce, graph.size_bytes[tasks], workers_of(graph)[tasks])
     times = moving(graph, moved)
     inserted = graph.insert(
         NewTasks(
@@ -60,13 +60,13 @@ def slow_kernels_beside(graph: TaskGraph, *, activations: bool = False) -> TaskG
 
 def traffic_ns(graph: TaskGraph, operation: str, size_bytes: npt.ArrayLike, workers: int) -> npt.NDArray[np.float64]:
     """Return the time that a GPU's kernels lose to overlapping collectives of ``size_bytes``, ns, shape (n,)."""
-    reduces = np.array(operation == "all_reduce")
-    return np.asarray(moving(graph, _traffic_bytes(reduces, np.atleast_1d(size_bytes), workers)).duration_ns)
+    all_reduce = np.array(operation == "all_reduce")
+    return np.asarray(moving(graph, _traffic_bytes(all_reduce, np.atleast_1d(size_bytes), workers)).duration_ns)
 
 
-def _traffic_bytes(reduces: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _traffic_bytes(all_reduce: Bool, size_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
     count = np.asarray(workers, dtype=np.float64)
-    return np.asarray(TRAFFIC * (count - 1) / count * np.asarray(size_bytes) * np.where(reduces, 1.0, 0.5))
+    return np.asarray(TRAFFIC * (count - 1) / count * np.asarray(size_bytes) * np.where(all_reduce, 1.0, 0.5))
 
 
 def scale_traffic(graph: TaskGraph, share: float) -> TaskGraph:

@@ -141,8 +141,8 @@ def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view
     """
 
     def with_buckets(memory: Memory) -> Memory:
-        memory_with = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
-        return replace(memory_with, gradients_leave=True, gradients_in_forward=False) if bucket_view else memory_with
+        with_space = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
+        return replace(with_space, gradients_leave=True, gradients_in_forward=False) if bucket_view else with_space
 
     return with_workers(change_memory(graph, with_buckets), workers)
 
