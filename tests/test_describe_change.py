@@ -19,7 +19,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.change_candidates import accumulated_passes, batch_factor
 from whatif.questions.comparison.compare import compare
 from whatif.questions.comparison.describe_change import describe_change
-from whatif.questions.comparison.told_changes import told_changes
+from whatif.questions.comparison.told_changes import constraints_between
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.simulation.simulator import simulate
 
@@ -58,7 +58,7 @@ def test_nothing_is_tried_where_there_is_nothing_to_describe() -> None:
 
 def test_what_both_tell_is_accounted_for() -> None:
     def told(one: dict[str, Any], other: dict[str, Any]) -> tuple[set[str], list[set[str]]]:
-        found = told_changes(GraphInfo(**one), GraphInfo(**other))
+        found = constraints_between(GraphInfo(**one), GraphInfo(**other))
         return set(found.ruled_out), [set(group) for group in found.asked_for]
 
     def precision(autocast: str | None, matmul: str = "ieee") -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_what_both_tell_is_accounted_for() -> None:
     optimizer = [{"recorded": facts_of({"optimizer": {"foreach": value, "fused": None}})} for value in (False, True)]
     assert told(optimizer[0], optimizer[0]) == (launched | {"fused_adam"}, [])
     assert told(optimizer[0], optimizer[1]) == (launched, [])
-    both = told_changes(GraphInfo(batch_size=8), GraphInfo(batch_size=4, execution=("compiled",)))
+    both = constraints_between(GraphInfo(batch_size=8), GraphInfo(batch_size=4, execution=("compiled",)))
     assert both.satisfied_by(frozenset(("batch_size", "cuda_graph")))
     assert not both.satisfied_by(frozenset(("batch_size", "amp")))
 

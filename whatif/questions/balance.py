@@ -1,4 +1,4 @@
-"""Ranks that compute at one pace: the work of each takes as long as that of the one that is to be followed."""
+"""Balance ranks: scale the work of each to the fastest, the median or the mean of all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whatif.runtime.errors import WhatifError
 
 
 def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
-    """Return the graph in which each phase's work, of the CPU and of the GPU, takes every rank as long as one of them.
+    """Return the graph with each phase's work, on CPU and on GPU, scaled to take every rank equally long.
 
-    ``follow``: the ``fastest`` rank of the phase, the ``median`` one, or the ``mean`` of all, which is what dividing
-    the same work evenly gives. Communication stays. Raises WhatifError where the graph is of one rank.
+    ``follow``: scale to the ``fastest`` rank of the phase, the ``median`` one, or the ``mean`` of all, as if the work
+    were divided evenly. Communication is unchanged. Raises WhatifError if the graph has one rank.
     """
     numbers = tuple(rank_numbers(graph))
     if not graph.info.ranks or len(numbers) < 2:
@@ -35,10 +35,10 @@ def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
     changed = np.flatnonzero(factor != 1)
     if not len(changed):
         return graph.unchanged(f"{name}: all ranks compute at one pace already; nothing changes")
-    by = factor[changed]
+    scale = factor[changed]
     return graph.with_duration(
         changed,
-        graph.duration_ns[changed] * by,
-        low_ns=graph.low_ns[changed] * by,
-        high_ns=graph.high_ns[changed] * by,
+        graph.duration_ns[changed] * scale,
+        low_ns=graph.low_ns[changed] * scale,
+        high_ns=graph.high_ns[changed] * scale,
     )

@@ -1,6 +1,6 @@
 """The collectives of a step of one rank: rates as nccl-tests defines them, and waiting for peers.
 
-From the recording of one rank waiting is estimated; from those of several it is known, for the first of them.
+With the recording of one rank, waiting is estimated; with those of several it is known, for the first of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from whatif.simulation.intervals import union
 
 
 class Collective(Struct, frozen=True):
-    """Equal collectives of a step; None is not known. Rates as in nccl-tests, PERFORMANCE.md."""
+    """Equal collectives of a step; None if unknown. Rates as in nccl-tests, PERFORMANCE.md."""
 
     kind: str
     size_bytes: int | None
@@ -32,7 +32,7 @@ class Collective(Struct, frozen=True):
     ms: float
     exposed_ms: float | None  # while this rank's GPU does nothing else, as recorded; the rest is hidden
     waits_ms: float  # for other ranks
-    expected_ms: float | None  # each, on this GPU's usual links
+    expected_ms: float | None  # mean of one, on this GPU's usual links
     algorithm_gbyte_s: float | None  # size over time
     bus_gbyte_s: float | None
     critical_ms: float
@@ -43,7 +43,7 @@ class Collective(Struct, frozen=True):
 
 
 def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, ...]:
-    """Return a row by kind, size and process group, the longest first.
+    """Return one row for each kind, size and process group, the longest first.
 
     ``critical_ms`` is each task's time on the critical path, shape (n_tasks,).
     """
@@ -55,7 +55,7 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])
     waits_ns, expected_ns = _waits_ns(baseline)[tasks], expected_transfers_ns(graph, tasks)
     spent_ns = graph.duration_ns[tasks] + (waits_ns if graph.info.ranks else 0)
-    # A rank waits inside its kernel. Of several ranks the waiting is simulated, and lies before the transfer.
+    # A rank waits inside its kernel. With several ranks the wait is simulated and precedes the transfer.
     start_ns = baseline.timeline.start_ns if graph.info.ranks else graph.start_ns
     begin_ns = start_ns[tasks] - (waits_ns if graph.info.ranks else 0)
     exposed_ns = _exposed_ns(graph, start_ns, begin_ns, spent_ns)
@@ -63,20 +63,20 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     names = [*(f"{each.name} ({each.size})" if each.size > 0 else each.name for each in graph.info.groups), None]
     found = []
     for kind, bytes_, code in sorted({*zip(kinds.tolist(), size.tolist(), group.tolist(), strict=True)}):
-        mine = (kinds == kind) & (size == bytes_) & (group == code)
-        total_ns, count, workers = float(spent_ns[mine].sum()), int(mine.sum()), int(among_ranks[mine][0])
+        equal = (kinds == kind) & (size == bytes_) & (group == code)
+        total_ns, count, workers = float(spent_ns[equal].sum()), int(equal.sum()), int(among_ranks[equal][0])
         operation = "all_to_all" if kind == "send_recv" else kind
-        whole = bytes_ * (workers if kind == "all_gather" and workers else 1)
+        data_bytes = bytes_ * (workers if kind == "all_gather" and workers else 1)
         known = bytes_ > 0 and total_ns > 0
-        rate = whole * count / total_ns if known else None
+        rate = data_bytes * count / total_ns if known else None
         bus = rate * bus_factor(operation, workers) if rate and workers > 1 and operation in OPERATIONS else None
-        expected = float(expected_ns[mine].mean()) / 1e6
+        expected = float(expected_ns[equal].mean()) / 1e6
         found.append(
             Collective(
                 kind, bytes_ if bytes_ >= 0 else None, names[code], count / n_steps, total_ns / n_steps / 1e6,
-                float(exposed_ns[mine].sum()) / n_steps / 1e6 if graph.has_gpu else None,
-                float(waits_ns[mine].sum()) / n_steps / 1e6, expected or None, rate, bus,
-                float(critical_ms[tasks[mine]].sum()),
+                float(exposed_ns[equal].sum()) / n_steps / 1e6 if graph.has_gpu else None,
+                float(waits_ns[equal].sum()) / n_steps / 1e6, expected or None, rate, bus,
+                float(critical_ms[tasks[equal]].sum()),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda row: -row.ms))
@@ -93,9 +93,9 @@ def _waits_ns(baseline: Baseline) -> Int64:
 
 
 def _exposed_ns(graph: TaskGraph, start_ns: Int64, begin_ns: Int64, spent_ns: Int64) -> Float64:
-    """How long of ``spent_ns`` from ``begin_ns`` on no kernel and no copy of the rank runs, ns, shape of both.
+    """The part of ``spent_ns`` from ``begin_ns`` on in which the rank runs no kernel and no copy, ns, shape of both.
 
-    ``start_ns`` is when tasks start, shape (n_tasks,).
+    ``start_ns``: when each task starts, shape (n_tasks,).
     """
     other = np.flatnonzero(among(graph.kind, GPU_KINDS) & (graph.kind != TaskKind.COMMUNICATION) & graph.of_clock.mask)
     other = other[np.argsort(start_ns[other], kind="stable")]

@@ -1,8 +1,8 @@
 """How well a step uses its GPU: TFLOP/s, GB/s, arithmetic intensity and shares of the peaks; MFU and HFU.
 
 FLOPs and bytes are those of ``whatif.ingest.op_cost``: products of matrices, a multiply-add counts two, causal
-attention half; bytes are compulsory traffic. What shapes do not tell is None. Shares are of the data sheet's dense peak
-in the kernel's own number format. MFU and HFU: ``whatif.prediction.utilization``.
+attention half; bytes are compulsory traffic. What shapes do not determine is None. Shares are of the data sheet's
+dense peak in the kernel's own number format. MFU and HFU: ``whatif.prediction.utilization``.
 
 Source: Williams et al., "Roofline", CACM 2009.
 """
@@ -29,39 +29,39 @@ from whatif.prediction.utilization import CONVENTION, at_peak, counted, utilizat
 from whatif.simulation.simulator import simulate
 from whatif.simulation.steps import CLOCK_NOUNS, step_ns
 
-# Whose usual rates a family's kernels have, forward and backward.
+# The work whose usual rates a family's kernels have, forward and backward.
 _WORKS: dict[KernelFamily, tuple[MatrixWork, MatrixWork]] = {
     KernelFamily.GEMM: ("matmul", "matmul"),
     KernelFamily.CONVOLUTION: ("conv", "conv_backward"),
     KernelFamily.ATTENTION: ("attention", "attention_backward"),
     KernelFamily.RNN: ("rnn", "rnn"),
 }
-# A kernel that lasts no longer than this many of the shortest ones is bound by its launch: our choice.
+# A kernel that lasts at most this many times the shortest kernel is bound by its launch: our choice.
 SHORT = 2.0
-# A kernel that reaches less than this share of both peaks waits for neither: our choice.
+# A kernel below this share of both peaks is bound by neither, but by latency: our choice.
 IDLE_SHARE = 0.1
-# A row of which less time than this is known gives no rates: our choice.
+# A row has no rates if less than this share of its time has known work: our choice.
 LEAST_KNOWN = 0.5
-# A saving of a smaller share of the step is not named: our choice.
+# A saving below this share of the step is not reported: our choice.
 WORTH_SHARE = 0.01
 
 
 class Use(Struct, frozen=True):
-    """What kernels of one family, layer or phase do in a step; None where shapes are unknown."""
+    """GPU use of one family, layer or phase in a step; None if shapes are unknown."""
 
     name: str
     ms: float
     kernels: float
-    known_pct: float  # of their time that of kernels whose work is known
-    tflops: float | None  # a second, while these kernels run
+    known_pct: float  # share of that time in kernels with known work
+    tflops: float | None  # per second, while these kernels run
     gbyte_s: float | None
     intensity: float | None  # FLOPs a byte
     compute_pct: float | None  # of the peak in their formats
     memory_pct: float | None  # of the data sheet's bandwidth
     bound: str  # compute, memory, launch, latency; "" where not known
-    usual_saves_ms: float | None  # of the kernels' time, if they were as fast as is usual on this GPU
-    usual_by: str = ""  # most of that by: shapes (the op database), rates (of large kernels)
-    usual_gain_ms: float | None = None  # what of it the step gains; of families whose savings are named
+    usual_saves_ms: float | None  # kernel time saved at the usual speed on this GPU
+    usual_by: str = ""  # source of most of that: shapes (the op database), rates (of large kernels)
+    usual_gain_ms: float | None = None  # what the step gains by it; only for families in ``savings``
 
     def to_dict(self, key: str) -> dict[str, Any]:
         """Return the row as a JSON object."""
@@ -85,7 +85,7 @@ class Efficiency(Struct, frozen=True):
     recomputed_tflop: float
     mfu_pct: float | None
     hfu_pct: float | None
-    known_pct: float  # of the time of matrix kernels that of those with known FLOPs
+    known_pct: float  # share of matrix kernel time with known FLOPs
     families: tuple[Use, ...]
     layers: tuple[Use, ...]
     phases: tuple[Use, ...]
@@ -93,7 +93,7 @@ class Efficiency(Struct, frozen=True):
 
     @property
     def has_rates(self) -> bool:
-        """Whether shapes tell the rate of any family."""
+        """Whether the rate of any family is known from shapes."""
         return any(use.tflops is not None or use.gbyte_s is not None for use in self.families)
 
     @property
@@ -108,7 +108,7 @@ class Efficiency(Struct, frozen=True):
 
     @property
     def roofs(self) -> list[tuple[str, float]]:
-        """The device's formats and their peaks, TFLOP/s, the lowest first; of equal peaks one."""
+        """The device's formats and their peaks, TFLOP/s, lowest first; one format for equal peaks."""
         if self.gpu is None:
             return []
         names = {self.gpu.matrix_tflops(name): name for name in reversed(MATRIX_DTYPES)}
@@ -202,7 +202,7 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
 
 
 def _with_gains(baseline: Baseline, work: _Work, family: Array, uses: Sequence[Use]) -> list[Use]:
-    """The rows, with what the step gains by those usual times that save a hundredth of it or more."""
+    """The rows, with the step's gain if usual times save a hundredth of it or more."""
     graph, found = baseline.graph, []
     for use in uses:
         if (use.usual_saves_ms or 0.0) >= max(WORTH_SHARE * baseline.step_ns / 1e6, 1e-9):
@@ -217,7 +217,7 @@ def _with_gains(baseline: Baseline, work: _Work, family: Array, uses: Sequence[U
 
 
 class _Work:
-    """FLOPs, bytes and what they take at the device's peaks, of each chosen task, shape (n_tasks,)."""
+    """FLOPs, bytes and their times at the device's peaks for each chosen task, shape (n_tasks,)."""
 
     def __init__(self, graph: TaskGraph, gpu: Gpu | None, chosen: Bool, n_steps: int) -> None:
         self.graph, self.gpu, self.chosen, self.n_steps = graph, gpu, chosen, n_steps
@@ -232,25 +232,25 @@ class _Work:
         self.at_peak_ns, form = at_peak(graph, gpu, self.flops)
         backward = graph.phase == Phase.BACKWARD
         for family, works in _WORKS.items():
-            for late, what in enumerate(works):
-                shares = np.array([compute_share(gpu, name, what).centre for name in RATE_DTYPES])
-                mine = (graph.family == family) & (backward == bool(late))
-                self.usual_ns[mine] = (self.at_peak_ns / shares[form])[mine]
+            for direction, matrix_work in enumerate(works):
+                shares = np.array([compute_share(gpu, name, matrix_work).centre for name in RATE_DTYPES])
+                selected = (graph.family == family) & (backward == bool(direction))
+                self.usual_ns[selected] = (self.at_peak_ns / shares[form])[selected]
         self.moving_ns = self.bytes / gpu.memory_gbyte_s
         self.faster = self.at_peak_ns > self.ns
         self.cached = self.moving_ns > self.ns
         self.saves_ns, self.by_shape = self._saves()
 
-    def kernels_that(self, which: Bool, several: str, one: str, noun: str) -> str:
-        """Return how many kernels of a step, or of the whole span, are among these (a mask), with their verb."""
-        count = max(round(int(which.sum()) / self.n_steps), 1)
-        return f"1 kernel a {noun} {one}" if count == 1 else f"{count:,} kernels a {noun} {several}"
+    def kernels_that(self, mask: Bool, plural: str, singular: str, noun: str) -> str:
+        """Return the number of kernels in a mask, per step or in the whole span, with its verb."""
+        count = max(round(int(mask.sum()) / self.n_steps), 1)
+        return f"1 kernel a {noun} {singular}" if count == 1 else f"{count:,} kernels a {noun} {plural}"
 
     def _saves(self) -> tuple[Float64, Bool]:
-        """What each task would save if it were as fast as is usual, ns, and whether the op database says so by shape.
+        """The time that each task would save at its usual speed, ns, and whether the op database gives that by shape.
 
-        A call within the database's range is as fast as usual. What the database does not know is compared with the
-        rates that large kernels reach.
+        A call within the database's range saves nothing. Calls that the database lacks are compared with the rates of
+        large kernels.
         """
         assert self.gpu is not None
         usual_ns = np.maximum(self.usual_ns, self.moving_ns / memory_share(self.gpu).centre)
@@ -261,16 +261,16 @@ class _Work:
         return np.where(self.chosen, np.maximum(self.ns - usual_ns, 0.0), 0.0), by_shape
 
     def rows(self, codes: Array, names: Sequence[str]) -> list[Use]:
-        """Return a row for each code that takes time, the longest first; negative codes count for none."""
+        """Return a row for each code that takes time, the longest first; negative codes are ignored."""
         graph, n = self.graph, len(names)
-        told = codes >= 0
+        known = codes >= 0
 
         def total(values: Float64, chosen: Bool) -> Float64:
-            return np.bincount(codes[told & chosen], weights=values[told & chosen], minlength=n).astype(np.float64)
+            return np.bincount(codes[known & chosen], weights=values[known & chosen], minlength=n).astype(np.float64)
 
-        every, one = np.ones(len(graph), dtype=np.bool_), np.ones(len(graph))
+        everything, ones = np.ones(len(graph), dtype=np.bool_), np.ones(len(graph))
         computes, moves = (self.flops > 0) & ~self.faster, (self.bytes > 0) & ~self.cached
-        ns, count = total(self.ns, every), total(one, self.chosen)
+        ns, count = total(self.ns, everything), total(ones, self.chosen)
         compute_ns, at_peak_ns, flops = (
             total(self.ns, computes),
             total(self.at_peak_ns, computes),
@@ -279,7 +279,7 @@ class _Work:
         memory_ns, moving_ns, moved = total(self.ns, moves), total(self.moving_ns, moves), total(self.bytes, moves)
         both = computes & moves
         flops_of_both, bytes_of_both = total(self.flops, both), total(self.bytes, both)
-        saved, saved_by_shape = total(self.saves_ns, every), total(self.saves_ns, self.by_shape)
+        saved, saved_by_shape = total(self.saves_ns, everything), total(self.saves_ns, self.by_shape)
         known_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0))
         compared_ns = total(self.ns, (self.flops > 0) | (self.bytes > 0) | self.by_shape)
         found = []
@@ -314,7 +314,7 @@ class _Work:
         return found
 
     def _bound(self, compute: float | None, memory: float | None, mean_ns: float) -> str:
-        """What bounds kernels that reach these shares of the peaks and last so long on average."""
+        """The bound of kernels with these shares of the peaks and this mean duration; "" if unknown."""
         if self.gpu is None or (compute is None and memory is None):
             return ""
         if mean_ns <= SHORT * kernel_floor_ns(self.gpu):

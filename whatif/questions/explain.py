@@ -36,18 +36,18 @@ from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import CLOCK_NOUNS, window_ns
 from whatif.simulation.timeline import Timeline
 
-# Time on the critical path in which nothing runs: launch latency, and what a stream needs between two kernels.
+# Time on the critical path in which nothing runs: launch latency, and gaps between the kernels of a stream.
 LAG = "lag"
 
 
 class Part(Struct, frozen=True):
-    """What one layer, phase, thread, kernel family or operation takes of a step."""
+    """The part of a step that one layer, phase, thread, kernel family or operation takes."""
 
     name: str
     tasks: float  # in one step
     gpu_ms: float
     cpu_ms: float
-    critical_ms: float  # of it on the critical path: the most that making it free could save at once
+    critical_ms: float  # on the critical path: the most that making it free could save at once
 
     def to_dict(self, key: str) -> dict[str, Any]:
         """Return the part as a JSON object, its name under ``key``."""
@@ -61,14 +61,14 @@ class Part(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True, dict=True):
-    """Where a step goes. Parts are sorted by their time on the critical path, then by their work."""
+    """Where the time of a step goes. Parts are sorted by their time on the critical path, then by their work."""
 
     baseline: Baseline
     verdict: str
     breakdown: Breakdown
     critical_path_ms: dict[str, float]  # by task kind, and LAG; adds up to the step
     collectives: tuple[Collective, ...]
-    peers_ms: float  # of it in collectives that wait for other ranks, by the recording of one
+    peers_ms: float  # of it spent waiting for other ranks in collectives, with one rank's recording
     phases: tuple[Part, ...]
     threads: tuple[Part, ...]
     layers: tuple[Part, ...]
@@ -80,7 +80,7 @@ class Explanation(Struct, frozen=True, dict=True):
 
     @cached_property
     def as_recorded(self) -> str | None:
-        """The verdict on the step with the profiler's cost in it, where that was estimated and taken out."""
+        """The verdict on the step including the profiler's overhead, if that was estimated and removed."""
         recorded = self.baseline.as_recorded
         return explain(recorded, top=1).verdict if recorded else None
 
@@ -106,7 +106,7 @@ class Explanation(Struct, frozen=True, dict=True):
 
     @property
     def all_layers(self) -> tuple[Part, ...]:
-        """The layers, and what is in none of them: the update, for one; nothing where no layers are known."""
+        """The layers, and the work outside all of them, such as the update; empty if no layers are known."""
         rest = self.without_layer
         known = self.layers and rest.gpu_ms + rest.cpu_ms > 0
         return (*self.layers, *([replace(rest, name="(no layer)")] if known else []))
@@ -135,7 +135,7 @@ class Explanation(Struct, frozen=True, dict=True):
 
 
 def step_facts(baseline: Baseline) -> dict[str, Any]:
-    """Return what every answer about a recorded step begins with, as a JSON object."""
+    """Return the JSON fields with which every answer about a recorded step begins."""
     return {
         "trace": baseline.graph.info.path,
         "step_clock": baseline.clock,
@@ -193,26 +193,26 @@ def explain(baseline: Baseline, top: int = 10) -> Explanation:
 
 
 def parts_by(baseline: Baseline, codes: Array, names: Sequence[str]) -> list[Part]:
-    """Return a part for each code, shape (n_tasks,), that occurs in the step; negative codes count for none."""
+    """Return a part for each code, shape (n_tasks,), that occurs in the step; negative codes are ignored."""
     graph = baseline.graph
     begins, work_ms, critical_ms, _ = _step_columns(baseline)
     return _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms).by(codes, names)
 
 
 def _step_columns(baseline: Baseline) -> tuple[Float64, Float64, Float64, float]:
-    """Of each task the share of a step that it begins, its work and its time on the critical path; that of lags, ms."""
+    """Each task's starts per step, its work and its time on the critical path, ms; and the time of lags, ms."""
     graph, timeline = baseline.graph, baseline.timeline
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
-    # Of several ranks' work that of one is shown; the critical path goes through all of them.
+    # With several ranks the work of one is shown; the critical path runs through all of them.
     work_ms, (critical_ms, lag_ms) = step_work_ms(baseline), step_critical_ms(baseline)
     begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
-    # Whole steps: the step that is shown need not last as long as the median, but it runs what a step runs.
+    # Whole steps: the reported step may be longer or shorter than the median, but runs the tasks of a step.
     n_steps = max(round((high_ns - low_ns) / baseline.step_ns), 1) if baseline.step_ns else 1
     return begins / n_steps, work_ms, critical_ms, lag_ms
 
 
 def step_work_ms(baseline: Baseline) -> Float64:
-    """Return the time of each task within the step that is shown, ms, shape (n_tasks,)."""
+    """Return the time of each task within the reported step, ms, shape (n_tasks,)."""
     timeline = baseline.timeline
     low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
@@ -220,7 +220,7 @@ def step_work_ms(baseline: Baseline) -> Float64:
 
 
 def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
-    """Return the time that each task holds the critical path of the step that is shown, ms, and that of lags."""
+    """Return the time that each task holds the critical path of the reported step, ms, and that of lags."""
     timeline = baseline.timeline
     low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
     ms_per_ns = baseline.step_ms / max(high_ns - low_ns, 1)
@@ -241,8 +241,8 @@ def family_codes(graph: TaskGraph) -> Array:
 def critical_path_times(timeline: Timeline, low_ns: int, high_ns: int) -> tuple[Int64, int]:
     """Return the time that each task holds the critical path within a window, ns, shape (n_tasks,), and that of lags.
 
-    A task holds the path from its start until the next one on the path starts, or until its own end where that comes
-    first; the rest is lag. Together they add up to what the path covers of the window.
+    A task holds the path from its start until the next one on the path starts, or until its own end if that comes
+    first; the rest is lag. Together they add up to the part of the window that the path covers.
     """
     path = timeline.critical_path
     held_ns = np.zeros(len(timeline.graph), dtype=np.int64)
@@ -262,12 +262,12 @@ class _Parts:
     def __init__(self, graph: TaskGraph, tasks: Float64, work_ms: Float64, critical_ms: Array) -> None:
         on_gpu = among(graph.kind, GPU_KINDS)
         columns = (tasks, work_ms * on_gpu, work_ms * graph.on_cpu, critical_ms)
-        # Most tasks lie outside the step that is shown, and add nothing.
+        # Most tasks are outside the reported step and add nothing.
         self._rows = np.flatnonzero((tasks != 0) | (work_ms != 0) | (critical_ms != 0))
         self._columns = [column[self._rows] for column in columns]
 
     def by(self, codes: npt.NDArray[Any], table: Sequence[str]) -> list[Part]:
-        """Return one part a code that occurs in the step; negative codes count for none."""
+        """Return one part for each code that occurs in the step; negative codes are ignored."""
         codes = codes[self._rows]
         known = codes >= 0
         codes = codes[known]

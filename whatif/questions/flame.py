@@ -1,4 +1,4 @@
-"""What a step waits for as a flame graph: time on the critical path by call stack, else by phase and layer."""
+"""Flame graph of a step's critical path: time by call stack, else by phase and layer."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from whatif.questions.explain import LAG, step_critical_ms
 from whatif.questions.lines import nowhere
 from whatif.simulation.steps import CLOCK_NOUNS
 
-# A narrower frame would be less than a pixel wide: it counts in the frame that holds it.
+# A narrower frame would be less than a pixel wide: its time counts in its parent.
 LEAST_SHARE = 1 / 1000
-# A table names frames of this share of the step: our choice.
-TOLD_SHARE = 0.01
-# So many frames can be read; of more the widest are shown.
+# A table lists frames of at least this share of the step: our choice.
+TABLE_SHARE = 0.01
+# More frames cannot be read: only the widest are shown.
 MOST_FRAMES = 400
-# Work of no frame of the user's: libraries' own threads.
+# Work outside the user's frames: threads of libraries.
 NOWHERE = nowhere("line")
 WAITING = "waiting"
 
 
 class Frame(Struct, frozen=True):
-    """A function and line, layer or kernel within its callers: ms of the critical path, and where in the step's."""
+    """A function and line, layer or kernel below its callers, with its ms of the critical path and where they begin."""
 
     name: str
     depth: int
     begin_ms: float
     ms: float
-    self_ms: float  # of it in no shown frame below
+    self_ms: float  # outside the frames shown below it
 
     def to_dict(self) -> dict[str, Any]:
         """Return the frame as a JSON object."""
@@ -52,17 +52,17 @@ class Flame(Struct, frozen=True):
 
     @property
     def wide(self) -> list[Frame]:
-        """The frames of a table: those that take ``TOLD_SHARE`` of the step."""
-        return [frame for frame in self.frames if frame.ms >= TOLD_SHARE * self.whole_ms]
+        """The frames of a table: those of at least ``TABLE_SHARE`` of the step."""
+        return [frame for frame in self.frames if frame.ms >= TABLE_SHARE * self.whole_ms]
 
     @property
     def whole_ms(self) -> float:
-        """What the outermost frames take together: the step, but for what is too narrow."""
+        """Time of the outermost frames: the step without what is too narrow."""
         return sum(frame.ms for frame in self.frames if frame.depth == 0)
 
     @property
     def headline(self) -> str:
-        """Say what the widths are, of which frames, and what is left out."""
+        """State what the widths measure, by which frames, and how many are not shown."""
         what, of = CLOCK_NOUNS[self.baseline.clock], "call stacks" if self.of == "stacks" else "phases and layers"
         why = " (the recording has no call stacks)"
         if self.baseline.graph.info.ranks:
@@ -85,7 +85,7 @@ class Flame(Struct, frozen=True):
 
 
 def flame(baseline: Baseline, path: Path | None = None) -> Flame:
-    """Return the flame graph of a baseline's step; ``path`` is its trace, where the graph no longer says where it lies.
+    """Return the flame graph of a baseline's step; ``path`` is its trace, if the graph no longer records that.
 
     Without call stacks in the trace, frames are phases, layers and the parts of their names.
     """
@@ -97,9 +97,9 @@ def flame(baseline: Baseline, path: Path | None = None) -> Flame:
     first, alike = _alike(graph, tasks, lines)
     ms = np.bincount(alike, weights=critical_ms[tasks])
     weighted_ns = np.bincount(alike, weights=critical_ms[tasks] * baseline.timeline.start_ns[tasks])
-    for task, its_ms, its_weighted_ns in zip(first.tolist(), ms.tolist(), weighted_ns.tolist(), strict=True):
+    for task, group_ms, group_weighted_ns in zip(first.tolist(), ms.tolist(), weighted_ns.tolist(), strict=True):
         outer = _layers(graph, task) if lines is None else _callers(lines, task)
-        tree.add([*outer, *_own(graph, task)], its_ms, its_weighted_ns)
+        tree.add([*outer, *_innermost(graph, task)], group_ms, group_weighted_ns)
     if lag_ms > 0:
         tree.add([LAG], lag_ms, lag_ms * baseline.timeline.makespan_ns)
     frames = tree.frames(LEAST_SHARE * baseline.step_ns / 1e6)
@@ -107,7 +107,7 @@ def flame(baseline: Baseline, path: Path | None = None) -> Flame:
 
 
 def _alike(graph: TaskGraph, tasks: Int64, lines: Lines | None) -> tuple[Int64, Int64]:
-    """Return the first of each group of ``tasks`` that have one path, and each task's group, shape (n_tasks,)."""
+    """Return the first of each group of ``tasks`` that share a path, and each task's group, shape (n_tasks,)."""
     outer = graph.phase * np.int64(len(graph.layers)) + graph.layer if lines is None else lines.code
     key = (outer[tasks] * np.int64(len(TaskKind)) + graph.kind[tasks]) * len(graph.names) + graph.name[tasks]
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
@@ -124,8 +124,8 @@ def _layers(graph: TaskGraph, task: int) -> list[str]:
     return [Phase(int(graph.phase[task])).name.lower(), *(layer.split(".") if layer else [])]
 
 
-def _own(graph: TaskGraph, task: int) -> list[str]:
-    """The innermost frame of a task: its name; none for Python, which is its line's own time."""
+def _innermost(graph: TaskGraph, task: int) -> list[str]:
+    """The innermost frame of a task, its name; none for Python code, whose time belongs to its line."""
     kind = graph.kind[task]
     if kind == TaskKind.GAP:
         return []
@@ -134,7 +134,7 @@ def _own(graph: TaskGraph, task: int) -> list[str]:
 
 
 class _Tree:
-    """Times by path, ms, and the sum of when they begin, each weighted by its time."""
+    """Times by path, ms, and the sum of their start times weighted by duration."""
 
     def __init__(self) -> None:
         self.ms = self.weighted_ns = 0.0
@@ -148,14 +148,14 @@ class _Tree:
             node.weighted_ns += weighted_ns
 
     def frames(self, least_ms: float) -> list[Frame]:
-        """The frames of more than ``least_ms``, the widest where there are too many, depth first."""
+        """The frames of more than ``least_ms``, the widest if there are too many, depth first."""
         widths = sorted(self.widths(), reverse=True)
         least_ms = max(least_ms, widths[MOST_FRAMES] if len(widths) > MOST_FRAMES else 0.0)
         found: list[Frame] = []
-        # An own stack: a trace can be deeper than Python's.
-        open_: list[tuple[str, _Tree, int, float]] = [("", self, -1, 0.0)]
-        while open_:
-            name, node, depth, begin_ms = open_.pop()
+        # An explicit stack: a trace can be deeper than Python's.
+        pending: list[tuple[str, _Tree, int, float]] = [("", self, -1, 0.0)]
+        while pending:
+            name, node, depth, begin_ms = pending.pop()
             shown = [(key, child) for key, child in node.below.items() if child.ms > least_ms]
             shown.sort(key=lambda item: item[1].weighted_ns / item[1].ms)
             if depth >= 0:
@@ -165,13 +165,13 @@ class _Tree:
             for key, child in shown:
                 inner.append((key, child, depth + 1, at_ms))
                 at_ms += child.ms
-            open_ += reversed(inner)
+            pending += reversed(inner)
         return found
 
     def widths(self) -> list[float]:
-        found, open_ = [], [self]
-        while open_:
-            node = open_.pop()
+        found, pending = [], [self]
+        while pending:
+            node = pending.pop()
             found += [child.ms for child in node.below.values()]
-            open_ += node.below.values()
+            pending += node.below.values()
         return found

@@ -20,7 +20,7 @@ from whatif.simulation.steps import CLOCK_NOUNS, steady
 from whatif.simulation.timeline import Timeline
 from whatif.units import counted
 
-# More lines than these are not simulated without, and not shown by default.
+# The removal of at most this many lines is simulated, and by default no more are shown.
 MOST_GAINS = 12
 # Lines that wait for the GPU are named in advice; our choice.
 MOST_WAITING = 3
@@ -32,12 +32,12 @@ BACKWARD_OF = "backward of "
 
 
 class LinePart(Struct, frozen=True):
-    """What a line takes of a step, ms; ``gain_ms`` is what the mean step gains without it, None where not asked."""
+    """A line's part of a step, ms; ``gain_ms`` is what the mean step gains without it, None if not simulated."""
 
     part: Part
-    mean_ms: float  # the main thread's work on it, of the mean step: also what only some steps do
-    waits: float  # of a step, calls that wait for the GPU
-    blocked_ms: float  # of a step, in which these wait
+    mean_ms: float  # the main thread's work on it in the mean step, with what only some steps do
+    waits: float  # calls per step that wait for the GPU
+    blocked_ms: float  # time per step in which they wait
     gain_ms: float | None  # without the CPU's work and the waits of the line; the GPU's work stays
 
     def to_dict(self, by: str) -> dict[str, Any]:
@@ -111,15 +111,15 @@ class LineParts(Struct, frozen=True):
 
 
 def nowhere(by: By) -> str:
-    """Return what the lines, files or layers of work that belongs to none are called."""
+    """Return the name for work that belongs to no line, file or layer."""
     return f"(no {by} known)"
 
 
 def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     """Return the lines (files, layers) of a baseline's step, read from its trace; ``top`` of them are to be shown.
 
-    Layers are those of the recording where it has any. Raises WhatifError where the trace holds no stacks, and on
-    several ranks.
+    Layers are those of the recording if it has any. Raises WhatifError if the trace has no stacks, and for several
+    ranks.
     """
     graph = baseline.graph
     if by == "layer" and (graph.layer > 0).any():
@@ -146,7 +146,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
 
     waits = by_line(inside & (blocked_ns > 0), np.ones(len(graph)))
     blocked_ms = by_line(inside, blocked_ns / 1e6)
-    # What one step in three does is not in the step that is shown.
+    # What only one step in three does may be missing in the reported step.
     mean_ms = by_line(inside & (graph.thread == 0) & graph.on_cpu.mask, graph.duration_ns / 1e6)
     place = {name: code for code, name in enumerate(names)}
     parts = parts_by(baseline, codes, names)
@@ -166,7 +166,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
 
 
 class WaitingLine(Struct, frozen=True):
-    """A line that waits for the GPU: how often and how long in a step, and what the mean step gains without, ms."""
+    """A line that waits for the GPU: how often and how long in a step, and what the mean step gains without it, ms."""
 
     line: str
     waits: float
@@ -278,7 +278,7 @@ def blocked(baseline: Baseline) -> Float64:
 
 
 def mean_step_ms(baseline: Baseline, timeline: Timeline) -> float:
-    """Return the mean of the steady steps of a timeline, ms: what rare pauses cost is in it, not in the median."""
+    """Return the mean of the steady steps of a timeline, ms: unlike the median it includes rare pauses."""
     graph, clock = baseline.graph, baseline.clock
     times_ns = steady(timeline.step_times_ns(clock), graph, clock)
     return float(np.mean(times_ns)) / 1e6 if times_ns else 0.0

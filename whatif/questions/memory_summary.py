@@ -1,4 +1,4 @@
-"""What ``whatif memory`` answers: the peak and its parts, what-ifs by peak and step time, the largest batch."""
+"""The answer of ``whatif memory``: the peak and its parts, what-ifs by peak and step time, the largest batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from whatif.questions.what_fits import (
 )
 from whatif.runtime.errors import WhatifError
 
-# The what-ifs that are about memory, each alone; the smaller batch also with as many samples in a step.
+# What-ifs that concern memory, each alone; the smaller batch also with as many samples in a step.
 DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
     ("activation_checkpoint",),
     ("vdnn",),
@@ -46,12 +46,12 @@ DEFAULT_WHAT_IFS: tuple[tuple[str, ...], ...] = (
     ("optimizer_in_backward",),
     ("fused_adam",),
 )
-# Of a timeline: about so many of its moments are shown in each pass.
+# About this many moments of a timeline are shown for each pass.
 SHOWN_MOMENTS = 8
 
 
 class LayerPart(Struct, frozen=True):
-    """One layer's part of the memory, bytes; its workspace is the most of its forward and backward work."""
+    """One layer's part of the memory, bytes; workspace is the larger one of forward and backward."""
 
     name: str
     activations: int
@@ -68,8 +68,8 @@ class MemorySummary(Struct, frozen=True):
     moments: tuple[Moment, ...]
     layers: tuple[LayerPart, ...]  # largest activations first
     what_ifs: tuple[Trial | Refused, ...]
-    memories: tuple[Memory | None, ...]  # under the what-ifs; None of those that were refused
-    capacities: tuple[int | None, ...]  # of the devices on which they put the step, bytes; None where unknown
+    memories: tuple[Memory | None, ...]  # under the what-ifs; None if refused
+    capacities: tuple[int | None, ...]  # of the devices to which they move the step, bytes; None if unknown
     capacity_bytes: int | None
     largest: LargestBatch | None
     fewest: FewestWorkers | None = None
@@ -82,12 +82,12 @@ class MemorySummary(Struct, frozen=True):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak, up to the end of its range, fits the device; None where that is unknown or depends."""
+        """Whether the peak and its whole range fit the device; None if unknown, or if only a part of the range fits."""
         return _fits(self.peak.total, self.high_bytes, self.capacity_bytes)
 
     @property
     def fits_each(self) -> tuple[bool | None, ...]:
-        """The same of the peak under each what-if, by its own range and device."""
+        """The same for the peak under each what-if, with its own range and device."""
         return tuple(
             None if memory is None or memory.not_modelled else
             _fits(*peak_range_bytes(peak(memory).total, found.transforms), held)
@@ -96,30 +96,30 @@ class MemorySummary(Struct, frozen=True):
 
     @property
     def measured_bytes(self) -> int | None:
-        """The peak that the recorder read from the GPU's allocator, bytes; None where it did not."""
+        """The peak that the recorder read from the GPU's allocator, bytes; None if it did not."""
         return _of_most(self.baseline.graph)[1].recorded.peak_memory_bytes
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a reader should know of where the numbers come from, sentences."""
+        """Caveats about the source of the numbers, one sentence each."""
         graph, memory = self.baseline.graph, self.memory
         rank, info = _of_most(graph)
-        each = {own.memory for own in graph.info.ranks}
-        told = (f"The ranks differ: this is rank {rank}, which needs most.",) if len(each) > 1 else ()
+        each = {rank_info.memory for rank_info in graph.info.ranks}
+        rank_note = (f"The ranks differ: this is rank {rank}, which needs most.",) if len(each) > 1 else ()
         if info.recorded.layers:
-            return told
+            return rank_note
         if memory.parameters:
             return (
-                *told,
+                *rank_note,
                 "Parameters were not recorded: the weights that operators use are taken for them, and "
                 f"the state is the default of {info.optimizer or 'an unknown optimizer'}.",
             )
-        # Only a GPU's allocator shows what it holds beside what the step takes.
-        counted = 'they and gradients that stay are in "the rest"' if self.memory.inputs else "they are not counted"
-        return (*told, f"The recording lacks its parameters and optimizer state: {counted}.")
+        # Only a GPU's allocator shows memory other than the step's.
+        handling = 'they and gradients that stay are in "the rest"' if self.memory.inputs else "they are not counted"
+        return (*rank_note, f"The recording lacks its parameters and optimizer state: {handling}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is reported as one JSON object; sizes in bytes, times in ms."""
+        """Return the report as one JSON object; sizes in bytes, times in ms."""
         info = self.baseline.graph.info
         return {
             "trace": info.path,
@@ -163,15 +163,13 @@ def memory_summary(
     capacity_bytes: int | None = None,
     solve: Asked | None = None,
 ) -> MemorySummary:
-    """Say what a step keeps in memory, what each of the what-ifs ``names`` makes of it, and what fits.
+    """Report what a step keeps in memory, what the what-ifs ``names`` change in it, and what fits.
 
-    Without names the what-ifs are those that are about memory, with None there are none. With several names each is
-    reported alone, and all of them in their order.
-    ``capacity_bytes`` is the device's memory; where none is given, that of the recorded GPU, and under what-ifs that of
-    the one on which they put the step. The largest batch is that under all of ``names`` that apply, where these go
-    together. With ``solve`` all have to: "batch" asks for the largest
-    batch, "workers" for the fewest workers. Raises WhatifError where the recording does not show what a step keeps, or
-    what ``solve`` needs.
+    Without ``names`` the default what-ifs are tried, with None none. Several names are reported each alone, and all
+    together in their order. ``capacity_bytes`` is the device's memory, by default that of the recorded GPU, and under
+    what-ifs that of the GPU to which they move the step. The largest batch is that under all of ``names`` that apply,
+    if they go together. With ``solve`` all have to apply: "batch" asks for the largest batch, "workers" for the fewest
+    workers. Raises WhatifError if the recording does not show what a step keeps, or what ``solve`` needs.
     """
     graph = baseline.graph
     memory = memory_of(graph)
@@ -191,11 +189,11 @@ def memory_summary(
     if not solve and len(applied) > 1 and not isinstance(trier.attempt(applied), Trial):
         applied = []  # alternatives, each reported alone
     largest = fewest = None
-    held = capacity_bytes or trier.capacity_bytes_of(applied)
+    device_bytes = capacity_bytes or trier.capacity_bytes_of(applied)
     if solve == "workers":
-        fewest = fewest_workers(trier, named, held or 0)
-    elif held:
-        largest = largest_batch(trier, memory, batch, applied, held)
+        fewest = fewest_workers(trier, named, device_bytes or 0)
+    elif device_bytes:
+        largest = largest_batch(trier, memory, batch, applied, device_bytes)
     return MemorySummary(
         baseline=baseline,
         memory=memory,
@@ -221,7 +219,7 @@ def _fits(low_bytes: int, high_bytes: int, capacity_bytes: int | None) -> bool |
 
 
 def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
-    """Return the fullest moment of each of some equal parts of every pass, with its first and last layer."""
+    """Return the fullest moment of each of several equal parts of every pass, with the part's first and last layer."""
     rows = []
     for _, group in groupby(found, key=lambda moment: moment.phase):
         part = list(group)
@@ -233,7 +231,7 @@ def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
 
 
 def _of_most(graph: TaskGraph) -> tuple[int, GraphInfo]:
-    """The rank that needs most memory, of several, and what is known of its recording."""
+    """The rank that needs most memory, and the facts of its recording."""
     if not graph.info.ranks:
         return 0, graph.info
     place = fullest([info.memory for info in graph.info.ranks])[0]
@@ -241,7 +239,7 @@ def _of_most(graph: TaskGraph) -> tuple[int, GraphInfo]:
 
 
 def memory_of(graph: TaskGraph) -> Memory:
-    """Return what a step keeps; raises WhatifError, one sentence, if the recording lacks it."""
+    """Return what a step keeps in memory; raises WhatifError if the recording lacks it."""
     memory = graph.info.memory
     if memory is not None:
         return memory
@@ -270,7 +268,7 @@ def _check_solvable(capacity_bytes: int | None, batch: int | None, solve: Asked)
 
 
 def _layers(memory: Memory) -> tuple[LayerPart, ...]:
-    """The rows of each layer as one, largest activations first."""
+    """One row for each layer, largest activations first."""
     found: dict[str, LayerPart] = {}
     for row in memory.layers:
         before = found.get(row.name, LayerPart(row.name, 0, 0, 0))

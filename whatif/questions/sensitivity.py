@@ -1,8 +1,8 @@
-"""What a step gains where one part of it gets faster: causal profiling, by simulation instead of by slowing the rest.
+"""What a step gains if one part of it gets faster: causal profiling, by simulation instead of by slowing the rest.
 
-Source: Curtsinger and Berger, "COZ: Finding Code that Counts with Causal Profiling", SOSP 2015, asked of the layers,
+Source: Curtsinger and Berger, "COZ: Finding Code that Counts with Causal Profiling", SOSP 2015, applied to the layers,
 kernel families, phases and execution threads of a training step. COZ delays everything else at run time; a simulator
-can shorten the part itself. What runs beside the part is neither slowed nor sped up by that.
+can shorten the part itself. Concurrent work is neither slowed nor sped up by that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from whatif.simulation.steps import (
 
 # How much faster, percent: at 10 % a tenth of the time is gone, at 100 % all of it.
 SPEEDUPS_PCT = (10.0, 50.0, 100.0)
-# The gain by which parts are ranked: what a good kernel or a fused one brings.
+# Parts are ranked by the gain at this speed-up: that of a good kernel or a fused one.
 RANKED_AT_PCT = 50.0
 
 # What a part can be, in the order of the report.
@@ -43,24 +43,24 @@ KINDS = ("side", "phase", "thread", "family", "layer")
 # The sides of the machine.
 GPU_SIDE, CPU_SIDE = "all GPU work", "all CPU work"
 
-# A part that works less than this share of a step cannot change more of it, and is not simulated.
+# A part below this share of a step cannot change more of it, and is not simulated.
 LEAST_WORK_PCT = 0.1
-# Notes are made where a part works at least this share of a step ...
+# A part gets a note if its work is at least this share of a step ...
 NOTED_WORK_PCT = 1.0
-# ... and less than this share of its work shows in the step when it is gone, or nothing at all.
+# ... and removing it shortens the step by less than this share of that work, or by nothing.
 HIDDEN_BELOW, NOTHING_PCT = 0.25, 0.05
 CHANGES_NOTHING, HIDDEN = "changes nothing", "mostly hidden"
 
 
 class Sensitive(Struct, frozen=True):
-    """One part of a step, and what the step gains where it is faster."""
+    """One part of a step, and what the step gains if it is faster."""
 
     kind: str  # one of KINDS
     name: str
     code: int  # in its column of the graph
     gpu_ms: float  # its work in a step
     cpu_ms: float
-    gain_ms: tuple[float, ...]  # one a speed-up; below 0 where the step by its clock gets longer
+    gain_ms: tuple[float, ...]  # one per speed-up; below 0 if the step by its clock gets longer
 
     @property
     def work_ms(self) -> float:
@@ -90,7 +90,7 @@ class Sensitivity(Struct, frozen=True):
         return 100.0 * ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def note(self, part: Sensitive) -> str:
-        """Say where a part's speed shows far less in the step than its work suggests; else ""."""
+        """Return a note if a part's speed affects the step far less than its work suggests; else ""."""
         if self.pct(part.work_ms) < NOTED_WORK_PCT:
             return ""
         if self.pct(max(part.gain_ms)) < NOTHING_PCT:
@@ -156,7 +156,7 @@ def gains(baseline: Baseline, parts: Sequence[Sensitive], speedups_pct: Sequence
     working, columns = graph.on_gpu | graph.on_cpu, _columns(graph)
     for row, kind in enumerate(kinds):
         codes, table = columns[kind]
-        group_of = np.full(len(table) + 1, -1, dtype=np.int32)  # the last one is for -1: in none
+        group_of = np.full(len(table) + 1, -1, dtype=np.int32)  # the last entry is for -1: in no group
         for group, part in enumerate(parts):
             if part.kind == kind:
                 group_of[part.code] = group
@@ -169,15 +169,15 @@ def gains(baseline: Baseline, parts: Sequence[Sensitive], speedups_pct: Sequence
 
 def _steps_ns(graph: TaskGraph, clock: str, groups: Int32, n_groups: int, factors: Array) -> Array:
     """The step of every scenario by a clock, ns, shape (n_groups, n_factors)."""
-    nobody = np.zeros(len(graph), dtype=np.bool_)
+    uncounted = np.zeros(len(graph), dtype=np.bool_)
     if clock == "span":
-        none = np.empty(0, dtype=np.int64)
+        no_tasks = np.empty(0, dtype=np.int64)
         counted = span_tasks(graph)
-        seen = simulate_groups(graph, groups, n_groups, factors, observed=none, counted=counted)
-        return np.asarray(seen.until_ns - seen.begin_ns)
+        simulated = simulate_groups(graph, groups, n_groups, factors, observed=no_tasks, counted=counted)
+        return np.asarray(simulated.until_ns - simulated.begin_ns)
     tasks = edge_tasks(graph, clock)[0]
-    seen = simulate_groups(graph, groups, n_groups, factors, observed=tasks, counted=nobody)
-    times_ns = np.diff(edge_times_ns(graph, seen.start_ns, seen.end_ns, clock), axis=0)
+    simulated = simulate_groups(graph, groups, n_groups, factors, observed=tasks, counted=uncounted)
+    times_ns = np.diff(edge_times_ns(graph, simulated.start_ns, simulated.end_ns, clock), axis=0)
     return np.array(
         [
             [step_ns(tuple(times_ns[:, group, f].tolist()), graph, clock) for f in range(len(factors))]
@@ -215,7 +215,7 @@ def _parts(baseline: Baseline, kind: str, codes: Array, table: tuple[str, ...]) 
 def _work_ms(baseline: Baseline, chosen: Bool, codes: Array, n_codes: int) -> Array:
     """The work of chosen tasks by code, ms, shape (n_codes,): the median of the steady steps, or what is in the span.
 
-    By the step that tasks belong to and not by when they run: a CPU that runs ahead works on a step in another's time.
+    By the step that tasks belong to, not by when they run: a CPU that runs ahead works on a step during another.
     """
     graph = baseline.graph
     if baseline.clock == "span":

@@ -1,4 +1,4 @@
-"""Who waits for whom: waiting and transfer of each rank, who comes last, and what takes it longer than the others."""
+"""Find stragglers: waiting and transfer of each rank, which one comes last, and what it spends more time on."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from whatif.simulation.timeline import Timeline
 STRAGGLES = 0.01
 # Our choice: what explains less than this share of a straggler's delay is not reported.
 EXPLAINS = 0.1
-# Parts reported of each kind.
-TOLD = 3
+# Number of parts reported of each kind.
+MOST_PARTS = 3
 
 
 class Excess(Struct, frozen=True):
@@ -57,8 +57,8 @@ class RankRow(Struct, frozen=True):
     waiting_ms: float
     transfer_ms: float
     last_pct: float  # of the collectives that it takes part in
-    late_ms: float  # the others' waits, their mean, in the collectives that it comes last to
-    breakdown: Breakdown | None  # None where too many ranks are read for one each
+    late_ms: float  # mean wait of the others in the collectives to which it comes last
+    breakdown: Breakdown | None  # None if there are too many ranks for one each
     excess: tuple[Excess, ...] = ()  # of stragglers
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,13 +88,13 @@ class RankReport(Struct, frozen=True):
     world_size: int
     collectives: int
     step_ms: float
-    noun: str  # what times are of: step, or span
+    noun: str  # the unit of the times: step, or span
     rows: tuple[RankRow, ...]
     stragglers: tuple[RankRow, ...]
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What there is to say of the stragglers, or that there is none."""
+        """One sentence on each straggler, or one that there is none."""
         if not self.stragglers:
             return (f"no straggler: no rank holds the others up by more than one percent of a {self.noun}.",)
         return tuple(_sentence(row, self.step_ms, self.noun) for row in self.stragglers)
@@ -111,40 +111,40 @@ class RankReport(Struct, frozen=True):
 
 
 class Meetings(Struct, frozen=True):
-    """Who meets whom in a timeline: a row for each rank in each matched collective, shape (n_members,) each."""
+    """Ranks in the matched collectives of a timeline: a row for each rank of each, shape (n_members,) each."""
 
     task: Array  # of its transfer
-    rank: Array  # its place among the ranks of the graph
+    rank: Array  # its index among the ranks of the graph
     step: Array
     arrival_ns: Array
-    all_here_ns: Array  # the arrival itself, of a rank that waits for none
+    all_here_ns: Array  # when all have arrived; its own arrival if it waits for none
     transfer_ns: Array
-    last_rank: Array  # the place of who comes last to the collective
-    others_here_ns: Array  # of who comes last: when all others were there; else its own arrival
+    last_rank: Array  # the index of the rank that arrives last
+    others_here_ns: Array  # for the last rank: when all others had arrived; else its own arrival
 
     @property
     def last(self) -> Bool:
-        """Who comes later than all others."""
+        """The mask of the rows whose rank arrives after all others."""
         return self.arrival_ns > self.others_here_ns
 
 
 def meetings(timeline: Timeline) -> Meetings:
-    """Return what the ranks of a merged graph's timeline wait for one another, and transfer."""
+    """Return the waits and transfers of all ranks in the timeline of a merged graph."""
     graph = timeline.graph
     part_of = graph.attached[COLLECTIVE]
     rank = np.searchsorted(rank_numbers(graph), ranks_of(graph))
     members = np.flatnonzero(part_of)
     members = members[np.lexsort((rank[members], np.abs(part_of[members])))]
-    # An arrival and its transfer are of one collective and one rank; both lots are in that order.
+    # Arrivals and transfers are both sorted by collective and rank, so that they correspond.
     arrives = graph.kind[members] == TaskKind.WAIT
     arrival, transfer = members[arrives], members[~arrives]
     collective, place = np.abs(part_of[arrival]), rank[arrival]
     arrival_ns = timeline.end_ns[arrival]
     first = np.flatnonzero(np.append(True, collective[1:] != collective[:-1]))[: len(collective)]
-    of = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(collective))))
-    all_here_ns = np.maximum.reduceat(arrival_ns, first)[of] if len(first) else arrival_ns
-    by_arrival = np.lexsort((place, arrival_ns, of))
-    ends = np.append(first[1:], len(of))[: len(first)] - 1
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(collective))))
+    all_here_ns = np.maximum.reduceat(arrival_ns, first)[group] if len(first) else arrival_ns
+    by_arrival = np.lexsort((place, arrival_ns, group))
+    ends = np.append(first[1:], len(group))[: len(first)] - 1
     latest, before = by_arrival[ends], by_arrival[np.maximum(ends - 1, first)]
     others_here_ns = arrival_ns.copy()
     others_here_ns[latest] = arrival_ns[before]
@@ -155,23 +155,23 @@ def meetings(timeline: Timeline) -> Meetings:
         arrival_ns=arrival_ns,
         all_here_ns=np.where(part_of[transfer] > 0, all_here_ns, arrival_ns),
         transfer_ns=graph.duration_ns[transfer],
-        last_rank=place[latest][of] if len(first) else place,
+        last_rank=place[latest][group] if len(first) else place,
         others_here_ns=others_here_ns,
     )
 
 
 def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
-    """Return what each rank of a baseline's graph does; breakdowns of the first ``most`` ranks and of stragglers alone.
+    """Report each rank of a baseline's graph, with breakdowns of the first ``most`` ranks and of stragglers only.
 
-    Times are means over the steady steps, over all where there are few, of the simulated step, or of the whole span
-    where the baseline is timed by it: without the profiler where the baseline is.
+    Times are means over the simulated steady steps (over all steps if there are few), or of the whole span if that
+    is the baseline's clock. They exclude the profiler if the baseline does.
     """
     graph = baseline.graph
     steps = _timed_steps(baseline)
     met, matched, count = meetings(baseline.timeline), ranks.matched, len(ranks.numbers)
     counted = _counted(met, steps)
-    waiting_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns)
-    transfer_ms = _together_ms(baseline, met, met.all_here_ns, met.all_here_ns + met.transfer_ns)
+    waiting_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns)
+    transfer_ms = _covered_ms(baseline, met, met.all_here_ns, met.all_here_ns + met.transfer_ns)
     late_ms = _late_ms(baseline, met)
     taken = np.bincount(met.rank[counted], minlength=count)
     last = np.bincount(met.rank[counted & met.last], minlength=count)
@@ -215,41 +215,41 @@ def held_up_by(baseline: Baseline) -> tuple[int, float] | None:
 
 
 def _late_ms(baseline: Baseline, met: Meetings) -> Float64:
-    """How long the others wait for each rank on average: in the collectives that it comes last to."""
+    """The mean wait of the others for each rank, ms, shape (n_ranks,), in the collectives to which it comes last."""
     count = len(rank_numbers(baseline.graph))
-    waits_ms = _together_ms(baseline, met, met.arrival_ns, met.all_here_ns, met.last_rank)
+    waits_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns, met.last_rank)
     return np.asarray(waits_ms / max(count - 1, 1))
 
 
 def _counted(met: Meetings, steps: Array) -> Bool:
-    """Which meetings are in the steps that count."""
+    """The mask of the meetings in ``steps``; all if there are none."""
     return np.isin(met.step, steps) if len(steps) else np.ones(len(met.step), dtype=np.bool_)
 
 
-def _together_ms(
+def _covered_ms(
     baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array, owner: Array | None = None
 ) -> Float64:
-    """The time of each rank between these, ms a step or span, shape (n_ranks,); with ``owner`` the sum of that rank."""
+    """The time of each rank between start and end, ms a step or span, shape (n_ranks,); with ``owner``, by owner."""
     steps, count = _timed_steps(baseline), len(rank_numbers(baseline.graph))
     counted = _counted(met, steps)
-    # Collectives of one rank overlap: each moment counts once. A rank's times, by owner, lie in a stretch of their own.
+    # Where collectives of one rank overlap, time counts once: each owner and rank gets a separate stretch of time.
     stretch_ns = baseline.timeline.makespan_ns + 1
     stretch = met.rank[counted] + (0 if owner is None else count * owner[counted])
     order = np.argsort(start_ns[counted] + stretch * stretch_ns, kind="stable")
     shift_ns = stretch[order] * stretch_ns
     starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
-    of = starts // stretch_ns if owner is None else starts // (stretch_ns * count)
-    total = np.bincount(of, (ends - starts).astype(np.float64), minlength=count)
+    row = starts // stretch_ns if owner is None else starts // (stretch_ns * count)
+    total = np.bincount(row, (ends - starts).astype(np.float64), minlength=count)
     return np.asarray(total / 1e6 / max(len(steps), 1), dtype=np.float64)
 
 
 def _timed_steps(baseline: Baseline) -> Array:
-    """The steps that times are means over; none where they are of the whole span, in which everything counts."""
+    """The steps over which times are averaged; none for the whole span, in which everything counts."""
     return np.empty(0, dtype=np.int64) if baseline.clock == "span" else steady_steps(baseline.graph)
 
 
 def steady_steps(graph: TaskGraph) -> Array:
-    """Return the steps that are neither first nor last where there are enough, else all that tasks lie in."""
+    """Return the steps that are neither first nor last if there are enough, else all that have tasks."""
     first, last = graph.info.steady
     if graph.info.n_steps >= MIN_STEPS and last > first:
         return np.arange(first, last)
@@ -264,8 +264,8 @@ def work_ms(graph: TaskGraph, work: Bool, codes: Array, n_codes: int, numbers: t
     return np.asarray(ms, dtype=np.float64).reshape(-1, n_codes)
 
 
-def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int, late_ms: float) -> tuple[Excess, ...]:
-    """What takes one rank longer than the median of all, by phase, family and layer, the largest first."""
+def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], index: int, late_ms: float) -> tuple[Excess, ...]:
+    """What takes one rank longer than the median of the others, by phase, family and layer, the largest first."""
     inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
     found: list[Excess] = []
     sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
@@ -279,9 +279,9 @@ def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], which: int
             ("layer", work & (graph.layer > 0), graph.layer, graph.layers),
         ):
             ms = work_ms(graph, mask, codes, len(names), numbers) / max(len(steps), 1)
-            # Of few ranks the median of the others: with two the slow one itself is half of it.
-            more_ms = ms[which] - np.median(np.delete(ms, which, axis=0), axis=0)
-            order = np.argsort(-more_ms, kind="stable")[:TOLD].tolist()
+            # The median of the others: with two ranks, the slow one would be half of the median of all.
+            more_ms = ms[index] - np.median(np.delete(ms, index, axis=0), axis=0)
+            order = np.argsort(-more_ms, kind="stable")[:MOST_PARTS].tolist()
             found += [
                 Excess(of, f"{names[code]} ({side})", float(more_ms[code]))
                 for code in order
@@ -297,7 +297,7 @@ def _sentence(row: RankRow, step_ms: float, noun: str) -> str:
     )
     parts = []
     for of in ("phase", "family", "layer"):
-        named = [f"{part.name} {part.ms:+z.2f}" for part in row.excess if part.of == of][:TOLD]
+        named = [f"{part.name} {part.ms:+z.2f}" for part in row.excess if part.of == of][:MOST_PARTS]
         if named:
             parts.append(f"{of} {', '.join(named)}")
     if not parts:

@@ -1,4 +1,4 @@
-"""What is in a recording, what was odd in it, and how well its replay meets it."""
+"""Summary of a recording: its contents, what was odd in it, and how well its replay matches it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whatif.simulation.steps import steady
 
 
 class ThreadSummary(Struct, frozen=True):
-    """One execution thread: what it is called, how many tasks it runs and how long it works in the whole recording."""
+    """One execution thread: its name, its number of tasks and its busy time in the whole recording."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class Summary(Struct, frozen=True, dict=True):
     tasks: dict[str, int]
     threads: tuple[ThreadSummary, ...]
     time_share_of: str  # gpu or cpu
-    time_ms: float  # the time that shares are of, in the whole recording
+    time_ms: float  # the time that shares refer to, in the whole recording
     time_with_layer_pct: float | None
     time_with_phase_pct: float | None
     families_pct: dict[str, float]  # of the time of tasks whose family is known
@@ -59,7 +59,7 @@ class Summary(Struct, frozen=True, dict=True):
 
     @property
     def steady_steps(self) -> int:
-        """How many steady steps the step time is the median of."""
+        """The number of steady steps of which the step time is the median."""
         measured = self.graph.info.measured_step_ns[self.baseline.clock]
         return len(steady(measured, self.graph, self.baseline.clock))
 
@@ -142,7 +142,7 @@ def _threads(baseline: Baseline) -> tuple[ThreadSummary, ...]:
 
 
 def _share_pct(graph: TaskGraph, counted: Bool, chosen: Bool) -> float | None:
-    """The share of the counted time that chosen tasks take, percent; None where there is no time at all."""
+    """The share of the counted time that chosen tasks take, percent; None if there is no time."""
     total_ns = int(graph.duration_ns[counted].sum())
     return 100.0 * int(graph.duration_ns[counted & chosen].sum()) / total_ns if total_ns else None
 

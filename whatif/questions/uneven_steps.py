@@ -1,6 +1,6 @@
-"""Steps that differ: the time of each recorded step, and what those that took longer had more of.
+"""Compare the recorded steps: the time of each, and the kinds of time that slow ones have more of.
 
-All times are as recorded, ms. Each kind of time is held against its median over the steady steps.
+All times are as recorded, ms. Each kind of time is compared with its median over the steady steps.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from whatif.units import counted
 
 # What the recorder writes around a full collection of Python's garbage collector.
 GARBAGE = r"^whatif::gc"
-# Calls of CUDA and HIP that take or give back device memory: frequent after a warm-up, they are retries.
+# Calls of CUDA and HIP that allocate or free device memory; frequent ones after a warm-up are retries.
 ALLOCATION = r"^(cuda|hip|cu)(Malloc|Free|MemAlloc|MemFree)(_|$|Async|Host)"
-# Our choice: a step is slow from this share above the median on, if that is more than most steps differ.
+# A step is slow if it exceeds the median by this share: our choice.
 SLOW_SHARE = 0.05
-# A cause is named where it explains this share of what a slow step takes more: our choice.
+# A cause is named if it explains this share of a slow step's excess: our choice.
 NAMED_SHARE = 0.25
-# A GPU's clock is named where the same kernels take longer by this share: more than they vary without it.
+# The GPU clock is named if the same kernels take longer by this share: more than they vary otherwise.
 CLOCK_SHARE = 0.03
 CLOCK = "slower kernels (GPU clock)"
 
 
 class UnevenStep(Struct, frozen=True):
-    """One recorded step; ``more_of`` names what a slow one had more of, ms beyond the median, largest first."""
+    """One recorded step; ``more_of`` has the excess of a slow step over the median by kind, ms, largest first."""
 
     step: int
     ms: float
     times_ms: dict[str, float]
     slow: bool
     more_of: dict[str, float]
-    # How often the allocator found no free block, gave back what it had cached and tried again, by the recorder.
+    # As recorded: how often the allocator found no free block, released its cache and retried.
     allocator_retries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class UnevenSteps(Struct, frozen=True):
 
 
 def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
-    """Return the recorded steps of a graph as it was read, by the clock of its baseline."""
+    """Compare the steps of a graph as it was read, by its baseline's clock; instead of a span, by single steps."""
     measured = graph.info.measured_step_ns
     clock = baseline.clock
-    if clock == "span":  # too few for a report of one step, and enough to be set side by side
+    if clock == "span":  # too few steps to report a median, but enough to compare
         clock = next((each for each in ("mark", "gpu") if len(measured.get(each, ())) > 1), clock)
     times_ns = measured[clock] if clock != "span" else ()
     chosen = steady(times_ns, graph, clock)
@@ -123,15 +123,15 @@ def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
         slow = excess_ms > SLOW_SHARE * median_ms
         more = {name: min(float(column[at]) - usual[name], excess_ms) for name, column in rows.items()}
         named = {name: part for name, part in more.items() if slow and part >= NAMED_SHARE * excess_ms}
-        here = {name: float(column[at]) for name, column in rows.items()}
+        step_times_ms = {name: float(column[at]) for name, column in rows.items()}
         named = dict(sorted(named.items(), key=lambda item: -item[1]))
-        found.append(UnevenStep(number, ms, here, slow, named, retries.get(number, 0)))
+        found.append(UnevenStep(number, ms, step_times_ms, slow, named, retries.get(number, 0)))
     mean_ms = float(np.mean([step.ms for step in found])) if found else 0.0
     return UnevenSteps(baseline, clock, tuple(found), median_ms, mean_ms)
 
 
 def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
-    """By what it is of: the recorded time of each step, ms, shape (n_steps,), of the first rank."""
+    """The recorded time of each step by kind, ms, shape (n_steps,), for the first rank."""
     main = (graph.thread == 0) & graph.of_clock.mask
     garbage = matching(graph.names, GARBAGE).take(graph.name)
     calls = graph.kind == TaskKind.RUNTIME
@@ -139,25 +139,25 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
     waiting_ms = _blocked_ns(graph) / 1e6
     on_gpu = among(graph.kind, GPU_KINDS) & graph.of_clock.mask
     transfer = graph.kind == TaskKind.COMMUNICATION
-    own_ms = graph.duration_ns / 1e6
+    duration_ms = graph.duration_ns / 1e6
     python = main & ~garbage & ~allocating & (graph.kind != TaskKind.DATA_LOADING) & graph.on_cpu.mask
 
     def by_step(chosen: Bool, ms: Array) -> Float64:
-        told = chosen & (graph.step >= 0)
-        return np.bincount(graph.step[told], weights=ms[told], minlength=graph.info.n_steps).astype(np.float64)
+        in_step = chosen & (graph.step >= 0)
+        return np.bincount(graph.step[in_step], weights=ms[in_step], minlength=graph.info.n_steps).astype(np.float64)
 
     found = {
-        "data loading": by_step(main & (graph.kind == TaskKind.DATA_LOADING) & ~garbage, own_ms),
-        "garbage collection": by_step(garbage, own_ms),
+        "data loading": by_step(main & (graph.kind == TaskKind.DATA_LOADING) & ~garbage, duration_ms),
+        "garbage collection": by_step(garbage, duration_ms),
         "waiting for the GPU": by_step(main & calls, waiting_ms),
-        "allocation": by_step(allocating & main, own_ms),
-        "communication": by_step(transfer & graph.of_clock.mask, own_ms),
-        "kernels and copies": by_step(on_gpu & ~transfer, own_ms),
-        "operators and Python" if not graph.has_gpu else "CPU work": by_step(python, own_ms),
+        "allocation": by_step(allocating & main, duration_ms),
+        "communication": by_step(transfer & graph.of_clock.mask, duration_ms),
+        "kernels and copies": by_step(on_gpu & ~transfer, duration_ms),
+        "operators and Python" if not graph.has_gpu else "CPU work": by_step(python, duration_ms),
     }
     if graph.has_gpu:
         found[CLOCK] = by_step(on_gpu & ~transfer, _slower_ms(graph, on_gpu & ~transfer))
-        # What the clock explains is not reported twice, and a slower step waits for its GPU longer.
+        # Kernel time that the GPU clock explains is not reported twice; a slower step also waits longer for its GPU.
         paced = found[CLOCK] > CLOCK_SHARE * np.maximum(found["kernels and copies"], 1e-9)
         found[CLOCK] = np.where(paced, found[CLOCK], 0.0)
         found["kernels and copies"] = found["kernels and copies"] - found[CLOCK]
@@ -165,12 +165,12 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
 
 
 def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
-    """What each chosen task takes more than the median of its name, ms, shape (n_tasks,)."""
+    """The excess of each chosen task over the median of the same call in all steps, ms, shape (n_tasks,)."""
     extra_ns = np.zeros(len(graph))
     rows = np.flatnonzero(chosen)
     order = rows[np.argsort(graph.name[rows], kind="stable")]
     for group in np.split(order, np.flatnonzero(np.diff(graph.name[order])) + 1) if len(order) else []:
-        # A name that stands for different work says nothing: its calls are distinguished by their place in the step.
+        # One name can cover different work: its calls are matched by their position in the step.
         steps, counts = np.unique(graph.step[group], return_counts=True)
         if len(steps) < 2 or len(set(counts.tolist())) > 1:
             continue
@@ -180,7 +180,7 @@ def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
 
 
 def _blocked_ns(graph: TaskGraph) -> Float64:
-    """How long each call waited for the GPU as recorded, ns, shape (n_tasks,): until its return, less its work."""
+    """The recorded wait of each call for the GPU, ns, shape (n_tasks,): the time until it returns less its own work."""
     blocked = np.zeros(len(graph))
     waits = waits_for_gpu(graph)
     call = graph.neighbours[0][waits]

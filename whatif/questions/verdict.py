@@ -6,12 +6,12 @@ from whatif.prediction.predict import Baseline
 from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import CLOCK_NOUNS
 
-# Data loading and communication are named from a quarter of the critical path on, also where other work takes more:
-# their remedies are known and cheap, and at a quarter they bring 1.3x.
+# Data loading and communication are named from a quarter of the critical path on, even if other work takes more:
+# their remedies are known and cheap, and removing a quarter is a speed-up of 1.3x.
 NAMED_FROM = 0.25
-# From a tenth of it on they are named next to what takes more.
-TOLD_FROM = 0.1
-# Whatever the critical path runs through, a faster CPU can save no more than what is left.
+# From a tenth of it on they are mentioned after the main bound.
+MENTIONED_FROM = 0.1
+# If the GPU is busy for this share, a faster CPU saves no more than the rest, whatever the critical path.
 ALWAYS_BUSY = 0.95
 
 GPU_WORK = ("kernel", "memcpy", "memset")
@@ -26,13 +26,13 @@ def verdict(
     peers_ms: float = 0.0,
     held_up: tuple[int, float] | None = None,
 ) -> str:
-    """Return the sentence: loading-, peer-, communication-, GPU-, host- or CPU-bound, or waiting for the unknown.
+    """Return the sentence: loading-, peer-, communication-, GPU-, host- or CPU-bound, or waiting for an unknown cause.
 
     The times are ms of the step: on the critical path by task kind, on the CPU by phase, on the GPU by kernel family;
     ``peers_ms`` of the communication on the critical path waits for other ranks. ``held_up``: the rank for which the
-    others wait, and how long, where the recordings of several are at hand.
+    others wait, and how long, ms, if the recordings of several ranks are available.
     """
-    step_ms, what = baseline.step_ms, CLOCK_NOUNS[baseline.clock]
+    step_ms, noun = baseline.step_ms, CLOCK_NOUNS[baseline.clock]
     if step_ms <= 0:
         return "no step to explain: the recording holds no work that takes time."
     parts = baseline.breakdown
@@ -45,24 +45,24 @@ def verdict(
     most = max(on_path, key=lambda key: on_path[key])
     if on_path["wait"] >= NAMED_FROM * step_ms and most == "wait":
         return (
-            f"waiting: the {what} is idle for {_of(on_path['wait'], step_ms)}, and the recording does not show "
+            f"waiting: the {noun} is idle for {_of(on_path['wait'], step_ms)}, and the recording does not show "
             "why (another process, another rank, a part that was not recorded)."
         )
     if loading_ms >= NAMED_FROM * step_ms:
         return (
-            f"loading-bound: the {what} waits for its data for {_of(loading_ms, step_ms)}; "
+            f"loading-bound: the {noun} waits for its data for {_of(loading_ms, step_ms)}; "
             "more loader workers, or cheaper loading, would shorten it."
         )
     communication_ms = critical_path_ms.get("communication", 0.0)
     if peers_ms >= NAMED_FROM * step_ms and peers_ms >= communication_ms / 2:
         return (
-            f"waits for peers: in collectives the {what} waits for other ranks for {_of(peers_ms, step_ms)}, and "
+            f"waits for peers: in collectives the {noun} waits for other ranks for {_of(peers_ms, step_ms)}, and "
             f"up to {_of(communication_ms - peers_ms, step_ms)} is transfer; a faster network would help little, "
             "equally fast ranks more (the recordings of all ranks together show which one is late)."
         )
     if communication_ms >= NAMED_FROM * step_ms:
         return (
-            f"communication-bound: the {what} waits for communication, or for other ranks in it, for "
+            f"communication-bound: the {noun} waits for communication, or for other ranks in it, for "
             f"{_of(communication_ms, step_ms)}; a faster network, or more overlap, would shorten it."
         )
     if not baseline.graph.has_gpu:
@@ -72,13 +72,13 @@ def verdict(
     late_rank, late_ms = held_up or (0, 0.0)
     held = f"ranks wait for rank {late_rank} for {_of(late_ms, step_ms)} on average"
     if late_ms >= NAMED_FROM * step_ms:
-        return f"waits for peers: in collectives the other {held}; along the critical path the {what} is {bound}"
+        return f"waits for peers: in collectives the other {held}; along the critical path the {noun} is {bound}"
     also = [
-        f"the {what} also waits for {name} for {_of(part_ms, step_ms)}"
+        f"the {noun} also waits for {name} for {_of(part_ms, step_ms)}"
         for name, part_ms in (("its data", loading_ms), ("communication", communication_ms))
-        if part_ms >= TOLD_FROM * step_ms
+        if part_ms >= MENTIONED_FROM * step_ms
     ]
-    also += [f"other {held}"] if late_ms >= TOLD_FROM * step_ms else []
+    also += [f"other {held}"] if late_ms >= MENTIONED_FROM * step_ms else []
     return "; ".join([bound.removesuffix("."), *also]) + "."
 
 
@@ -114,7 +114,7 @@ def _gpu_or_host_bound(
 
 
 def _mostly(family_gpu_ms: dict[str, float]) -> str:
-    """The kind of kernels that takes the largest part of the GPU's work, where that is a large one; else ""."""
+    """The clause on the kernel family with most of the GPU's work, if its share is large; else ""."""
     family = max(family_gpu_ms, key=lambda name: family_gpu_ms[name], default="other")
     share = family_gpu_ms.get(family, 0.0) / max(sum(family_gpu_ms.values()), 1e-12)
     if family == "other" or share < NAMED_FROM:

@@ -15,31 +15,31 @@ from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.runtime.errors import WhatifError
 
 Asked = Literal["batch", "workers"]
-# No batch is searched beyond this many times the recorded one: no step so much larger can be predicted from this one.
+# Batches are searched up to this many times the recorded one: larger steps cannot be predicted from it.
 MOST_TIMES = 2**16
-# As many GPUs as the largest published runs of one model have, in a power of two; searched no further.
+# Workers are searched up to the number of GPUs in the largest published runs of one model, as a power of two.
 MOST_WORKERS = 2**16
-# Shapes miss what libraries copy into layouts of their own. In 79 of the 81 runs in docs/memory.md the measured peak is
+# Shapes miss copies that libraries make in other layouts. In 79 of the 81 runs in docs/memory.md the measured peak is
 # at most this many times that from shapes, and in none clearly less. Chosen on these; two recordings of GPUs agree.
 SHAPES_MISS = 1.06
-# The same of steps that several devices share: twelve published peaks of two sources (docs/published.md) lie within
+# The same for steps shared by several devices: twelve published peaks of two sources (docs/published.md) lie within
 # these times the predicted one. Chosen on them.
 SHARED_MISS = (0.95, 1.08)
 _BATCH = "batch_size"
 
 
 class LargestBatch(Struct, frozen=True):
-    """The largest batch that fits: samples if the recording has its own, times the recorded one, its peak.
+    """The largest batch that fits: in samples if its size is recorded, as a factor of the recorded one, and its peak.
 
-    At ``MOST_TIMES`` the recorded one a larger one may fit as well.
+    At a factor of ``MOST_TIMES`` the search ended: a larger batch may fit as well.
     """
 
-    what_ifs: tuple[str, ...]  # as written on a command line; the batch is changed ahead of them
+    what_ifs: tuple[str, ...]  # as written on a command line; the batch is changed before them
     samples: int | None
-    factor: float  # 0 where not even the smallest fits, whose peak it is then
+    factor: float  # 0 if not even the smallest fits; the peak is then that of the smallest
     peak_bytes: int
     capacity_bytes: int  # of the device under the what-ifs
-    step: Trial | Refused | None  # None where not even the smallest fits
+    step: Trial | Refused | None  # None if not even the smallest fits
 
     @property
     def high_bytes(self) -> int:
@@ -60,7 +60,7 @@ class LargestBatch(Struct, frozen=True):
 
 
 class FewestWorkers(Struct, frozen=True):
-    """The fewest workers whose peak fits; None where the most that were tried do not, whose peak it is then."""
+    """The fewest workers whose peak fits; None if the most that were tried do not, with the peak of those."""
 
     what_ifs: tuple[str, ...]  # as written on a command line, with that number of workers
     workers: int | None
@@ -98,9 +98,9 @@ def step_ms(step: Trial | Refused | None) -> float | None:
 
 
 def first_number(holds: Callable[[int], bool | None], start: int, most: int) -> int | None:
-    """Return the least number from 1 to ``most`` at which ``holds``, which holds for all above it; None for none.
+    """Return the least number from 1 to ``most`` for which ``holds`` is true, as it is for all larger; None if none.
 
-    Doubles ``start``, or else halves the numbers below. A number of which ``holds`` answers None is passed over.
+    Doubles ``start``, then bisects. Numbers for which ``holds`` returns None are skipped.
     """
     below, above = 0, start
     while not (found := holds(above)):
@@ -125,18 +125,18 @@ def first_number(holds: Callable[[int], bool | None], start: int, most: int) -> 
 def largest_batch(
     trier: Trier, memory: Memory, batch: int | None, what_ifs: Sequence[Transform], capacity_bytes: int
 ) -> LargestBatch:
-    """Search the number of samples (hundredths of the recorded batch where it is not known) whose peak fits.
+    """Find the most samples (hundredths of the recorded batch if its size is unknown) whose peak fits.
 
-    The batch is changed ahead of ``what_ifs``, in place of any change of it among them. Raises WhatifError where one of
-    them cannot be applied.
+    The batch is changed before ``what_ifs``, replacing any change of it among them. Raises WhatifError if one of them
+    does not apply.
     """
     others = [t for t in what_ifs if t.name != _BATCH]
     unit = batch or 100
     peaks: dict[int, int] = {}
 
     def changed(samples: int) -> tuple[Transform, ...]:
-        told = f"size={samples}" if batch else f"factor={samples / unit!r}"
-        return (load_transform(f"{_BATCH}:{told}"), *others)
+        option = f"size={samples}" if batch else f"factor={samples / unit!r}"
+        return (load_transform(f"{_BATCH}:{option}"), *others)
 
     def does_not_fit(samples: int) -> bool:
         if not others:
@@ -156,9 +156,9 @@ def largest_batch(
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
-    """Search the number of workers of the one among ``what_ifs`` that leaves it open, or that alone has workers.
+    """Find the fewest workers for the what-if that leaves their number open, or that is the only one with workers.
 
-    Raises WhatifError where that is none or several, or where no number of workers is possible.
+    Raises WhatifError if there is none or several such, or if no number of workers is possible.
     """
     shared = _of_workers(what_ifs)
     peaks: dict[int, int] = {}
@@ -170,12 +170,12 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
     def fits(workers: int) -> bool | None:
         try:
             peaks[workers] = trier.peak_bytes_of(changed(workers))
-        except WhatifError as error:  # of the cluster's nodes, or of the heads of a model, no such groups can be made
+        except WhatifError as error:  # the cluster's nodes or the model's heads do not allow such groups
             reasons.append(error)
             return None
         return peaks[workers] <= capacity_bytes
 
-    # More workers never keep more each.
+    # More workers never need more memory each.
     found = first_number(fits, 1, MOST_WORKERS)
     if not peaks:
         raise reasons[0]

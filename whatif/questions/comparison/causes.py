@@ -1,4 +1,4 @@
-"""Why one step takes longer than another: what their critical paths run through, and the part that grew most there."""
+"""Why one step takes longer than another: how their critical paths differ, and the part that grew most on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import LAG, Explanation, step_critical_ms, step_work_ms
 
-# What a critical path can run through, in the words of a sentence: the task kinds, and the parts to look into.
+# The groups of work on a critical path, as named in a sentence: their task kinds, and the columns that detail them.
 GROUPS = {
     "data loading": (("data_loading",), ()),
     "communication": (("communication",), ()),
@@ -27,29 +27,29 @@ GROUPS = {
     "CUDA / HIP calls and launches": (("runtime", LAG), ("layer", "phase")),
     "waits that nothing explains": (("wait",), ()),
 }
-# Our choice: a part is named where this share of a growth lies in it, a cause where it explains this share of the
-# step's.
+# Our choice: a part is named if it holds this share of a growth, a cause if it explains this share of the step's
+# change.
 NAMED_SHARE = 0.25
 
 
 class Cause(Struct, frozen=True):
-    """What two critical paths run through, ms of a step each, and the part of it that grew most; "" for none."""
+    """One group of work on two critical paths, ms a step, and the part of it that grew most; "" for none."""
 
     name: str
     before_ms: float
     after_ms: float
     where: str = ""
-    work_ms: float = 0.0  # what all work of this kind takes more in the second step, on the path or beside it
+    work_ms: float = 0.0  # growth of all work of this kind in the second step, on the path or off it
 
     @property
     def change_ms(self) -> float:
-        """What it takes more of the critical path."""
+        """The growth of its time on the critical path, ms."""
         return self.after_ms - self.before_ms
 
     def explains_ms(self, sign: int) -> float:
         """Return how much of a growth (``sign`` 1) or of a saving (-1) it explains, ms.
 
-        Where only the path changed its way, the work that it newly runs through did not grow and is no cause.
+        If only the route of the path changed, the work that is newly on it did not grow and is no cause.
         """
         return min(sign * self.change_ms, sign * self.work_ms)
 
@@ -70,27 +70,27 @@ class Cause(Struct, frozen=True):
 
 
 def causes(explained: tuple[Explanation, Explanation], lines: tuple[Lines, Lines] | None = None) -> tuple[Cause, ...]:
-    """Return the differences of two critical paths, the one that changed most first; with a line where both tell it."""
+    """Return the differences of two critical paths, the largest first; with source lines if both have them."""
     before, after = (each.critical_path_ms for each in explained)
     held = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
     work_ms = [_by_kind(each.baseline) for each in explained]
     found = []
     for name, (kinds, looked_into) in GROUPS.items():
-        one, other = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
-        if one or other:
+        old_ms, new_ms = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
+        if old_ms or new_ms:
             members = [TaskKind[kind.upper()] for kind in kinds if kind != LAG]
-            where = [next(filter(None, (_where(what, members, held, other - one) for what in looked_into)), "")]
+            where = [next(filter(None, (_where(by, members, held, new_ms - old_ms) for by in looked_into)), "")]
             if lines:
-                where.append(_where("line", members, held, other - one, lines))
+                where.append(_where("line", members, held, new_ms - old_ms, lines))
             more_ms = float(work_ms[1][members].sum() - work_ms[0][members].sum())
             if LAG in kinds:
                 more_ms += after.get(LAG, 0.0) - before.get(LAG, 0.0)
-            found.append(Cause(name, one, other, ", ".join(filter(None, where)), more_ms))
+            found.append(Cause(name, old_ms, new_ms, ", ".join(filter(None, where)), more_ms))
     return tuple(sorted(found, key=lambda cause: -abs(cause.change_ms)))
 
 
 def cause_of(found: Sequence[Cause], change_ms: float) -> Cause | None:
-    """Return the cause that explains most of a change of the step, ms; None where none explains a fair share."""
+    """Return the cause that explains most of a change of the step, ms; None if none explains ``NAMED_SHARE`` of it."""
     sign = 1 if change_ms > 0 else -1
     best = max(found, key=lambda cause: cause.explains_ms(sign), default=None)
     return best if best is not None and best.explains_ms(sign) >= NAMED_SHARE * abs(change_ms) > 0 else None
@@ -108,15 +108,15 @@ def _by_kind(baseline: Baseline) -> Float64:
 
 
 def _where(
-    what: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float,
+    by: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float,
     lines: tuple[Lines, Lines] | None = None,
 ) -> str:  # fmt: skip
-    """The layer, family, phase or line in which a fair share of a growth or of a saving lies; else ""."""
+    """The layer, family, phase or line that holds ``NAMED_SHARE`` of a growth or of a saving; else ""."""
     growth_ms: dict[str, float] = {}
     for side, (graph, critical_ms) in enumerate(held):
         factor = 2 * side - 1
         chosen = among(graph.kind, kinds) & (critical_ms > 0)
-        codes, names = _of_line(lines[side]) if lines else _codes(what, graph)
+        codes, names = _of_line(lines[side]) if lines else _codes(by, graph)
         sums = np.bincount(codes[chosen], weights=critical_ms[chosen], minlength=len(names))
         for code in np.flatnonzero(sums).tolist():
             growth_ms[names[code]] = growth_ms.get(names[code], 0.0) + factor * float(sums[code])
@@ -126,18 +126,18 @@ def _where(
     best = max(growth_ms, key=lambda name: sign * growth_ms[name], default="")
     if not best or sign * growth_ms[best] < max(NAMED_SHARE * abs(change_ms), 1e-6):
         return ""
-    return f"{what} {best} ({growth_ms[best]:+z,.2f} ms)"
+    return f"{by} {best} ({growth_ms[best]:+z,.2f} ms)"
 
 
 def _of_line(lines: Lines) -> tuple[Array, Sequence[str]]:
-    """Each task's code by line, the last one for none."""
+    """Each task's line code, the last one for no line, and the names of the codes."""
     return np.where(lines.code >= 0, lines.code, len(lines.names)), [*lines.names, ""]
 
 
-def _codes(what: str, graph: TaskGraph) -> tuple[Array, Sequence[str]]:
-    """Each task's code, and what the codes are called."""
-    if what == "layer":
+def _codes(by: str, graph: TaskGraph) -> tuple[Array, Sequence[str]]:
+    """Each task's code in the column ``by``, and the names of the codes."""
+    if by == "layer":
         return graph.layer, [without_wrappers(name) for name in graph.layers]
-    if what == "phase":
+    if by == "phase":
         return graph.phase, PHASE_NAMES
     return np.where(graph.family >= 0, graph.family, len(FAMILY_WORDS)), [*FAMILY_WORDS, ""]

@@ -9,16 +9,16 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.advice.candidates import installed
 from whatif.questions.comparison.step_profile import calls_in_phase, flops_of_step
-from whatif.questions.comparison.told_changes import ToldChanges
+from whatif.questions.comparison.told_changes import WhatIfConstraints
 
-# How near a ratio of FLOPs or tasks must be to one that people choose: our choice.
+# The tolerance between a ratio of FLOPs or tasks and a round one: our choice.
 NEAR = 0.02
 
-# What-ifs whose options are recorded, so that no default is tried instead.
+# What-ifs whose options come from the recordings, never from defaults.
 FROM_FACTS = ("batch_size", "gradient_accumulation", "data_loading")
 
 
-def candidates_between(before: Baseline, after: Baseline, told: ToldChanges) -> list[Transform]:
+def candidates_between(before: Baseline, after: Baseline, constraints: WhatIfConstraints) -> list[Transform]:
     """Return the what-ifs worth trying on ``before`` towards ``after``, as far as the facts of both allow them.
 
     All that are installed and can be switched on, with their options from the two recordings.
@@ -35,17 +35,17 @@ def candidates_between(before: Baseline, after: Baseline, told: ToldChanges) -> 
     if passes is not None:
         specs.append(f"gradient_accumulation:passes={passes}")
     found += [load_transform(spec) for spec in specs]
-    return [transform for transform in found if told.allows(transform.name)]
+    return [transform for transform in found if constraints.allows(transform.name)]
 
 
 def batch_factor(before: Baseline, after: Baseline) -> float | None:
-    """Return how many times the batch grew: as recorded, or by the FLOPs of equally many operators; None if not.
+    """Return the factor by which the batch grew: as recorded, or by the FLOPs of equally many operators; else None.
 
-    FLOPs give it where they grew by a ratio that batches have: a multiple of a half, or one over it.
+    FLOPs determine it if their ratio is a multiple of a half, or the inverse of one.
     """
-    told = before.graph.info.batch_size, after.graph.info.batch_size
-    if told[0] and told[1]:
-        return told[1] / told[0] if told[0] != told[1] else None
+    batches = before.graph.info.batch_size, after.graph.info.batch_size
+    if batches[0] and batches[1]:
+        return batches[1] / batches[0] if batches[0] != batches[1] else None
     if not _of_as_many_ranks(before, after):
         return None
     flops = [flops_of_step(side.graph, side.clock) for side in (before, after)]
@@ -53,10 +53,10 @@ def batch_factor(before: Baseline, after: Baseline) -> float | None:
         return None
     ratio = flops[1] / flops[0]
     grown = max(ratio, 1 / ratio)
-    nice = round(2 * grown) / 2
-    if nice == 1 or abs(grown / nice - 1) > NEAR or accumulated_passes(before, after) is not None:
+    round_ratio = round(2 * grown) / 2
+    if round_ratio == 1 or abs(grown / round_ratio - 1) > NEAR or accumulated_passes(before, after) is not None:
         return None
-    return nice if ratio > 1 else 1 / nice
+    return round_ratio if ratio > 1 else 1 / round_ratio
 
 
 def _of_as_many_ranks(before: Baseline, after: Baseline) -> bool:
@@ -65,9 +65,9 @@ def _of_as_many_ranks(before: Baseline, after: Baseline) -> bool:
 
 
 def accumulated_passes(before: Baseline, after: Baseline) -> int | None:
-    """Return how many passes a step has in ``after``, where what runs in its forward pass runs so many times as often.
+    """Return the passes of a step in ``after`` if its forward calls run that many times as often; else None.
 
-    Most of what both have does: a step that cuts its batch into pieces runs some operations more than that.
+    The median over common calls decides: a step that splits its batch runs some operations even more often.
     """
     if not _of_as_many_ranks(before, after):
         return None

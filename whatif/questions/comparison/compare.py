@@ -32,7 +32,7 @@ class Comparison(Struct, frozen=True):
     lines: tuple[PartChange, ...]  # of the source; none unless both traces hold stacks
     kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
     operations: tuple[PartChange, ...]  # by name: likewise
-    pace: float | None  # what the same call takes in B over what it takes in A, the median by time
+    pace: float | None  # time of the same call in B over that in A, the median weighted by time
     description: Description | None  # None where no what-ifs were tried
 
     @property
@@ -50,7 +50,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def cause(self) -> Cause | None:
-        """Return what the change of the step comes from, where it is more than noise and one thing explains it."""
+        """Return the cause of the step's change, if that is more than noise and one cause explains it."""
         return None if self.two.within_noise else cause_of(self.causes, self.two.change_ms)
 
     @property
@@ -106,28 +106,28 @@ def compare(two: TwoRecordings, *, describe: bool = True, progress: Progress | N
 
     ``progress(done, total)`` counts the what-ifs that were tried.
     """
-    one, other = explain(two.before, ALL_PARTS), explain(two.after, ALL_PARTS)
+    explained_a, explained_b = explain(two.before, ALL_PARTS), explain(two.after, ALL_PARTS)
     lines = _lines(two)
     return Comparison(
         two=two,
-        explained=(one, other),
-        causes=causes((one, other), lines),
-        phases=part_changes(one.phases, other.phases),
-        # Names that wrappers of the whole model changed are taken for the same.
-        layers=part_changes(one.all_layers, other.all_layers, without_wrappers),
-        # An edit moves lines: what is left is matched by file and function.
+        explained=(explained_a, explained_b),
+        causes=causes((explained_a, explained_b), lines),
+        phases=part_changes(explained_a.phases, explained_b.phases),
+        # Names that differ only by wrappers of the whole model are the same.
+        layers=part_changes(explained_a.all_layers, explained_b.all_layers, without_wrappers),
+        # An edit moves lines: the remaining ones are matched by file and function.
         lines=()
         if lines is None
         else part_changes(_line_parts(two.before, lines[0]), _line_parts(two.after, lines[1]), _without_numbers),
-        kernels=part_changes(one.kernels, other.kernels),
-        operations=part_changes(one.operations, other.operations),
+        kernels=part_changes(explained_a.kernels, explained_b.kernels),
+        operations=part_changes(explained_a.operations, explained_b.operations),
         pace=two.pace,
         description=describe_change(two, progress) if describe else None,
     )
 
 
 def _lines(two: TwoRecordings) -> tuple[Lines, Lines] | None:
-    """The lines of both recordings, where both tell them."""
+    """The lines of both recordings, if both have them."""
     before = lines_if_any(two.before.graph)
     after = lines_if_any(two.after.graph) if before is not None else None
     return (before, after) if before is not None and after is not None else None

@@ -24,30 +24,30 @@ from whatif.questions.comparison.differences import BATCH, OPTIMIZER, Difference
 from whatif.questions.comparison.pace import SameWork
 from whatif.questions.comparison.same_program import CallDifference
 from whatif.questions.comparison.step_profile import StepProfile, profile
-from whatif.questions.comparison.told_changes import told_changes
+from whatif.questions.comparison.told_changes import constraints_between
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress, reported
 from whatif.simulation.simulator import simulate
 
-# Our choices, made on the pairs of docs/compare.md: a what-if describes a change where it leaves at most this share of
-# it and stays within the error that `whatif validate` asks for; it does so clearly where the next best leaves a tenth
+# Our choices, made on the pairs of docs/compare.md: a what-if describes a change if it leaves at most this share of it
+# unexplained and its error is within the bound of `whatif validate`; it does so clearly if the next best leaves a tenth
 # of the change more.
 MOST_LEFT = 0.6
 CLEARLY = 0.1
-# Two together are tried where none alone describes the change, beginning with so many of the closest in each direction,
-# if they explain anything.
+# If no single what-if describes the change, pairs are tried that begin with this many of the closest ones in each
+# direction, if they explain anything.
 FIRSTS = 2
 HELPS = 0.95
-# Two explain more than one by chance: they have to leave at most this share of what the closest one leaves.
+# A pair explains more than one what-if by chance: it has to leave at most this share of what the closest one leaves.
 PAIR_LEFT = 0.5
-# Two steps this near to each other, whose times differ by no more than their noise, are of the same program.
+# Two steps within this distance whose times differ by no more than their noise are alike.
 ALIKE = 0.03
-# A what-if that leads away from the other recording by more of its tasks than this is not what was changed, whatever
-# its step takes: no machine and no noise changes how many tasks there are.
+# A what-if that adds more than this share of differing tasks is not what was changed, whatever its step time: neither
+# the machine nor noise changes the number of tasks.
 OTHER_TASKS = 0.02
-# A machine that is faster or slower by less is not worth a word.
-TOLD_PACE = 0.05
+# A smaller change of the machine's pace is not mentioned.
+NOTABLE_PACE = 0.05
 # The spread assumed if a recording lacks it, percent of the step.
 UNKNOWN_NOISE_PCT = 2.0
 
@@ -55,9 +55,9 @@ UNKNOWN_NOISE_PCT = 2.0
 class Fit(Struct, frozen=True):
     """What-ifs, applied left to right, that lead from one recording towards the other.
 
-    ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that is still there.
-    ``pace`` is what a call that they leave alone takes where they lead, over what it takes where they start; the
-    predicted step is at that pace.
+    ``undone`` ones were applied to B and lead back to A. ``left`` is the share of the change that remains.
+    ``pace`` is the time of a call that they leave unchanged in the recording they lead to, over that in the one they
+    start from; the predicted step is at that pace.
     """
 
     transforms: tuple[Transform, ...]
@@ -69,7 +69,7 @@ class Fit(Struct, frozen=True):
 
     @property
     def spelled(self) -> str:
-        """How they are written on a command line, a plus between two."""
+        """The what-ifs as on a command line, joined by plus signs."""
         return spelled_together(self.transforms)
 
     @property
@@ -96,7 +96,7 @@ class Fit(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True):
-    """What describes a change, None where nothing does clearly; what was tried, best first; a sentence."""
+    """The fit that describes a change, None if none does clearly; all that were tried, best first; and a sentence."""
 
     found: Fit | None
     fits: tuple[Fit, ...]
@@ -111,11 +111,11 @@ class Description(Struct, frozen=True):
         }
 
 
-class _Way(Struct, frozen=True):
+class _Route(Struct, frozen=True):
     """One of the two directions: from a recording to the other.
 
-    Without a GPU the end may have been recorded while the machine ran at another pace: ``same`` says which. ``calls``
-    says where the two make other calls; None where a prediction is one of them.
+    Without a GPU the machine may have run at another pace when the end was recorded: ``same`` measures it. ``calls``:
+    where the calls of the two differ; None if one is a prediction or their batches differ.
     """
 
     start: Baseline
@@ -150,10 +150,10 @@ class _Way(Struct, frozen=True):
 
 
 def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Description:
-    """Try every what-if that can be switched on, on A towards B and on B towards A; one of each name is kept.
+    """Try every what-if that can be switched on, from A to B and from B to A; one of each name is kept.
 
-    Where none describes the change, also those that come closest with each other one. Only where both recordings are
-    of one device, model, input and optimizer. ``progress(done, total)`` counts what was tried.
+    If none describes the change, the closest are also tried with each other one. Nothing is tried if the recordings
+    differ in device, model, input or optimizer. ``progress(done, total)`` counts what was tried.
     """
     beyond = [item.what for item in two.differences if _no_what_if(item)]
     if beyond:
@@ -162,73 +162,73 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     noise_pct = UNKNOWN_NOISE_PCT if two.noise_pct is None else two.noise_pct
     if abs(two.change_pct) <= noise_pct and before.distance(after) <= ALIKE:
         return Description(None, (), "the two are alike: there is no change to describe")
-    told = told_changes(two.before.graph.info, two.after.graph.info)
+    allowed = constraints_between(two.before.graph.info, two.after.graph.info)
     same = None if two.on_gpu else two.same_work
     calls = None
-    # A prediction makes the calls of its recording, and another batch makes other calls everywhere.
-    if told.only is None and batch_factor(two.before, two.after) is None:
+    # A prediction has the calls of its recording, and another batch changes calls everywhere.
+    if allowed.only is None and batch_factor(two.before, two.after) is None:
         calls = CallDifference.of(two.before, two.after)
-        if calls.same and not told.asked_for:
+        if calls.same and not allowed.asked_for:
             return Description(None, (), _same_program(two.pace))
-    ways = (
-        _Way(two.before, two.after, before, after, two.measured[1].ms, False, same, calls),
-        _Way(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed(), calls),
+    routes = (
+        _Route(two.before, two.after, before, after, two.measured[1].ms, False, same, calls),
+        _Route(two.after, two.before, after, before, two.measured[0].ms, True, same and same.reversed(), calls),
     )
     bound_pct = BOUND_PCT["gpu" if two.on_gpu else "cpu"]
-    candidates = [(way, candidates_between(way.start, way.end, told)) for way in ways]
-    # Another batch is one question, asked in one direction.
+    candidates = [(route, candidates_between(route.start, route.end, allowed)) for route in routes]
+    # A change of batch is tried in one direction only.
     singles = [
-        (way, (transform,))
-        for way, found in candidates
+        (route, (transform,))
+        for route, found in candidates
         for transform in found
-        if not (way.undone and transform.name == "batch_size")
+        if not (route.undone and transform.name == "batch_size")
     ]
     alone = _closest(singles, progress)
-    fitting = [fit for fit in alone if told.satisfied_by(fit.names)]
+    fitting = [fit for fit in alone if allowed.satisfied_by(fit.names)]
     if _near(fitting, bound_pct):
         return _judged(fitting, alone, bound_pct)
     together = []
-    for way, found in candidates:
-        firsts = [fit.transforms for fit in alone if fit.undone == way.undone and fit.left <= HELPS][:FIRSTS]
+    for route, found in candidates:
+        firsts = [fit.transforms for fit in alone if fit.undone == route.undone and fit.left <= HELPS][:FIRSTS]
         # The what-if of a recorded change may hide in the other half of the difference.
-        firsts += [(transform,) for transform in found if transform.name == "batch_size" and told.asked_for]
+        firsts += [(transform,) for transform in found if transform.name == "batch_size" and allowed.asked_for]
         for (first,) in firsts:
             pairs = [(first, second) for second in found if second.name != first.name]
-            together += [(way, pair) for pair in pairs if told.satisfied_by(frozenset((first.name, pair[1].name)))]
+            together += [(route, pair) for pair in pairs if allowed.satisfied_by(frozenset((first.name, pair[1].name)))]
     least = alone[0].left if alone else 1.0
     fitting += [fit for fit in _closest(together, progress) if fit.left <= least * PAIR_LEFT]
     return _judged(fitting, alone, bound_pct)
 
 
 def _same_program(pace: float | None) -> str:
-    told = "" if pace is None else f", and a call takes {pace:.2f} times as long in B (median)"
-    other = "" if pace is None or abs(pace - 1) < TOLD_PACE else "; the machine's pace changed"
-    return f"the same program{other}: both make the same calls{told}"
+    ratio = "" if pace is None else f", and a call takes {pace:.2f} times as long in B (median)"
+    pace_note = "" if pace is None or abs(pace - 1) < NOTABLE_PACE else "; the machine's pace changed"
+    return f"the same program{pace_note}: both make the same calls{ratio}"
 
 
-def _closest(tries: Sequence[tuple[_Way, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
-    """Where all of these lead, the closest first; of what-ifs of the same names the closest form."""
+def _closest(tries: Sequence[tuple[_Route, tuple[Transform, ...]]], progress: Progress | None) -> list[Fit]:
+    """The fits of all of these, closest first; of what-ifs with the same names the closest form."""
     best: dict[tuple[frozenset[str], bool], Fit] = {}
-    for way, transforms in reported(tries, progress):
-        fit = way.fit(transforms)
+    for route, transforms in reported(tries, progress):
+        fit = route.fit(transforms)
         if fit is not None:
-            key = fit.names, way.undone
+            key = fit.names, route.undone
             if key not in best or fit.left < best[key].left:
                 best[key] = fit
     return sorted(best.values(), key=lambda fit: (fit.left, fit.undone, fit.spelled))
 
 
 def _no_what_if(difference: Difference) -> bool:
-    """Whether nothing that can be switched on leads from one to the other: what comes close does so by chance."""
+    """Whether no what-if accounts for a difference, so that one that comes close does so by chance."""
     return (difference.blocks and difference.what != BATCH) or difference.what == OPTIMIZER
 
 
 def _changed(
     baseline: Baseline, transforms: tuple[Transform, ...], *, communicates: bool
 ) -> tuple[TaskGraph, StepProfile] | None:
-    """The graph under what-ifs and what its step is made of; None where one does not apply, or none changes anything.
+    """The graph under what-ifs and its step profile; None if one does not apply, or none changes anything.
 
-    Or where it adds communication, and the run that it leads to has none (``communicates``).
+    Also None if they add communication and the run that they lead to has none (``communicates``).
     """
     try:
         changed = compose(baseline.graph, transforms)
@@ -258,32 +258,32 @@ def _judged(fitting: Sequence[Fit], alone: Sequence[Fit], bound_pct: float) -> D
         return Description(
             None,
             found,
-            f"no what-if describes the change: the closest {verb} {_way(closest)}, "
+            f"no what-if describes the change: the closest {verb} {_labelled(closest)}, "
             f"which {leaves} {100 * closest.left:.0f} % of it unexplained; its error in the step is "
             f"{closest.error_pct:+z.1f} %",
         )
     best = near[0]
     rivals = [fit for fit in near[1:] if fit.left < best.left + CLEARLY]
     if rivals:
-        names = " or ".join(_way(fit) for fit in (best, *rivals[:2]))
+        names = " or ".join(_labelled(fit) for fit in (best, *rivals[:2]))
         return Description(None, found, f"{names} would describe the change about equally well")
     verb = "describes" if len(best.transforms) == 1 else "describe"
     return Description(
         best,
         found,
-        f"{_way(best)} {verb} the change: {'A' if best.undone else 'B'}'s step time is predicted within "
+        f"{_labelled(best)} {verb} the change: {'A' if best.undone else 'B'}'s step time is predicted within "
         f"{abs(best.error_pct):.1f} %{_at_pace(best)}; part by part, {100 * best.left:.0f} % of the difference "
         "between A and B is unexplained",
     )
 
 
 def _at_pace(fit: Fit) -> str:
-    """What was assumed of the machine, where it matters."""
-    if abs(fit.pace - 1) < TOLD_PACE:
+    """The assumed pace of the machine, if it matters."""
+    if abs(fit.pace - 1) < NOTABLE_PACE:
         return ""
     end, start = ("A", "B") if fit.undone else ("B", "A")
     return f" at {end}'s pace (an unchanged call takes {fit.pace:.2f} times as long as in {start})"
 
 
-def _way(fit: Fit) -> str:
+def _labelled(fit: Fit) -> str:
     return f"{fit.spelled} undone" if fit.undone else fit.spelled

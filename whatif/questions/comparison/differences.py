@@ -1,4 +1,4 @@
-"""What two recordings say of themselves, side by side: what differs, and what makes their steps no comparison."""
+"""Compare the facts of two recordings: what differs, and what makes their steps incomparable."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
 from whatif.questions.comparison.told_changes import adds_workers, what_ifs_of
 
-# What a DistributedDataParallel or a compiled module puts before the names of the layers that it wraps.
+# What DistributedDataParallel and compiled modules prefix to the names of the layers that they wrap.
 WRAPPERS = ("module", "_orig_mod")
-# Our choice: two models of one name in ten in common, or of twice the parameters, are not one model that was changed.
+# Our choice: models with a smaller share of layer names in common, or with more times the parameters, are different.
 SAME_LAYERS = 0.5
 SAME_PARAMETERS = 2.0
-# Longer values that a recording gives are cut.
+# Longer values are truncated.
 SHOWN_CHARACTERS = 60
 
 BATCH, OPTIMIZER = "batch size", "optimizer"
 
-# What the recorder says of the machine and its software, in report order.
-_TOLD = (
+# Facts about the machine and its software from the recorder, in report order.
+_ENVIRONMENT = (
     ("cpu", "CPU"), ("threads", "threads"), ("cpu_cores", "CPU cores"), ("driver", "driver"), ("torch", "torch"),
     ("cuda", "CUDA"), ("cudnn", "cuDNN"), ("python", "Python"), ("input_dtype", "input type"),
 )  # fmt: skip
@@ -33,7 +33,7 @@ _OPTIMIZER = ("foreach", "fused", "capturable")
 
 
 class Difference(Struct, frozen=True):
-    """Something in which two recordings differ. Where it ``blocks``, their steps are of different work or machines."""
+    """Something in which two recordings differ. If it ``blocks``, their steps are of different work or machines."""
 
     what: str
     before: str
@@ -63,7 +63,7 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     if bool(a.ranks) != bool(b.ranks):
         compare("ranks that were read", len(a.ranks) or "one alone", len(b.ranks) or "one alone", blocks=True)
     # A prediction keeps the facts of its recording: nothing is known of what its what-ifs changed there.
-    made = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
+    both = [Recorded() if what_ifs_of(info) else info.recorded for info in (a, b)]
     on_cpu = not before.has_gpu and not after.has_gpu
     if before.has_gpu != after.has_gpu:
         compare("device", a.gpu or _device(before), b.gpu or _device(after), blocks=True)
@@ -73,18 +73,18 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     compare("workers", _workers(before), _workers(after), blocks=not any(map(adds_workers, (a, b))))
     compare(BATCH, _batch(a), _batch(b), blocks=True)
     if a.batch_size == b.batch_size:
-        one, other = (list(told.input_shape) if told.input_shape else None for told in made)
+        one, other = (list(recorded.input_shape) if recorded.input_shape else None for recorded in both)
         compare("input shape", one, other, blocks=True)
     if clock == "span":
         compare("number of steps", a.n_steps, b.n_steps, blocks=True)
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
     compare(OPTIMIZER, a.optimizer, b.optimizer)
     for key in _OPTIMIZER:
-        compare(f"optimizer's {key}", *(_setting(told.optimizer, key, missing="default") for told in made))
+        compare(f"optimizer's {key}", *(_setting(recorded.optimizer, key, missing="default") for recorded in both))
     for key in _PRECISION:
-        one, other = (_setting(told.precision, key, missing="none") for told in made)
+        one, other = (_setting(recorded.precision, key, missing="none") for recorded in both)
         compare(f"precision of {key}" if key != "autocast" else key, one, other)
-    for key, what in _TOLD:
+    for key, what in _ENVIRONMENT:
         # Without a GPU the CPU is the device.
         compare(what, getattr(a.recorded, key), getattr(b.recorded, key), blocks=on_cpu and key == "cpu")
     return tuple(found)
@@ -105,13 +105,13 @@ def _models(before: TaskGraph, after: TaskGraph) -> list[Difference]:
     one, other = _layers(before), _layers(after)
     sizes = [int(gradient_bytes(graph).sum()) for graph in (before, after)]
     common = len(one & other) / len(one | other) if one and other else 1.0
-    told = f"{len(one):,} layers", f"{len(other):,} layers, {len(one & other):,} of them in both"
+    counts = f"{len(one):,} layers", f"{len(other):,} layers, {len(one & other):,} of them in both"
     if common < SAME_LAYERS:
-        return [Difference("model", *told, blocks=True)]
+        return [Difference("model", *counts, blocks=True)]
     if all(sizes) and max(sizes) > SAME_PARAMETERS * min(sizes):
         one_size, other_size = (f"{size / 1e6:,.2f} MB of gradients" for size in sizes)
         return [Difference("model", one_size, other_size, blocks=True)]
-    return [Difference("layers", *told)] if common < 1 else []
+    return [Difference("layers", *counts)] if common < 1 else []
 
 
 def _layers(graph: TaskGraph) -> set[str]:
@@ -124,14 +124,14 @@ def _device(graph: TaskGraph) -> str:
 
 
 def _workers(graph: TaskGraph) -> int | None:
-    """How many train together: one where nothing tells of others; None where collectives tell of some number."""
+    """The number of workers: one if nothing indicates others; None if collectives indicate an unknown number."""
     return graph.info.workers or (None if communicates(graph) else 1)
 
 
 def _batch(info: GraphInfo) -> Any:
-    """The batch of a pass, or of each rank where they differ."""
-    own = tuple(rank.batch_size for rank in info.ranks)
-    return own if len(set(own)) > 1 and None not in own else info.batch_size
+    """The batch of a pass, or of each rank if they differ."""
+    batches = tuple(rank.batch_size for rank in info.ranks)
+    return batches if len(set(batches)) > 1 and None not in batches else info.batch_size
 
 
 def _setting(table: Precision | Optimizer | None, key: str, missing: str) -> Any:

@@ -12,7 +12,7 @@ from whatif.prediction.untraced import untraced_step
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.steps import steady
 
-# Quartiles of fewer steps say less than their extremes.
+# Of fewer steps the extremes are taken instead of the quartiles.
 QUARTILE_STEPS = 8
 
 
@@ -60,7 +60,7 @@ class MeasuredStep(Struct, frozen=True):
 
 
 def noise_ms(before: MeasuredStep, after: MeasuredStep) -> float | None:
-    """Return the change of the step up to which the quartiles of the two still overlap, ms; None where one has none."""
+    """Return the change of the step up to which the quartiles of the two still overlap, ms; None if one has none."""
     if before.low_ms is None or before.high_ms is None or after.low_ms is None or after.high_ms is None:
         return None
     if after.ms >= before.ms:

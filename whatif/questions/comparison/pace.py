@@ -16,17 +16,17 @@ from whatif.prediction.utilization import steady_tasks
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import in_families
 
-# Fewer kinds of calls that both have say nothing of the pace at which a machine runs them.
+# With fewer kinds of calls in common the pace of the machine is unknown.
 LEAST_CALLS = 10
-# Nor do calls that are a smaller share of the step's work say it of the rest: our choice, on half of the pairs of
+# Common calls with a smaller share of the step's work do not represent the rest: our choice, on half of the pairs of
 # docs/compare.md.
 LEAST_SHARE = 0.2
-# A call whose predicted time is this near to the recorded one is left alone by a what-if.
+# A what-if leaves a call unchanged if its predicted time is within this share of the recorded one.
 UNCHANGED = 0.02
 
 
 class Calls(Struct, frozen=True):
-    """Kinds of calls of a step, in the order of their codes: how often each runs and what one takes. Shape (n,)."""
+    """Kinds of calls of a step, in the order of their codes: how often each runs and its mean time. Shape (n,)."""
 
     code: Int64
     count: Float64
@@ -34,14 +34,14 @@ class Calls(Struct, frozen=True):
 
     @property
     def total_ns(self) -> Float64:
-        """What all calls of a kind take in a step, shape (n,)."""
+        """Time of all calls of a kind in a step, ns, shape (n,)."""
         return self.count * self.mean_ns
 
 
 class CallCodes(Struct, frozen=True):
-    """Numbers for kinds of calls, the same in every graph: name, layer, phase, number format, bytes and FLOPs.
+    """Codes for kinds of calls, equal across graphs, by name, layer, phase, number format, bytes and FLOPs.
 
-    If ``of_any_batch``, only those of the update: the others depend on the batch, which not all recordings have.
+    With ``of_any_batch``, only calls of the update: the others depend on the batch, which the recordings do not share.
     """
 
     of_any_batch: bool = False
@@ -50,7 +50,7 @@ class CallCodes(Struct, frozen=True):
     def calls(self, graph: TaskGraph, clock: str) -> Calls:
         """Return the calls of the steady steps that are grouped by family: kernels, or operators without a GPU."""
         counted, n_steps = steady_tasks(graph, clock)
-        # What a collective takes says more of the other ranks than of this machine.
+        # The time of a collective depends more on the other ranks than on this machine.
         counted = counted & in_families(graph) & (graph.kind != TaskKind.COMMUNICATION)
         if self.of_any_batch:
             counted &= graph.phase == Phase.UPDATE
@@ -77,7 +77,7 @@ class CallCodes(Struct, frozen=True):
 
 
 class SameWork(Struct, frozen=True):
-    """The calls of two recordings; ``work_ns`` is what all of a step's calls take in each."""
+    """The calls of two recordings; ``work_ns`` is the time of all calls of a step in each."""
 
     codes: CallCodes
     clock: str
@@ -101,27 +101,27 @@ class SameWork(Struct, frozen=True):
         return replace(self, first=self.second, second=self.first, work_ns=self.work_ns[::-1])
 
     def pace(self, changed: TaskGraph | None = None) -> float | None:
-        """Return what a call takes in the second recording over what it takes in the first: the median by time.
+        """Return the time of a call in the second recording over that in the first: the median weighted by time.
 
-        Of a ``changed`` first graph only calls count that are left as long as they were, where their predicted time is
-        spread over as many calls as the second has. None where fewer than ``LEAST_CALLS`` kinds are left, or less than
+        With a ``changed`` first graph only calls count that it leaves unchanged, when their predicted time is divided
+        among as many calls as the second has. None if fewer than ``LEAST_CALLS`` kinds remain, or less than
         ``LEAST_SHARE`` of the work.
         """
         first, second = self.first, self.second
-        code, one, other = np.intersect1d(first.code, second.code, assume_unique=True, return_indices=True)
+        code, in_first, in_second = np.intersect1d(first.code, second.code, assume_unique=True, return_indices=True)
         if changed is not None:
             predicted = self.codes.calls(changed, self.clock)
             _, kept, at = np.intersect1d(code, predicted.code, assume_unique=True, return_indices=True)
-            one, other = one[kept], other[kept]
-            each_ns = predicted.total_ns[at] / np.maximum(second.count[other], 1e-9)
-            left_alone = np.abs(each_ns - first.mean_ns[one]) <= UNCHANGED * first.mean_ns[one]
-            one, other = one[left_alone], other[left_alone]
-        timed = first.mean_ns[one] > 0
-        one, other = one[timed], other[timed]
-        weight_ns = np.minimum(first.count[one], second.count[other]) * first.mean_ns[one]
-        if len(one) < LEAST_CALLS or not weight_ns.sum() > LEAST_SHARE * self.work_ns[0]:
+            in_first, in_second = in_first[kept], in_second[kept]
+            each_ns = predicted.total_ns[at] / np.maximum(second.count[in_second], 1e-9)
+            left_alone = np.abs(each_ns - first.mean_ns[in_first]) <= UNCHANGED * first.mean_ns[in_first]
+            in_first, in_second = in_first[left_alone], in_second[left_alone]
+        timed = first.mean_ns[in_first] > 0
+        in_first, in_second = in_first[timed], in_second[timed]
+        weight_ns = np.minimum(first.count[in_first], second.count[in_second]) * first.mean_ns[in_first]
+        if len(in_first) < LEAST_CALLS or not weight_ns.sum() > LEAST_SHARE * self.work_ns[0]:
             return None
-        ratio = second.mean_ns[other] / first.mean_ns[one]
+        ratio = second.mean_ns[in_second] / first.mean_ns[in_first]
         order = np.argsort(ratio, kind="stable")
         share = np.cumsum(weight_ns[order]) / weight_ns.sum()
         return float(ratio[order][np.searchsorted(share, 0.5)])

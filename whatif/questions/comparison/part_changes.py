@@ -1,4 +1,4 @@
-"""The parts of two steps beside each other: matched by name, with what is new, gone, renamed or changed."""
+"""The parts of two steps side by side: matched by name, with those that are new, gone, renamed or changed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from whatif.questions.explain import Part
 
 
 class PartChange(Struct, frozen=True):
-    """A layer, phase, kernel family or operation in two steps; None where a step does not have it. Times are ms."""
+    """A layer, phase, kernel family or operation in two steps; None if a step does not have it. Times are ms."""
 
     before: Part | None
     after: Part | None
 
     @property
     def name(self) -> str:
-        """Its name, that of A where the two differ."""
+        """Its name, that of A if the two differ."""
         part = self.before or self.after
         return part.name if part is not None else ""
 
     @property
     def renamed(self) -> str | None:
-        """Its name in B where that is another one."""
+        """Its name in B if that is another one."""
         known = self.before is not None and self.after is not None
         return self.after.name if known and self.after and self.after.name != self.name else None
 
@@ -36,12 +36,12 @@ class PartChange(Struct, frozen=True):
         return "renamed" if self.renamed else "both"
 
     def change(self, value: Callable[[Part], float]) -> float:
-        """Return what a value of the part grew by; it is 0 in a step without the part."""
+        """Return the growth of a value of the part, which is 0 in a step without it."""
         return (value(self.after) if self.after else 0.0) - (value(self.before) if self.before else 0.0)
 
     @property
     def work_change_ms(self) -> float:
-        """What the work of CPU and GPU together grew by, ms."""
+        """The growth of CPU and GPU work together, ms."""
         return self.change(work_ms)
 
     def to_dict(self, key: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class PartChange(Struct, frozen=True):
 
 
 def work_ms(part: Part) -> float:
-    """Return the time in which the CPU or the GPU works for a part, ms; what overlaps counts twice."""
+    """Return the CPU and GPU time of a part, ms; overlapping work counts twice."""
     return part.gpu_ms + part.cpu_ms
 
 
@@ -72,7 +72,7 @@ def part_changes(
 ) -> tuple[PartChange, ...]:
     """Match the parts of two steps by name, the largest change of work first.
 
-    What is left without a match is matched by ``same_name`` of its name, where just one part on each side has it.
+    Parts without a match are matched by ``same_name`` of their names, if just one part on each side has it.
     """
     others = {part.name: part for part in after}
     found = [PartChange(part, others.pop(part.name)) for part in before if part.name in others]

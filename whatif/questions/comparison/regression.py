@@ -15,12 +15,12 @@ from whatif.questions.comparison.two_recordings import TwoRecordings
 
 # How many of the parts that grew are named.
 NAMED_PARTS = 3
-# Where the same calls became slower by this share of what the step did, the machine is suspected: our choice.
+# If the same calls slowed down by this share of the step's slowdown, the machine is suspected: our choice.
 MACHINE_SHARE = 0.5
 
 
 class Status(Enum):
-    """What the gate says. Only ``OK`` lets a change pass."""
+    """The result of the gate. Only ``OK`` lets a change pass."""
 
     OK = "ok"
     REGRESSED = "regressed"
@@ -37,7 +37,7 @@ class Regression(Struct, frozen=True):
     causes: tuple[Cause, ...]  # of the critical path, the largest change first
     parts_are: str  # layers, or kernels or operators where no layers are known
     grown: tuple[PartChange, ...]
-    lines: tuple[PartChange, ...]  # that grew most, where both traces tell lines
+    lines: tuple[PartChange, ...]  # that grew most, if both traces have lines
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Regression(Struct, frozen=True):
 def check_regression(two: TwoRecordings, allowed_pct: float) -> Regression:
     """Judge recording B against its baseline A.
 
-    It regressed where its measured step is longer by more than ``allowed_pct`` percent and by more than the noise of
+    It regressed if its measured step is longer by more than ``allowed_pct`` percent and by more than the noise of
     the two, if known. Recordings of another device, model, batch or input are never compared.
     """
     blocking = [str(item) for item in two.differences if item.blocks]
@@ -107,7 +107,7 @@ def _verdict(two: TwoRecordings, allowed_pct: float, status: Status) -> str:
 
 
 def _damage(two: TwoRecordings) -> list[str]:
-    """What makes one of the recordings doubtful."""
+    """Doubts about either of the recordings."""
     return [f"{name}: {doubt}" for name, side in zip("AB", (two.before, two.after), strict=True)
             for doubt in trust_of(side).doubts]  # fmt: skip
 
@@ -115,7 +115,7 @@ def _damage(two: TwoRecordings) -> list[str]:
 def _doubts(found: Comparison, allowed_pct: float) -> list[str]:
     two, doubts = found.two, []
     pace_pct = 100.0 * (found.pace - 1) if found.pace is not None else 0.0
-    # All that is slower alike is a slower machine more often than a slower program.
+    # A uniform slowdown is a slower machine more often than a slower program.
     if two.change_pct > allowed_pct and pace_pct > max(allowed_pct, two.change_pct * MACHINE_SHARE):
         doubts.append(
             f"the same calls take {1 + pace_pct / 100:.2f} times as long as in the baseline (median): the machine may "

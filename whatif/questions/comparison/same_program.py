@@ -1,4 +1,4 @@
-"""Whether two recordings make the same calls, and in which parts of a step theirs differ: no pace changes calls."""
+"""Whether two recordings make the same calls, which no pace changes, and in which phases of a step they differ."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
 from whatif.questions.comparison.step_profile import StepProfile, work_rows
 
-# A phase has other calls where at least this share of them differs: one call more or less is no change of all.
+# The calls of a phase differ if more than this share of them does: a single extra call does not count.
 OTHER_CALLS = 0.02
-# A what-if is about the calls that differ where at least this share of the work that it changes is in their phases.
+# A what-if concerns the differing calls if at least this share of the work that it changes is in their phases.
 ABOUT_THEM = 0.5
-# What is counted. Driver calls are not: how often a thread polls depends on the pace.
+# The kinds of tasks compared. Driver calls are not: how often a thread polls depends on the pace.
 _COUNTED = (TaskKind.CPU_OP, TaskKind.KERNEL, TaskKind.MEMCPY, TaskKind.DATA_LOADING, TaskKind.COMMUNICATION)
 
 _Call = tuple[Any, ...]
 
 
 class CallDifference(Struct, frozen=True):
-    """Where the calls of two steps differ: ``phases``, shape (n_phases,), marks the phases.
+    """The phases in which the calls of two steps differ: ``phases`` is a mask, shape (n_phases,).
 
-    Another layout, say, shows in the calls around the operators that it makes faster, so only phases are distinguished.
-    ``same``: the two are of one program. It makes the same calls of operators, by name and shapes, as often, and its
-    GPU work is in the same number formats; how many kernels an operator takes is the choice of its library.
+    A new layout, for example, shows in calls around the operators that it speeds up, so only phases are distinguished.
+    ``same``: both are runs of one program, with the same operator calls by name and shapes, equally often, and GPU work
+    in the same number formats. The number of kernels of an operator is the choice of its library.
     """
 
     phases: Bool
@@ -39,15 +39,15 @@ class CallDifference(Struct, frozen=True):
     def of(before: Baseline, after: Baseline) -> CallDifference:
         """Compare how often a step makes each call: the median over the steady steps."""
         one, other = (_calls(side.graph, side.clock) for side in (before, after))
-        every, differing = np.zeros(len(Phase)), np.zeros(len(Phase))
+        total, differing = np.zeros(len(Phase)), np.zeros(len(Phase))
         for call in one.keys() | other.keys():
             counts = one.get(call, 0.0), other.get(call, 0.0)
-            every[call[0]] += max(counts)
+            total[call[0]] += max(counts)
             differing[call[0]] += abs(counts[0] - counts[1])
         same = _program(one) == _program(other)
         if _loading(before.graph) != _loading(after.graph):  # its calls may be none of PyTorch's
             same, differing[Phase.DATA] = False, np.inf
-        return CallDifference(differing > OTHER_CALLS * every, same)
+        return CallDifference(differing > OTHER_CALLS * total, same)
 
     def asked_for_by(self, own: StepProfile, changed: StepProfile) -> bool:
         """Whether a what-if that makes ``changed`` of the step ``own`` mostly changes phases whose calls differ."""
@@ -56,21 +56,21 @@ class CallDifference(Struct, frozen=True):
 
 
 def _program(calls: dict[_Call, float]) -> tuple[dict[_Call, float], set[_Call]]:
-    """What no pace and no choice of a library changes; of GPU work without operators all."""
+    """The calls that neither pace nor a library's choice changes; all of them if there are no operators."""
     operators = {call: count for call, count in calls.items() if count and call[1]}
     return (operators, {(call[0], *call[2:4]) for call in calls if not call[1]}) if operators else (calls, set())
 
 
 def _loading(graph: TaskGraph) -> tuple[bool, int | None]:
-    """Whether processes of their own load the batches, and how many if the recorder wrote it."""
-    told = graph.info.recorded.data_loading
-    return graph.info.loads_in_processes, None if told is None else told.workers
+    """Whether worker processes load the batches, and how many if recorded."""
+    recorded = graph.info.recorded.data_loading
+    return graph.info.loads_in_processes, None if recorded is None else recorded.workers
 
 
 def _calls(graph: TaskGraph, clock: str) -> dict[_Call, float]:
-    """How often a step makes each call: an operator by its name and what it works on, GPU work by its kind and size.
+    """How often a step makes each call: an operator by its name and operands, GPU work by its kind and size.
 
-    Of equal steps libraries may pick kernels of other names and sizes, so these do not count where shapes are known.
+    For equal steps libraries may pick kernels of other names and sizes, so these are ignored if shapes are known.
     """
     counted, _ = steady_tasks(graph, clock)
     tasks = np.flatnonzero(counted & among(graph.kind, _COUNTED))
@@ -93,7 +93,7 @@ def _calls(graph: TaskGraph, clock: str) -> dict[_Call, float]:
     n_steps = int(step.max(initial=0)) + 1
     times = np.bincount(row.ravel() * n_steps + step, minlength=kinds.shape[1] * n_steps).reshape(-1, n_steps)
     # A convolution in another layout is the same call.
-    operators = [replace(what, layout="") if what.family == "conv" else what for what in graph.info.operators]
+    operators = [replace(op, layout="") if op.family == "conv" else op for op in graph.info.operators]
     found: dict[_Call, float] = {}
     for (phase, name, kind, dtype, called, warps), count in zip(
         kinds.T.tolist(), np.median(times, axis=1).tolist(), strict=True

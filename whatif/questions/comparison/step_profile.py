@@ -1,4 +1,4 @@
-"""What a step is made of, in numbers by which two steps are compared."""
+"""The profile of a step: the numbers by which two steps are compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whatif.simulation.timeline import Timeline
 
 # Our choice: what-ifs model the time of a step closely and its number of tasks roughly, so tasks count a quarter.
 TASKS_WEIGHT = 0.25
-# Work that differs by less of a step is the same: times are rounded to nanoseconds.
+# Work that differs by a smaller share of the step is equal: times are rounded to nanoseconds.
 SAME = 1e-6
 
 
@@ -44,9 +44,9 @@ class StepProfile(Struct, frozen=True):
             weights=graph.duration_ns[works],
             minlength=(len(KernelFamily) + len(TaskKind)) * len(Phase),
         )
-        told = counted & (families >= 0)
+        grouped = counted & (families >= 0)
         dtype = np.clip(graph.dtype, 0, len(DTYPES) - 1).astype(np.int64)
-        cells = (families.astype(np.int64)[told] * len(DTYPES) + dtype[told]) * len(Phase) + graph.phase[told]
+        cells = (families.astype(np.int64)[grouped] * len(DTYPES) + dtype[grouped]) * len(Phase) + graph.phase[grouped]
         tasks = np.bincount(cells, minlength=len(KernelFamily) * len(DTYPES) * len(Phase))
         step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
         return StepProfile(step_ms, work_ns / n_steps / 1e6, tasks / n_steps)
@@ -67,14 +67,14 @@ class StepProfile(Struct, frozen=True):
         return np.asarray((works <= SAME * self.work_ms.sum()) | (tasks > 0))
 
     def distance(self, target: StepProfile, counted: Bool | None = None) -> float:
-        """Return how far this step is from ``target``: 0 is the same.
+        """Return the distance of this step from ``target``; 0 is the same step.
 
-        The share of the target's time that is elsewhere, and by ``TASKS_WEIGHT`` the share of its tasks: of the
-        ``counted`` phases only, where these are given.
+        The share of the target's time that differs, plus ``TASKS_WEIGHT`` times the share of its tasks that differ, in
+        the ``counted`` phases only, if given.
         """
         time_ms = abs(self.step_ms - target.step_ms) + float(np.abs(self.work_ms - target.work_ms).sum())
-        whole_ms = target.step_ms + float(target.work_ms.sum())
-        return time_ms / max(whole_ms, 1e-9) + TASKS_WEIGHT * self.tasks_elsewhere(target, counted)
+        total_ms = target.step_ms + float(target.work_ms.sum())
+        return time_ms / max(total_ms, 1e-9) + TASKS_WEIGHT * self.tasks_elsewhere(target, counted)
 
     def tasks_elsewhere(self, target: StepProfile, counted: Bool | None = None) -> float:
         """Return the share of the target's tasks that this step lacks or has in excess, in the ``counted`` phases."""

@@ -1,4 +1,4 @@
-"""Which what-ifs two recordings themselves rule out or ask for, by the facts that both record."""
+"""Which what-ifs two recordings rule out or require, by the facts that both record."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whatif.graph.recorded import Optimizer, Precision
 from whatif.prediction.transform import AXES, built_in_names, load_transform
 
 
-class ToldChanges(Struct, frozen=True):
-    """Names of what-ifs: those that both recordings rule out, and groups of which a description has to have one.
+class WhatIfConstraints(Struct, frozen=True):
+    """Names of what-ifs that are ruled out, and groups of which a description needs at least one what-if each.
 
-    Where a side is a prediction ``only`` has its what-ifs: what it misses of a recording is no change.
+    If a side is a prediction, ``only`` its what-ifs are allowed: its error against a recording is no change.
     """
 
     ruled_out: frozenset[str]
@@ -31,19 +31,19 @@ class ToldChanges(Struct, frozen=True):
         return all(group & names for group in self.asked_for)
 
 
-def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
+def constraints_between(before: GraphInfo, after: GraphInfo) -> WhatIfConstraints:
     """Return what the facts of the two imply: equal facts rule what-ifs out, and differences ask for some."""
     predicted = [what_ifs_of(info) for info in (before, after)]
     if any(predicted):
         # The facts of a prediction are those of its recording, before the what-ifs.
-        return ToldChanges(frozenset(), (), frozenset().union(*map(_names, predicted)))
+        return WhatIfConstraints(frozenset(), (), frozenset().union(*map(_names, predicted)))
     ruled_out: set[str] = set()
     asked_for: list[frozenset[str]] = []
 
-    def fact(names: tuple[str, ...], told: tuple[Any, Any], asks: bool) -> None:
-        if None in told:
+    def fact(names: tuple[str, ...], values: tuple[Any, Any], asks: bool) -> None:
+        if None in values:
             return
-        if told[0] == told[1]:
+        if values[0] == values[1]:
             ruled_out.update(names)
         elif asks:
             asked_for.append(frozenset(names))
@@ -56,7 +56,7 @@ def told_changes(before: GraphInfo, after: GraphInfo) -> ToldChanges:
     # A default means one thing on a GPU and another on a CPU, so what differs need not be a change.
     fact(("tf32",), _both(precisions, ("matmul", "conv")), asks=False)
     fact(("fused_adam",), _both(optimizers, ("foreach", "fused")), asks=False)
-    return ToldChanges(frozenset(ruled_out), tuple(asked_for))
+    return WhatIfConstraints(frozenset(ruled_out), tuple(asked_for))
 
 
 def what_ifs_of(info: GraphInfo) -> str:
@@ -66,9 +66,9 @@ def what_ifs_of(info: GraphInfo) -> str:
 
 
 def adds_workers(info: GraphInfo) -> bool:
-    """Whether a what-if of a graph that is a prediction may have changed the number of workers.
+    """Whether the what-ifs of a graph that is a prediction may have changed the number of workers.
 
-    A script that is not built in may have; it is not loaded to find out.
+    A script that is not built in counts as one that may; it is not loaded to find out.
     """
     first = AXES.index("pipeline")  # which may run in copies; what lies before it keeps the number of copies
     names, built_in = _names(what_ifs_of(info)), built_in_names()
@@ -80,7 +80,7 @@ def _names(what_ifs: str) -> frozenset[str]:
 
 
 def _both(tables: Sequence[Precision | Optimizer | None], keys: tuple[str, ...]) -> tuple[Any, Any]:
-    """Some settings of the two sides; None where one of them was not written."""
+    """The settings ``keys`` of the two sides; None for a side that does not record all of them."""
     one, other = (
         None if table is None or not table.told.issuperset(keys) else [getattr(table, key) for key in keys]
         for table in tables

@@ -1,4 +1,4 @@
-"""Two recordings on one footing: the same step clock, and both with or both without the profiler in them."""
+"""Two recordings made comparable: by the same step clock, and both with or both without the profiler."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ class TwoRecordings(Struct, frozen=True, dict=True):
     before: Baseline
     after: Baseline
     measured: tuple[MeasuredStep, MeasuredStep]
-    remarks: tuple[str, ...]  # how the two were brought on one footing
+    remarks: tuple[str, ...]  # how the two were made comparable
 
     @staticmethod
     def of(before: TaskGraph, after: TaskGraph, clock: str | None = None, *, calibrated: bool = True) -> TwoRecordings:
         """Simulate both. Without the profiler if both recorded that step, else both as recorded.
 
-        An export without the profiler's cost has no step as recorded: the other's is estimated where it can be.
-        Raises WhatifError where a recording does not have the clock, or no step that takes time.
+        An export without the profiler's cost has no step as recorded: the other's step without it is estimated if
+        possible. Raises WhatifError if a recording lacks the clock, or a step that takes time.
         """
         chosen = clock or common_clock(before, after)
         graphs = (before, after)
-        never = [(graph.info.recorded.simulated or Simulated()).without_profiler for graph in graphs]
-        told = [
-            is_never or untraced_step(graph, chosen)[0] is not None or (any(never) and graph.info.profiler is not None)
-            for graph, is_never in zip(graphs, never, strict=True)
+        bare = [(graph.info.recorded.simulated or Simulated()).without_profiler for graph in graphs]
+        known = [
+            is_bare or untraced_step(graph, chosen)[0] is not None or (any(bare) and graph.info.profiler is not None)
+            for graph, is_bare in zip(graphs, bare, strict=True)
         ]
         remarks = []
-        if any(never) and not (calibrated and all(told)):
-            without, recorded = ("A", "B") if never[0] else ("B", "A")
-            if not all(never):
+        if any(bare) and not (calibrated and all(known)):
+            without, recorded = ("A", "B") if bare[0] else ("B", "A")
+            if not all(bare):
                 remarks.append(
                     f"{without} is without the profiler's cost, which is in {recorded}: their difference contains it"
                 )
-        elif calibrated and any(told) and not all(told):
+        elif calibrated and any(known) and not all(known):
             remarks.append(
-                f"only {'A' if told[0] else 'B'} has a step time without the profiler: both are compared as recorded"
+                f"only {'A' if known[0] else 'B'} has a step time without the profiler: both are compared as recorded"
             )
-        baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(told)) for graph in graphs]
+        baselines = [Baseline.of(graph, chosen, calibrated=calibrated and all(known)) for graph in graphs]
         batches = [graph.info.batch_size for graph in graphs]
         if batches.count(None) == 1:
-            told_by = "A" if batches[1] is None else "B"
+            holder = "A" if batches[1] is None else "B"
             remarks.append(
-                f"only {told_by} has its batch size ({batches[0] or batches[1]}): whether it is the same is not known"
+                f"only {holder} has its batch size ({batches[0] or batches[1]}): whether it is the same is not known"
             )
         measured = MeasuredStep.of(baselines[0]), MeasuredStep.of(baselines[1])
         clocks = [f"the {step.clock} clock" for step in measured]
@@ -81,7 +81,7 @@ class TwoRecordings(Struct, frozen=True, dict=True):
 
     @property
     def change_ms(self) -> float:
-        """What B's measured step takes more than A's, ms."""
+        """B's measured step minus A's, ms."""
         return self.measured[1].ms - self.measured[0].ms
 
     @property
@@ -101,24 +101,24 @@ class TwoRecordings(Struct, frozen=True, dict=True):
 
     @property
     def within_noise(self) -> bool:
-        """Whether the change is within a noise that is known."""
+        """Whether the noise is known and the change is within it."""
         return self.noise_ms is not None and abs(self.change_ms) <= self.noise_ms
 
     @cached_property
     def same_work(self) -> SameWork:
         """The calls that do the same work in both."""
-        # Of another batch by the recorded batch sizes or by FLOPs.
+        # Batches differ by the recorded sizes or by FLOPs.
         same_batch = batch_factor(self.before, self.after) is None
         return SameWork.of(self.before, self.after, same_batch=same_batch)
 
     @property
     def pace(self) -> float | None:
-        """What the same call takes in B over what it takes in A, the median by time; None where too few are known."""
+        """Time of the same call in B over that in A, the median weighted by time; None if too few are known."""
         return self.same_work.pace()
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """What the recordings say of themselves that differs, and the batch where their FLOPs say so."""
+        """The recorded facts that differ, and the batch if FLOPs show that it does."""
         found = differences(self.before.graph, self.after.graph, self.clock)
         factor = batch_factor(self.before, self.after)
         if factor is None or any(item.what == BATCH for item in found):
@@ -128,10 +128,10 @@ class TwoRecordings(Struct, frozen=True, dict=True):
 
 
 def common_clock(before: TaskGraph, after: TaskGraph) -> str:
-    """Name the clock by which two recordings are compared: that of their reports, where both have the same.
+    """Name the clock by which two recordings are compared: that of their reports, if it is the same.
 
-    Short recordings are reported as a whole span, but what was measured without the profiler is one step, and spans
-    compare only where both hold the same steps: there a clock of single steps, where both have one.
+    Short recordings are reported as a whole span. But the measured step without the profiler is a single one, and spans
+    are comparable only if both hold the same steps: then a clock of single steps is used, if both have one.
     """
     graphs = (before, after)
     chosen = default_clock(before)

@@ -1,8 +1,8 @@
-"""Many values of one option in one simulation, where they only change durations, and in a straight line.
+"""Simulate many values of one option at once, if they change durations only, and linearly.
 
-Most options that are swept are rates and factors: a transfer lasts latency + size / rate. Then four graphs give and
-check the durations at every value: a line over the value or over its reciprocal. What is no line is cut into pieces
-that are.
+Most swept options are rates and factors: a transfer takes latency + size / rate. Then four graphs determine and
+check the durations at every value, as a line over the value or over its reciprocal. Values without such a line are
+split into pieces that have one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from whatif.simulation.steps import (
 
 # Fewer values are simulated one by one: finding the line takes four graphs.
 LEAST_VALUES = 6
-# Durations are whole nanoseconds, so that those of a line lie within one of it; the rest is for large ones.
+# Durations are whole nanoseconds, so those on a line are within one of it; the relative bound is for large ones.
 ROUNDED_NS, ROUNDED = 1.0, 1e-9
 _DURATIONS = ("duration_ns", "low_ns", "high_ns")
 
 
 class Steps(NamedTuple):
-    """The step of each value by one clock, ns, shape (n_values,): as predicted, and with all bounds low and high."""
+    """The step of each value by one clock, ns, shape (n_values,): as predicted, and at the low and high bounds."""
 
     predicted_ns: Array
     low_ns: Array
@@ -46,18 +46,18 @@ class Steps(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Values (their positions) over which durations are lines, the graph of the first one and that of the last one."""
+    """Positions of values over which durations are linear, the graph at the first one, and their steps."""
 
     places: Int64
     first: TaskGraph
     steps: Steps
-    sums: Float64  # what decides the width of each value's range, one row a value
+    sums: Float64  # error sums that determine the width of each value's range, one row per value
 
 
 def pieces(
     numbers: Array, graph_at: Callable[[int], TaskGraph], clock: str, places: Int64 | None = None
 ) -> Iterator[Piece]:
-    """Yield what could be simulated at once; values that are in no piece have to be simulated one by one.
+    """Yield the pieces that could be simulated at once; values in no piece have to be simulated one by one.
 
     ``numbers`` (n_values,) are the values, each above 0 and ascending; ``graph_at`` gives the checked graph of a
     position; ``places`` are the positions to simulate, by default all.
@@ -102,8 +102,8 @@ def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:
 
 def _same_structure(a: TaskGraph, b: TaskGraph) -> bool:
     same = len(a) == len(b) and a.threads == b.threads and a.info.queue_depth == b.info.queue_depth
-    told = [(graph.info.samples, graph.info.steady, len(graph.dependencies)) for graph in (a, b)]
-    if not same or told[0] != told[1]:
+    facts = [(graph.info.samples, graph.info.steady, len(graph.dependencies)) for graph in (a, b)]
+    if not same or facts[0] != facts[1]:
         return False
     tables = [(getattr(a, name), getattr(b, name)) for name in ("thread", "step", "kind", "correlation_id")]
     tables += [(getattr(a.dependencies, name), getattr(b.dependencies, name)) for name in Dependencies.__slots__]

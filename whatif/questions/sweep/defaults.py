@@ -1,4 +1,4 @@
-"""How a step is put on several workers, and over which speeds of the network, by default."""
+"""Defaults for questions about several workers: the what-if that spreads a step, and the network speeds."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from whatif.questions.sweep.scaling import LOADERS, OPTION
 from whatif.questions.sweep.values import Varied, parse_vary
 from whatif.runtime.errors import WhatifError
 
-# From what an office has to what two GPU servers have.
+# From the network of an office to that of two GPU servers.
 BANDWIDTHS = "bandwidth=1Gbps,2.5Gbps,5Gbps,10Gbps,25Gbps,40Gbps,50Gbps,100Gbps,200Gbps,400Gbps"
-# Of what a recording communicates already only the ratio is known.
+# For recorded communication only the ratio of speeds is known.
 FACTORS = "factor=0.25,0.5,0.75,1,1.5,2,4,8,16"
 WORKERS = 8
-# Of the answer to a question about the network that names no workers.
+# For a question about the network that names no workers.
 FEW_WORKERS = "distributed.workers=2,4,8,16"
 FASTER, FACTOR = "bandwidth", 2.0
-# What-ifs that put in transfers and name no workers.
+# What-ifs that add transfers but do not spread the step over ``workers``.
 COMMUNICATING = ("dts", "pipeline", "straggler")
-# What a run trains with that nothing else is known of: DDP, PyTorch's own.
+# What a run is assumed to train with if nothing is known: PyTorch's DDP.
 DATA_PARALLEL = "distributed"
 
 
 def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
-    """Return ``asked`` where it puts the step on several workers, else data parallelism beside it; what is assumed."""
+    """Return ``asked`` if it spreads the step over workers, else with data parallelism added; and what is assumed."""
     if any(_spreads(transform) for transform in asked):
         free = [
             replace(t, options={key: value for key, value in t.options.items() if key != OPTION}) if _spreads(t) else t
             for t in asked
         ]
         return tuple(free), ()
-    told = gradients_source(graph, None)
-    assumed = (f"The recording lists no gradients: their sizes come from {told}.",) if told else ()
+    source = gradients_source(graph, None)
+    assumed = (f"The recording lists no gradients: their sizes come from {source}.",) if source else ()
     return (*asked, load_transform(DATA_PARALLEL)), assumed
 
 
 def bandwidths_of(
     graph: TaskGraph, asked: Sequence[Transform] = ()
 ) -> tuple[tuple[Transform, ...], Varied, tuple[str, ...]]:
-    """Return the question what a faster network brings: what-ifs, the option that says how fast, what is assumed.
+    """Return what a faster network is asked with: what-ifs, the varied speed, and what is assumed.
 
-    Of the recorded communication, else of the step on workers.
+    For the recorded communication, else for the step spread over workers.
     """
     if communicates(graph):
         chosen = (*asked, load_transform("bandwidth"))
@@ -60,10 +60,10 @@ def bandwidths_of(
 def faster_links(
     graph: TaskGraph, asked: Sequence[Transform]
 ) -> tuple[tuple[Transform, ...], tuple[Varied, Varied], tuple[str, ...]] | None:
-    """Return what ``bandwidth`` asks of a step of one worker: data parallelism on a few, at 1 and ``factor`` times.
+    """Return ``bandwidth`` for a step of one worker: data parallelism on a few, at 1 and ``factor`` times the speed.
 
-    None where the steps communicate, by the recording or by a what-if in ``asked``, or where their gradients are
-    unknown: then it is about those transfers.
+    None if the steps communicate, as recorded or by a what-if in ``asked`` (the question is about those transfers), or
+    if their gradients are unknown.
     """
     place = next((at for at, transform in enumerate(asked) if transform.name == FASTER), None)
     if place is None or communicates(graph) or any(_spreads(t) or t.name in COMMUNICATING for t in asked):
@@ -72,18 +72,18 @@ def faster_links(
         step_gradients(graph, None, DATA_PARALLEL)
     except WhatifError:
         return None
-    told = gradients_source(graph, None)
+    source = gradients_source(graph, None)
     chosen = (*asked[:place], load_transform(DATA_PARALLEL), *asked[place + 1 :])
     factor = float(asked[place].options.get("factor", FACTOR))
     rates = f"distributed.bandwidth={ETHERNET},{float(str(ETHERNET).removesuffix('Gbps')) * factor:g}Gbps"
     assumed = (
         f"the recording has no communication: DDP on links of {ETHERNET}, and of {factor:g} times that, is assumed "
         "(distributed:bandwidth= or cluster= sets others)",
-        *([f"the sizes of its gradients come from {told}"] if told else []),
+        *([f"the sizes of its gradients come from {source}"] if source else []),
     )
     return chosen, (parse_vary(FEW_WORKERS, chosen), parse_vary(rates, chosen)), assumed
 
 
 def _spreads(transform: Transform) -> bool:
-    """Whether the what-if puts the step on several workers over a network."""
+    """Whether the what-if spreads the step over several workers on a network."""
     return OPTION in transform.parameters and "bandwidth" in transform.parameters and transform.name not in LOADERS

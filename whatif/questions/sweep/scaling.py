@@ -1,7 +1,7 @@
-"""A step on more and more workers: what each number gains, and where it stops paying off.
+"""A step on growing numbers of workers: what each number gains, and where it stops paying off.
 
-Weak scaling keeps each worker's batch, strong scaling the batch of all of them together. Efficiency is the share of
-the throughput of so many single workers. Equal workers are simulated once: one of them, with what the others cost it.
+Weak scaling keeps each worker's batch, strong scaling the batch of all of them together. Efficiency is the throughput
+as a share of that of as many single workers. Of equal workers one is simulated, with the cost that the others add.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OPTION = "workers"
 MOST_WORKERS = 1_000_000
 # What-ifs whose workers are no machines but processes that load data.
 LOADERS = ("data_loading",)
-# Those whose workers hold parts of one model, so that they share the batch in any case.
+# What-ifs whose workers hold parts of one model, so that they share the batch in any case.
 SHARING = ("tensor_parallel", "dts")
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
 WORTH_PCT = 80.0
 
 
 class Workers(Struct, frozen=True):
-    """The step of one of ``count`` workers; times in ms, None where the what-ifs do not apply to so many."""
+    """The step of one of ``count`` workers; times in ms, None if the what-ifs do not apply to that many."""
 
     count: int
     step_ms: float | None
@@ -70,26 +70,26 @@ class Scaling(Struct, frozen=True):
     single_ms: float  # the step of one worker that trains the whole batch alone
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
-    share: float = 1.0  # of ranks with batches of their own: the mean over that of the one that trains alone
+    share: float = 1.0  # if ranks have different batches: their mean over that of the one that trains alone
 
     plot = plot
 
     def throughput(self, row: Workers) -> float | None:
-        """Return how many times the samples a second of one worker so many train."""
+        """Return the samples a second of this many workers over those of one; None without a step."""
         if not row.step_ms:
             return None
         workers = 1 if self.strong or row.count == 1 else row.count * self.share
         return workers * self.single_ms / row.step_ms
 
     def efficiency_pct(self, row: Workers) -> float | None:
-        """Return the throughput as a share of that of so many single workers, percent."""
+        """Return the throughput as a share of that of as many single workers, percent."""
         throughput = self.throughput(row)
         return None if throughput is None else 100.0 * throughput / row.count
 
     def efficiency_range_pct(self, row: Workers) -> tuple[float, float] | None:
-        """Return the ends of the nominal 90 % range of the efficiency, percent: those of the step beside one worker's.
+        """Return the ends of the nominal 90 % range of the efficiency, percent: of the step over one worker's step.
 
-        None where there is no step. One worker alone is what the others are compared with: its efficiency is certain.
+        None if there is no step. One worker alone is the reference: its efficiency is certain.
         """
         ms, efficiency = row.step_ms, self.efficiency_pct(row)
         if not ms or efficiency is None or not row.low_ms or not row.high_ms:
@@ -100,13 +100,13 @@ class Scaling(Struct, frozen=True):
 
     @property
     def worth(self) -> Workers | None:
-        """The largest number of several workers above the efficiency of ``WORTH_PCT``; None where there is none."""
+        """The largest number of several workers with an efficiency of at least ``WORTH_PCT``; None if there is none."""
         found = [row for row in self.rows if row.count > 1 and (self.efficiency_pct(row) or 0.0) >= WORTH_PCT]
         return found[-1] if found else None
 
     @property
     def verdict(self) -> str:
-        """Say up to how many workers it pays."""
+        """State up to how many workers scaling pays."""
         worth, last = self.worth, next(row for row in reversed(self.rows) if row.step_ms)
         workers = "1 worker trains" if last.count == 1 else f"{last.count:,} workers train"
         at_last = f"{workers} {self.throughput(last):,.2f} times as much as one"
@@ -123,8 +123,8 @@ class Scaling(Struct, frozen=True):
 
     def _efficiency(self, row: Workers) -> str:
         ends = self.efficiency_range_pct(row)
-        told = f" ({ends[0]:.0f} to {ends[1]:.0f} %)" if ends else ""
-        return f"{self.efficiency_pct(row):.0f} %{told}"
+        interval = f" ({ends[0]:.0f} to {ends[1]:.0f} %)" if ends else ""
+        return f"{self.efficiency_pct(row):.0f} %{interval}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the curve as a JSON object with the keys that scripts rely on."""
@@ -171,11 +171,11 @@ def scaling(
 ) -> Scaling:
     """Predict the step on each number of workers; ``jobs`` as of ``sweep``.
 
-    Every what-if of the composition that has an option ``workers`` gets the number, but for those that name it; one
-    worker alone goes without them, and without those that do not apply to it then. The collectives of a recording
-    of several workers are issued again for each number, one among them. ``strong``: the recorded batch is shared by
-    all workers. Raises WhatifError where no what-if has the option, where a recording of several workers shows no
-    collectives, or where they apply to no number.
+    Every what-if of the composition that has an option ``workers`` gets the number, unless it sets that itself; one
+    worker alone runs without them, and without those that then do not apply. The collectives of a recording of
+    several workers are issued again for each number, including one. ``strong``: the recorded batch is shared by all
+    workers. Raises WhatifError if no what-if has the option, if a recording of several workers shows no collectives,
+    or if they apply to no number.
     """
     spreading = _spreading(transforms)
     together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
@@ -200,15 +200,15 @@ def scaling(
     notes: tuple[str, ...] = ()
     samples = (single.graph if single else baseline.graph).info.samples
     answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs)
-    for count, (fields, said) in zip(reported(workers, progress), answers, strict=True):
+    for count, (fields, point_notes) in zip(reported(workers, progress), answers, strict=True):
         if strong and not together and samples and count > samples:
             fields = {
                 "step_ms": None,
                 "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
             }
-            said = ()  # of a step that is not shown
+            point_notes = ()  # of a step that is not shown
         rows.append(Workers(count, **fields))
-        notes = said or notes
+        notes = point_notes or notes
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
     if spread_out and all(row.step_ms is None for row in spread_out):
         raise WhatifError(spread_out[0].reason)
@@ -218,7 +218,7 @@ def scaling(
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:
-    """Which of the what-ifs get the number of workers."""
+    """Whether each what-if gets the number of workers."""
     able = [OPTION in transform.parameters and transform.name not in LOADERS for transform in transforms]
     names = ", ".join(transform.name for transform in transforms) or "none"
     if not any(able):
@@ -226,7 +226,7 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
     spreading = [can and OPTION not in t.options for can, t in zip(able, transforms, strict=True)]
     if not any(spreading):
         raise WhatifError(f"scaling: expected a what-if without workers=, for --workers to set, got {names} with it.")
-    # Those that bring a network; so many groups of so many workers would be their square.
+    # Those with a network: two of them would make groups of groups, the square of the number.
     chosen = [
         t.name for t, spreads in zip(transforms, spreading, strict=True) if spreads and "bandwidth" in t.parameters
     ]
@@ -242,7 +242,7 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
 def _on(
     count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool, several: bool
 ) -> tuple[Transform, ...]:
-    """The composition for so many workers; one that was recorded as one of ``several`` has to name one, too."""
+    """The composition for ``count`` workers; a recording of ``several`` also needs the option set for one worker."""
     chosen = [
         transform.with_options({OPTION: count}) if spreads else transform
         for transform, spreads in zip(transforms, spreading, strict=True)
@@ -253,7 +253,7 @@ def _on(
 
 
 def _applicable(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
-    """Those of the what-ifs that apply to one worker, which has no other to talk to, and a sentence on each other."""
+    """The what-ifs that apply to a single worker, which communicates with none, and a sentence on each other one."""
     graph, kept, left_out = baseline.graph, [], []
     for transform in in_order(transforms):
         try:

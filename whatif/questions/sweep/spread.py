@@ -1,4 +1,4 @@
-"""Compositions spread over processes and machines, each of which loads the what-ifs by name."""
+"""Evaluate compositions on several processes and machines, which load the what-ifs by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def spread(
     *,
     jobs: str | int = 1,
 ) -> Iterator[Any]:
-    """Yield ``work(baseline, composition)`` for each composition, in their order, where ``jobs`` says.
+    """Yield ``work(baseline, composition)`` for each composition, in order, on the processes that ``jobs`` names.
 
-    Raises WhatifError as ``whatif.runtime.jobs.each``, or where a what-if is a function that no other process can load.
+    Raises WhatifError as ``whatif.runtime.jobs.each``, or if a what-if is a function that no other process can load.
     """
     where = Jobs.of(jobs)
     if where.here or (where.engine is None and len(compositions) < 2):
         yield from (work(baseline, composition) for composition in compositions)
         return
     named = [tuple(_named(transform) for transform in composition) for composition in compositions]
-    yield from each(_elsewhere, named, work, baseline, jobs=where)
+    yield from each(_remotely, named, work, baseline, jobs=where)
 
 
 def predicted(
@@ -56,5 +56,5 @@ def _named(transform: Transform) -> Named:
     return transform.source if module.startswith("whatif_user_transform_") else transform.name, transform.options
 
 
-def _elsewhere(named: Sequence[Named], work: Callable[[Baseline, Sequence[Transform]], Any], baseline: Baseline) -> Any:
+def _remotely(named: Sequence[Named], work: Callable[[Baseline, Sequence[Transform]], Any], baseline: Baseline) -> Any:
     return work(baseline, [load_transform(spec, **options) for spec, options in named])

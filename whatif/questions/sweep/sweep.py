@@ -30,12 +30,12 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.runtime.progress import Progress
 
-# Numbers of samples that differ by less are the same: they come from a rate.
+# Numbers of samples that differ by a smaller share are equal: they are computed from a rate.
 SAME_SAMPLES = 1e-6
 
 
 class Point(Struct, frozen=True):
-    """The prediction at one value of each varied option; times in ms, None where the what-ifs do not apply there."""
+    """The prediction at one value of each varied option; times in ms, None if the what-ifs do not apply there."""
 
     values: tuple[str, ...]
     step_ms: float | None
@@ -62,17 +62,17 @@ class Point(Struct, frozen=True):
 
 
 class Sweep(Struct, frozen=True):
-    """All points of a sweep, in the order of the values, the last option's changing first."""
+    """All points of a sweep, in the order of the values, those of the last option changing fastest."""
 
     baseline: Baseline
     transforms: tuple[Transform, ...]
     varied: tuple[Varied, ...]
     points: tuple[Point, ...]
-    notes: tuple[str, ...]  # what the what-ifs said at the first point where they apply, each with its values
+    notes: tuple[str, ...]  # of the what-ifs at the first point that has any, each with that point's values
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of the varied options, with their what-if's where two have the same."""
+        """The names of the varied options, prefixed with the what-if's name if two are the same."""
         names = [varied.option for varied in self.varied]
         return tuple(
             f"{self.transforms[varied.of[0]].name}.{name}" if names.count(name) > 1 else name
@@ -98,7 +98,7 @@ class Sweep(Struct, frozen=True):
 
     @property
     def best(self) -> Point | None:
-        """The point with the shortest step, or the most samples a second; None where the what-ifs apply nowhere."""
+        """The point with the shortest step, or the most samples a second; None if the what-ifs apply nowhere."""
         found = [point for point in self.points if point.step_ms is not None]
         if self.by_throughput:
             return max(found, key=lambda point: point.samples_per_s or 0.0)
@@ -147,9 +147,9 @@ def sweep(
 ) -> Sweep:
     """Predict the composition at every combination of the values.
 
-    Values that only make durations longer or shorter in a straight line are simulated all at once; the others one by
-    one, where ``jobs`` says (``whatif.runtime.jobs``). A combination that
-    does not apply keeps its reason; raises WhatifError where none applies, or where there are too many.
+    Values that change durations only, and linearly, are simulated all at once; the others one by one, on the processes
+    that ``jobs`` names (``whatif.runtime.jobs``). A combination that does not apply keeps its reason. Raises
+    WhatifError if none applies, or if there are too many.
     """
     combinations = list(itertools.product(*(part.values for part in varied)))
     if not combinations or len(combinations) > MOST_VALUES:
@@ -167,13 +167,13 @@ def sweep(
             progress(len(found), len(combinations))
     left = [place for place in range(len(combinations)) if place not in found]
     done = len(found)
-    for place, (point, said) in zip(
+    for place, (point, point_notes) in zip(
         left,
         spread(partial(predicted, _facts), baseline, [chosen[place] for place in left], jobs=jobs),
         strict=True,
     ):
         found[place] = Point(combinations[place], **point)
-        notes[place] = said
+        notes[place] = point_notes
         done += 1
         if progress is not None:
             progress(done, len(combinations))
@@ -181,12 +181,12 @@ def sweep(
     if all(point.step_ms is None for point in points):
         raise WhatifError(points[0].reason)
     result = Sweep(baseline, tuple(transforms), tuple(varied), points, ())
-    told = min((place for place, said in notes.items() if said), default=None)
-    if told is None:
+    first_noted = min((place for place, point_notes in notes.items() if point_notes), default=None)
+    if first_noted is None:
         return result
-    values = [f"{option}={value}" for option, value in zip(result.options, points[told].values, strict=True)]
+    values = [f"{option}={value}" for option, value in zip(result.options, points[first_noted].values, strict=True)]
     at = f"at {', '.join(values)}: " if len(points) > 1 else ""
-    return structs.replace(result, notes=tuple(f"{at}{note}" for note in notes[told]))
+    return structs.replace(result, notes=tuple(f"{at}{note}" for note in notes[first_noted]))
 
 
 def _put(transforms: Sequence[Transform], varied: Sequence[Varied], values: Sequence[str]) -> tuple[Transform, ...]:
@@ -205,9 +205,9 @@ def _at_once(
     found: dict[int, Point],
     combinations: Sequence[tuple[str, ...]],
 ) -> dict[int, tuple[str, ...]]:
-    """Put the points of a row that can be simulated together into ``found``; give what the what-ifs said, by place."""
+    """Add the points of a row that can be simulated together to ``found``; return the what-ifs' notes by position."""
     if isinstance(chosen[row[0]][varied.of[0]].options[varied.option], int):
-        return {}  # of counts one may fit and the next not, as the workers that fill equal nodes
+        return {}  # one count may apply and the next not, as with workers that fill equal nodes
     numbers = [varied.number(transforms, combinations[place][-1]) for place in row]
     if any(number is None or number <= 0 for number in numbers) or single_schedule(chosen[row[0]]) is not None:
         return {}
@@ -229,16 +229,16 @@ def _at_once(
             rows = np.stack(columns, axis=1) / 1e6
             for place, (step_ms, low_ms, high_ms) in zip(piece.places.tolist(), rows.tolist(), strict=True):
                 at = row[int(order[place])]
-                told = _told(piece.first, totals(piece.first, step_ms, baseline.clock))
-                found[at] = Point(combinations[at], step_ms, low_ms, high_ms, **told)
+                facts = _point_facts(piece.first, totals(piece.first, step_ms, baseline.clock))
+                found[at] = Point(combinations[at], step_ms, low_ms, high_ms, **facts)
     except WhatifError:
         return notes  # each of the others reports its own reason
     return notes
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    return _told(prediction.graph, prediction.totals)
+    return _point_facts(prediction.graph, prediction.totals)
 
 
-def _told(graph: TaskGraph, total: Totals) -> dict[str, Any]:
+def _point_facts(graph: TaskGraph, total: Totals) -> dict[str, Any]:
     return {"samples_per_s": total.samples_per_s, "devices": total.devices, "peak_bytes": graph.info.peak_bytes}

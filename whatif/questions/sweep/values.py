@@ -13,7 +13,7 @@ from whatif.prediction.transform import Transform
 from whatif.runtime.errors import WhatifError, closest
 from whatif.units import Bandwidth, Size
 
-# Two numbers with their units, and how many values from the one to the other.
+# Two numbers with their units, and the number of values from the first to the second.
 _RANGE = re.compile(r"([0-9.eE+-]+?)([A-Za-z/]*)\.\.([0-9.eE+-]+?)([A-Za-z/]*):(\d+)")
 # A larger table answers no question.
 MOST_VALUES = 100_000
@@ -34,7 +34,7 @@ class Varied(Struct, frozen=True):
         )
 
     def number(self, transforms: Sequence[Transform], value: str) -> float | None:
-        """Return a value as a number (bytes, bytes a second where it has such a unit); None where it is no number."""
+        """Return a value as a number (bytes, bytes a second where it has such a unit); None if it is no number."""
         return as_number(self.put(transforms, value)[self.of[0]].options[self.option])
 
 
@@ -52,8 +52,8 @@ def as_number(value: Any) -> float | None:
 def parse_vary(text: str, transforms: Sequence[Transform]) -> Varied:
     """Read ``option=a,b,c`` or ``option=a..b:n`` (n values, each the same multiple of the one before).
 
-    Without a name before it (``distributed.workers=2,4``) an option is that of all what-ifs that take it. Raises
-    WhatifError where none does, where a value does not fit it, or where there is no value.
+    An option without a name before it (unlike ``distributed.workers=2,4``) is set in all what-ifs that take it. Raises
+    WhatifError if none does, if a value does not fit it, or if there is no value.
     """
     named, equals, listed = text.partition("=")
     name, dot, option = named.strip().rpartition(".")
@@ -81,20 +81,20 @@ def _unknown(named: str, name: str, option: str, transforms: Sequence[Transform]
     return f"--vary: expected an option of {name or ' or '.join(names)}, got {option!r}; {hint}"
 
 
-def listed_values(listed: str, of: str) -> tuple[str, ...]:
-    """Return the values of ``a,b,c`` or ``a..b:n``, each once, in their order. Raises WhatifError, naming ``of``."""
+def listed_values(listed: str, name: str) -> tuple[str, ...]:
+    """Return the values of ``a,b,c`` or ``a..b:n``, each once, in their order. Raises WhatifError, naming ``name``."""
     found = _RANGE.fullmatch(listed)
-    values = _between(listed, found, of) if found else [value.strip() for value in listed.split(",")]
+    values = _between(listed, found, name) if found else [value.strip() for value in listed.split(",")]
     if len(values) > 1 and any(_RANGE.fullmatch(value) for value in values):
-        raise WhatifError(f"{of}: expected either values a,b,c or one range a..b:n, got both in {listed[:60]!r}.")
+        raise WhatifError(f"{name}: expected either values a,b,c or one range a..b:n, got both in {listed[:60]!r}.")
     if not all(values):
-        raise WhatifError(f"{of}: expected values between the commas, got {listed[:60]!r}.")
+        raise WhatifError(f"{name}: expected values between the commas, got {listed[:60]!r}.")
     if len(values) > MOST_VALUES:
-        raise WhatifError(f"{of}: expected at most {MOST_VALUES:,} values, got {len(values):,}.")
+        raise WhatifError(f"{name}: expected at most {MOST_VALUES:,} values, got {len(values):,}.")
     return tuple(dict.fromkeys(values))
 
 
-def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
+def _between(listed: str, found: re.Match[str], name: str) -> list[str]:
     unit, last_unit, count = found[2], found[4], int(found[5][:9])
     try:
         first, last = float(found[1]), float(found[3])
@@ -106,12 +106,12 @@ def _between(listed: str, found: re.Match[str], of: str) -> list[str]:
         first = last = 0.0
     if not (0 < first < math.inf and 0 < last < math.inf and 0 < last / first < math.inf and 2 <= count <= MOST_VALUES):
         raise WhatifError(
-            f"{of}: expected a..b:n with two numbers above 0 in one kind of unit and n from 2 to {MOST_VALUES:,}, as "
+            f"{name}: expected a..b:n with two numbers above 0 in one kind of unit and n from 2 to {MOST_VALUES:,}, as "
             f"in 1Gbps..100Gbps:20, got {listed[:60]!r}."
         )
-    whole = not unit and all("." not in found[k] and float(found[k]).is_integer() for k in (1, 3))
+    integral = not unit and all("." not in found[k] and float(found[k]).is_integer() for k in (1, 3))
     steps = (first * (last / first) ** (place / (count - 1)) for place in range(count))
-    return [str(round(value)) if whole else _with_unit(value, unit) for value in steps]
+    return [str(round(value)) if integral else _with_unit(value, unit) for value in steps]
 
 
 def _with_unit(value: float, unit: str) -> str:
