@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from whatif.runtime.notebook_view import FIGURES, VIEWS
 
-# In the root of a clone Python finds this folder before what was installed; two parts of the package lie beside it.
+# In the root of a clone Python finds this folder before an installed package; two subpackages are next to it.
 _CLONE = os.path.dirname(__path__[0])
 if os.path.isfile(os.path.join(_CLONE, "pyproject.toml")):
     __path__.append(_CLONE)

@@ -18,12 +18,12 @@ _PREFIX = r"([kKmMgGtT]i?)?"
 _BANDWIDTH = re.compile(rf"{_NUMBER}{_PREFIX}(?:(bps|b/s|bit/s)|(Bps|B/s))\s*")
 _SIZE = re.compile(rf"{_NUMBER}{_PREFIX}B\s*")
 _KIB = 1024
-# Beyond these no link and no message is meant.
+# Values beyond these are implausible for a link or a message.
 _LEAST_BYTE_S, _MOST_BYTE_S, _MOST_BYTES = 1 / 8, 1e15, 1e15
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """Return how many there are of a thing: 1 task, 2,000 tasks; ``things`` is its plural where that is no "s" more."""
+    """Return a number with its noun: 1 task, 2,000 tasks; ``things`` is the plural if it does not just add an "s"."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 

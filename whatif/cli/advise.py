@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from whatif.prediction.transform import load_transform
     from whatif.questions.advice.candidates import installed
 
-    own = [load_transform(name) for name in names]
-    candidates = installed(also=own)
+    requested = [load_transform(name) for name in names]
+    candidates = installed(also=requested)
     graph = read_trace(trace, args)
     from whatif.prediction.doubts import warnings_of
     from whatif.questions.advice.advise import advise
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         lambda: (
             print_advice(advice, top)
             if args.all
-            else print_decision(advice, args.top or DECIDING, [spelled(t) for t in own])
+            else print_decision(advice, args.top or DECIDING, [spelled(t) for t in requested])
         ),
         figure=lambda: advice_figure(advice, top),
         warnings=warnings,

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the copy and say what was taken out."""
+    """Write the copy and report what was removed."""
     from whatif.ingest.anonymize.anonymize import anonymize
     from whatif.report.text_anonymize import print_anonymized
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         warnings=prediction.doubts,
     )
     if not args.json:
-        warn(prediction.notes, "note")  # what a what-if says of itself
+        warn(prediction.notes, "note")  # the what-ifs' own notes
     return 0
 
 
@@ -70,7 +70,7 @@ def _on_faster_links(
     varied: Sequence[Varied],
     assumed: Sequence[str],
 ) -> int:
-    """Print what a faster network brings on several workers to a step that was recorded on one."""
+    """Print the gain by a faster network on several workers of a step that was recorded on one."""
     from whatif.questions.sweep.sweep import sweep
     from whatif.report.plot_sweep import sweep_figure
     from whatif.report.text_sweep import print_sweep

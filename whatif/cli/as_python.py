@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 from whatif.cli.interrupts import forget
 
-# Of stdout and stderr, as Python chose them; the command line replaces characters that a terminal cannot show.
+# Error handlers of stdout and stderr, as Python set them; the command line replaces what a terminal cannot show.
 _errors: dict[str, str] = {}
 
 
@@ -27,7 +27,7 @@ def never_fail_on_a_character() -> None:
 
 @contextmanager
 def as_python() -> Iterator[None]:
-    """Run a user's program in the block; what it changes stays: its threads and exit handlers run after the block."""
+    """Run a user's program in the block; settings stay changed: its threads and exit handlers run after the block."""
     for name, errors in _errors.items():
         with suppress(AttributeError, ValueError):
             getattr(sys, name).reconfigure(errors=errors)

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where graphs are kept and how much they take, after removing them if asked."""
+    """Print the folder and the size of the cache, after clearing it if asked."""
     from whatif.ingest import kept
 
     folder = kept.cache_folder()

@@ -1,4 +1,4 @@
-"""``whatif collect``: record a run of a script that knows nothing of whatif."""
+"""``whatif collect``: record a run of an unmodified script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whatif.cli.status import COULD_NOT
 from whatif.runtime.errors import WhatifError
 from whatif.units import counted
 
-# What stands after the script's name belongs to the script.
+# Words after the script's name belong to the script.
 REST_IS_FOREIGN = True
 # Imported by name at run time: the library never depends on torch.
 RECORDER = "whatif.instrumentation.collect"
@@ -62,7 +62,7 @@ def add_recording_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def recording_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the recorder takes of ``add_recording_options``."""
+    """Return the options of ``add_recording_options`` as arguments of the recorder."""
     names = ("steps", "untraced_steps", "backend", "memory", "lines", "inference")
     return {name: getattr(args, name) for name in names}
 
@@ -83,12 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT.py",
         help="a script, run as with `python SCRIPT.py ARGS`; or torchrun or accelerate launch with what follows them",
     )
-    own = parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
-    own.required = False  # some versions of argparse report it as missing
+    rest = parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    rest.required = False  # some versions of argparse report it as missing
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script to its end and record it; return its own exit status, or 1 where only the recording failed."""
+    """Run the script to its end and record it; return its exit status, or 1 if only the recording failed."""
     if args.script.endswith(".ipynb") and Path(args.script).is_file():
         raise WhatifError(f"{args.script}: {NOTEBOOK}")
     if not args.module and not Path(args.script).is_file() and args.script in ("python", "python3"):
@@ -132,7 +132,7 @@ def _record(args: argparse.Namespace) -> int:
             raise
     if reading.quiet():
         return int(ended.status)
-    # Of ranks that train together one reports all files.
+    # One of the ranks that train together reports all files.
     if not ended.together or messages.this_rank() in (None, 0):
         files = name.replace(".rank0.", ".rank*.") if ended.together else name
         say(messages.recorded(name, files))
@@ -151,6 +151,6 @@ def _own_options(args: argparse.Namespace) -> list[str]:
     if args.output:
         values["--output"] = args.output
     words = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag)]
-    if reading.quiet():  # also where --quiet stands before the command
+    if reading.quiet():  # also if --quiet was given before the command
         words.append("--quiet")
     return [*words, *(word for name, value in values.items() for word in (name, str(value)))]

@@ -8,7 +8,7 @@ import re
 
 SHELLS = ("bash", "zsh", "fish")
 
-# What the parsers call values that are files, that name a GPU (or several, one after the other), and that are what-ifs.
+# Metavars of the parsers for values that are files, that name a GPU (or several in turn), and that are what-ifs.
 _FILE = re.compile(r"TRACE|FILE|FOLDER|PATH|OUT|\.py|\.toml|^[AB]$")
 _GPU = re.compile(r"GPU|DEVICE")
 _TRANSFORM = "NAME"
@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
 
     script = shtab.complete(whole_parser(), args.shell)
     if args.shell == "zsh":
-        # shtab completes the first of several positional arguments only; this is zsh's spelling of all of them.
+        # shtab completes the first of several positional arguments only; in zsh's syntax this means all of them.
         script = script.replace('"(*):', '"*:')
     print(script)
     return 0
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return one parser of all commands, whose actions say what completes them."""
+    """Return one parser of all commands, whose actions declare their completion."""
     from whatif.cli.main import COMMANDS, add_flags
 
     parser = argparse.ArgumentParser(prog="whatif")
@@ -73,7 +73,7 @@ def _complete(parser: argparse.ArgumentParser, names_or_files: dict[str, object]
 
 
 def _names_or_files() -> dict[str, object]:
-    """Say how each shell completes a what-if, which is an installed one's name or a file."""
+    """Return how each shell completes a what-if: with the name of an installed one, or a file."""
     from whatif.prediction.transform import built_in_names, plug_in_names
 
     names = " ".join([*built_in_names(), *plug_in_names()])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from whatif.runtime.errors import WhatifError
 
-# Of `traces/`: what each shows, and the what-if to try on it. pyproject.toml lists the same files.
+# Files of `traces/`, the description of each, and the what-if to try on it. pyproject.toml lists the same files.
 SHIPPED = {
     "gpu": ("predicted/resnet50_a100_predicted.json.gz", "ResNet-50 on an A100, predicted, not recorded", "amp"),
     "cpu": ("transformer_cpu.json.gz", "a small transformer, recorded on one CPU core", "fused_adam"),
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the recording and its report, print the verdict, and open the report where a browser is at hand."""
+    """Write the recording and its report, print the verdict, and open the report if a browser is available."""
     import gzip
 
     from whatif.cli import report
@@ -33,16 +33,16 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.printable import printable
     from whatif.runtime.files import START_BYTES, file_beside, replaceable_file, replacing
 
-    shipped, what, what_if = SHIPPED[args.name]
+    shipped, description, what_if = SHIPPED[args.name]
     source = _folder_of_traces() / shipped
     trace = os.path.join(args.output, source.name) if args.output != "." else source.name
     page = trace.removesuffix(".json.gz") + ".html"
-    own_start = gzip.decompress(source.read_bytes())[:START_BYTES]
+    shipped_start = gzip.decompress(source.read_bytes())[:START_BYTES]
     file_beside(trace, source)
-    replaceable_file(trace, "copy of the demo", lambda start: start == own_start)
+    replaceable_file(trace, "copy of the demo", lambda start: start == shipped_start)
     with replacing(trace) as part:
         part.write_bytes(source.read_bytes())
-    print(f"{printable(trace)}: {what}\n")
+    print(f"{printable(trace)}: {description}\n")
     status = report.run(parser_of("report", report).parse_args([trace, "-o", page]))
     print(f"\nTry next:\n  whatif explain {printable(trace)}\n  whatif apply {what_if} {printable(trace)}")
     if not args.no_browser and _has_browser():
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder_of_traces() -> Path:
-    """Where the recordings lie: in the installed package, or in the clone that it is imported from."""
+    """The folder of the recordings: in the installed package, or in the clone that it is imported from."""
     package = Path(__file__).parents[1]
     for folder in (package / "traces", package.parent / "traces"):
         if folder.is_dir():

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if args.measure is not None:
         return _measure(args)
     if args.trace is None or args.input is not None:
-        what = "CLUSTER.toml alone" if args.cluster else "neither"
-        got = "--input without --measure" if args.input is not None else what
+        given = "CLUSTER.toml alone" if args.cluster else "neither"
+        got = "--input without --measure" if args.input is not None else given
         raise UsageError(f"dts: expected CLUSTER.toml and TRACE, or --measure FILE.py:MODEL --input SHAPE, got {got}.")
     return _rank(args)
 

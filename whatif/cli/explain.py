@@ -127,7 +127,7 @@ def _stacks(baseline: Baseline, args: argparse.Namespace) -> int:
 
 
 def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
-    """Print what the step reaches of its GPU's peaks, and draw the roofline if asked."""
+    """Print the share of its GPU's peaks that the step reaches, and draw the roofline if asked."""
     from whatif.prediction.doubts import warnings_of
     from whatif.questions.efficiency import efficiency
     from whatif.report.plot_efficiency import roofline_figure
@@ -144,7 +144,7 @@ def _efficiency(baseline: Baseline, args: argparse.Namespace) -> int:
 
 
 def _sensitivity(explanation: Explanation, args: argparse.Namespace) -> int:
-    """Print what the step gains where a part of it is faster, and draw it if asked."""
+    """Print what the step gains if a part of it is faster, and draw it if asked."""
     from whatif.questions.sensitivity import sensitivity
     from whatif.report import text_sensitivity
     from whatif.report.plot_sensitivity import sensitivity_figure

@@ -1,4 +1,4 @@
-"""``whatif export``: a timeline that Perfetto opens, baseline beside predicted."""
+"""``whatif export``: a timeline for Perfetto, the baseline next to the prediction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the timelines and say where they are."""
+    """Write the timelines and print the file's name."""
     paths, names = traces_then_names(args.words, "export")
     from whatif.ingest.exported import EXPORTED_BEGIN
     from whatif.prediction.composition import spelled_together
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
             write_perfetto(args.output, baseline.timeline, None, without_profiler=corrected)
         else:
             prediction = apply(baseline, *transforms)
-            what = spelled_together(transforms)
-            write_perfetto(args.output, baseline.timeline, prediction.timeline, what, without_profiler=corrected)
+            label = spelled_together(transforms)
+            write_perfetto(args.output, baseline.timeline, prediction.timeline, label, without_profiler=corrected)
     if prediction is not None:
         warn(prediction.warnings)
     print(f"{printable(args.output)}: written; open it at https://ui.perfetto.dev")

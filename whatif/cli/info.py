@@ -1,4 +1,4 @@
-"""``whatif info``: what is in a trace, the quirks met, and how well its replay meets the recording."""
+"""``whatif info``: the contents of a trace, its quirks, and how well its replay matches the recording."""
 
 from __future__ import annotations
 

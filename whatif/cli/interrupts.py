@@ -20,22 +20,22 @@ def remembered() -> Iterator[Callable[[], bool]]:
         signal.default_int_handler(number, frame)
 
     # Elsewhere a notebook or a server handles it; and only the main thread may install a handler.
-    ours = threading.current_thread() is threading.main_thread() and (
+    installs = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-    if ours:
+    if installs:
         signal.signal(signal.SIGINT, handler)
         _handlers.append(handler)
     try:
         yield lambda: pressed
     finally:
-        if ours:
+        if installs:
             forget()
             _handlers.pop()
 
 
 def forget() -> None:
-    """Give Ctrl-C back to Python, for a program of the user's that runs here; a handler of its own stays."""
+    """Restore Python's handling of Ctrl-C for a user's program that runs here; a handler that it installed stays."""
     if _handlers and signal.getsignal(signal.SIGINT) is _handlers[-1]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

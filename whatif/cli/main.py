@@ -95,7 +95,7 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
 
             reading.be_quiet(args.quiet or "--quiet" in flags)
             status = int(module.run(args))
-            _say_if_plain()
+            _note_plain_loops()
         sys.stdout.flush()
         return status
     except UsageError as error:
@@ -110,12 +110,12 @@ def _run(arguments: Sequence[str], interrupted: Callable[[], bool]) -> int:
         return _failed(error, interrupted=isinstance(error, KeyboardInterrupt) or interrupted())
 
 
-# A command on a small trace takes less.
+# CPU time of a long command: one on a small trace takes less.
 _LONG_S = 5
 
 
-def _say_if_plain() -> None:
-    """Say what a long command could save, at its end, where the loops are not compiled."""
+def _note_plain_loops() -> None:
+    """Note at the end of a long command that compiled loops would save time, if they are not compiled."""
     from whatif.cli.reading import warn
     from whatif.runtime.loops import all_plain
 
@@ -143,8 +143,8 @@ def _failed(error: BaseException, *, interrupted: bool) -> int:
         return _fail("there is not enough memory for this trace; record fewer steps.", COULD_NOT)
     if interrupted:
         return _fail("interrupted.", INTERRUPTED)
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _fail(f"unexpected error ({what}); please report it with the output of --debug.", COULD_NOT)
+    description = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _fail(f"unexpected error ({description}); please report it with the output of --debug.", COULD_NOT)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, set[str], list[str]]:
@@ -195,7 +195,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse(command: str, module: ModuleType, rest: list[str]) -> argparse.Namespace | None:
-    """The command's arguments; None where help was asked for."""
+    """The command's arguments; None if help was requested."""
     parser = parser_of(command, module)
     # Options may come between the names and the trace, unless the rest belongs to another program.
     parse = parser.parse_args if getattr(module, "REST_IS_FOREIGN", False) else parser.parse_intermixed_args

@@ -1,4 +1,4 @@
-"""``whatif memory``: what a step keeps, the effect of what-ifs on peak and time, the largest batch that fits."""
+"""``whatif memory``: the memory of a step, the effect of what-ifs on peak and time, the largest batch that fits."""
 
 from __future__ import annotations
 

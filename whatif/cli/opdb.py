@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Subcommands parse their own words; options stand after them.
 REST_IS_FOREIGN = True
 
-_SEED = whole_number(0, what="a natural number")
+_SEED = whole_number(0, expected="a natural number")
 _SHARE = number(lambda share: 0 < share < 1, "a share between 0 and 1")
 _KINDS = ("neusight", "nccl-tests", "recording", "csv", "aiconfigurator", "deepbench")
 _ANSWER_SOURCES = ("exact", "interpolated", "learned", "same_chip", "same_shape", "learned_across", "analytic")
@@ -233,7 +233,7 @@ def _list(args: argparse.Namespace) -> int:
     from whatif.report.text_opdb import print_contributions
 
     store = the_store(args)
-    contributions, wrong = store.contributions()
+    contributions, damaged = store.contributions()
     device, family = device_name(args.device), family_name(args.family)
     chosen = [c.provenance for c in contributions if is_chosen(c.provenance, device, family)]
     show(
@@ -241,7 +241,7 @@ def _list(args: argparse.Namespace) -> int:
         lambda: {"database": str(store.folder), "contributions": [described(one) for one in chosen]},
         lambda: print_contributions(chosen, store.folder),
     )
-    warn(wrong)
+    warn(damaged)
     return 0
 
 
@@ -287,10 +287,10 @@ def _pull(args: argparse.Namespace) -> int:
     return _move(args, "pulling", store.folder, partial(pull, args.url, store))
 
 
-def _move(args: argparse.Namespace, what: str, where: Path | str, move: Callable[..., Merged]) -> int:
-    """Bring contributions from one database to another, of one device and family where they are named."""
+def _move(args: argparse.Namespace, label: str, where: Path | str, move: Callable[..., Merged]) -> int:
+    """Copy contributions from one database to another, only of one device and family if these are named."""
     filters = _filters(args)
-    with progress_bar(what) as progress:
+    with progress_bar(label) as progress:
         done = move(**filters, progress=progress)
     return _show_merged(args, done, where)
 
@@ -353,8 +353,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _fit_for(args: argparse.Namespace) -> Fit:
-    """What learns from the measurements that are not held out: of a device itself, or across devices."""
+    """Return the function that fits models to measurements not held out: of a device itself, or across devices."""
     from whatif.cli.opdb_fit import kinds, training
 
-    trained, wanted, unseen = training(), kinds(args), args.unseen_device
-    return lambda rest: trained.in_memory(trained.fit_models(rest, own=not unseen, across=unseen, kinds=wanted))
+    trainer, wanted, unseen = training(), kinds(args), args.unseen_device
+    return lambda rest: trainer.in_memory(trainer.fit_models(rest, own=not unseen, across=unseen, kinds=wanted))

@@ -13,7 +13,7 @@ from whatif.runtime.errors import WhatifError
 
 # Loaded by name: the library does not import what trains.
 TRAINING = "whatif.instrumentation.estimators.models"
-# `whatif.opdb.learned.KINDS`, which imports more than --help should.
+# As `whatif.opdb.learned.KINDS`, whose module imports too much for --help.
 MODELS = ("trees", "principal")
 
 
@@ -28,17 +28,17 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_argument(parser: argparse.ArgumentParser, what: str) -> None:
+def add_model_argument(parser: argparse.ArgumentParser, use: str) -> None:
     """Add ``--model``, which may be given several times."""
     parser.add_argument(
         "--model", action="append", choices=MODELS, metavar="MODEL",
-        help=f"{what} (repeatable): trees (default), or principal: Tianshu's networks, which take half a minute of CPU "
+        help=f"{use} (repeatable): trees (default), or principal: Tianshu's networks, which take half a minute of CPU "
         "time or more for each operator and need torch",
     )  # fmt: skip
 
 
 def kinds(args: argparse.Namespace) -> tuple[str, ...]:
-    """The kinds of models that are asked for. Raises WhatifError where torch is missing for one."""
+    """Return the requested kinds of models. Raises WhatifError if torch is missing for one."""
     from whatif.opdb.learned import PRINCIPAL, TREES
 
     if PRINCIPAL in (args.model or ()):
@@ -52,7 +52,7 @@ def kinds(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def training() -> Any:
-    """Return the module that trains. Raises WhatifError where scikit-learn is missing."""
+    """Return the module that trains. Raises WhatifError if scikit-learn is missing."""
     try:
         importlib.import_module("sklearn.ensemble")
         return importlib.import_module(TRAINING)
@@ -71,34 +71,34 @@ def run_fit(args: argparse.Namespace) -> int:
     from whatif.report.text_models import model_dict, print_models
 
     store, device, family = the_store(args), device_name(args.device), family_name(args.family)
-    trained, wanted = training(), kinds(args)
+    trainer, wanted = training(), kinds(args)
     if args.across and TREES not in wanted:
         raise WhatifError("opdb: expected --across with --model trees: networks are of one device each.")
     with progress_bar("reading") as progress:
-        contributions, wrong = read_contributions(store, progress)
+        contributions, damaged = read_contributions(store, progress)
     chosen = [
-        (said, rows)
-        for said, rows in contributions
-        if device in (None, said.origin.device.name) and family in (None, rows.family)
+        (provenance, rows)
+        for provenance, rows in contributions
+        if device in (None, provenance.origin.device.name) and family in (None, rows.family)
     ]
     folder = Path(args.out) if args.out else store.folder / FOLDER
     with progress_bar("fitting") as progress:
-        fitted = trained.fit_models(chosen, say=_counted(progress), own=True, across=args.across, kinds=wanted)
+        fitted = trainer.fit_models(chosen, say=_counted(progress), own=True, across=args.across, kinds=wanted)
     if not fitted:
         raise WhatifError(f"{store.folder}: expected 200 measurements or more of one family on one device, got fewer.")
-    trained.write_models(folder, fitted)
+    trainer.write_models(folder, fitted)
     facts = [m.facts for m in fitted]
     show(
         args,
         lambda: {"folder": str(folder), "models": [model_dict(one) for one in facts]},
         lambda: print_models(facts, folder),
     )
-    warn(wrong)
+    warn(damaged)
     return 0
 
 
 def _counted(progress: Callable[[int, int], None] | None) -> Callable[[str], None]:
-    """Count the models as they begin; their total is not known in advance."""
+    """Report progress by the models begun; their total is not known in advance."""
     begun = 0
 
     def say(_: str) -> None:

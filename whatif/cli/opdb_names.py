@@ -1,4 +1,4 @@
-"""What the subcommands of ``whatif opdb`` name: a database, a device, a family of operators."""
+"""Look up what the arguments of ``whatif opdb`` name: a database, a device, a family of operators."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def the_store(args: argparse.Namespace, *, create: bool = False) -> Store:
 
 
 def device_name(name: str | None) -> str | None:
-    """A device by the name that the database has for it; None stays None."""
+    """The database's name of a device; None stays None."""
     from whatif.opdb.devices import device_called
 
     return device_called(name).name if name is not None else None
 
 
 def family_name(name: str | None) -> str | None:
-    """A family of operators; raises WhatifError for a name that is none."""
+    """The name of a family of operators; raises WhatifError if there is no such family."""
     from whatif.graph.described import FAMILIES
     from whatif.runtime.errors import WhatifError
 

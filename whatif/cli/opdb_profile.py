@@ -92,20 +92,20 @@ def run_profile(args: argparse.Namespace) -> int:
     from whatif.cli.status import INTERRUPTED
     from whatif.report.text_profile import print_profiled, profiled_dict
 
-    asked = with_torch(REQUEST, "opdb profile", "record,opdb")
-    wanted: dict[str, Any] = {"sizes_bytes": args.sizes} if args.sizes else {}
-    request = asked.Request(
+    profiling = with_torch(REQUEST, "opdb profile", "record,opdb")
+    sizes: dict[str, Any] = {"sizes_bytes": args.sizes} if args.sizes else {}
+    request = profiling.Request(
         operations=args.operations, recording=Path(args.recording) if args.recording else None, shapes=args.shapes,
         grid=args.design == "grid", seed=args.seed, dtypes=args.dtype, device=args.device, threads=args.threads,
         cache=args.cache, method=args.method, ranks=args.ranks, wanted=args.within / 100, budget_s=args.budget_s,
-        author=args.author, licence=args.licence, **wanted,
+        author=args.author, licence=args.licence, **sizes,
     )  # fmt: skip
-    device = asked.device_name(request)  # checks the options before making a folder
+    device = profiling.device_name(request)  # checks the options before making a folder
     store = the_store(args, create=True)
     with progress_bar("measuring") as progress:
-        done = asked.run_request(request, store, progress)
-    told = (done, device, store.folder)
-    show(args, lambda: profiled_dict(*told), lambda: print_profiled(*told))
+        done = profiling.run_request(request, store, progress)
+    result = (done, device, store.folder)
+    show(args, lambda: profiled_dict(*result), lambda: print_profiled(*result))
     warn(_warnings(done))
     return INTERRUPTED if done.interrupted else 0
 

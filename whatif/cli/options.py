@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, so that they are spelled the same everywhere."""
+"""Options and arguments that several commands share, so that they are the same everywhere."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
 
 
-def add_top(parser: argparse.ArgumentParser, what: str = "number of rows in each table") -> None:
-    """Add --top, with ``what`` as its help."""
-    parser.add_argument("--top", type=POSITIVE, default=10, metavar="N", help=f"{what} (default: 10)")
+def add_top(parser: argparse.ArgumentParser, label: str = "number of rows in each table") -> None:
+    """Add --top, with ``label`` as its help."""
+    parser.add_argument("--top", type=POSITIVE, default=10, metavar="N", help=f"{label} (default: 10)")
 
 
-def whole_number(least: int, most: int = 10**18 - 1, what: str = "") -> Callable[[str], int]:
-    """Return an argparse type: whole numbers from ``least`` to ``most``, which ``what`` describes in errors."""
+def whole_number(least: int, most: int = 10**18 - 1, expected: str = "") -> Callable[[str], int]:
+    """Return an argparse type: whole numbers from ``least`` to ``most``, which ``expected`` describes in errors."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
-            expected = what or f"a whole number from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:40]!r}")
+            wanted = expected or f"a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text[:40]!r}")
         return int(text)
 
     return read
 
 
-def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callable[[str], float]:
-    """Return an argparse type: numbers with or without a ``suffix``, which ``what`` describes in errors."""
+def number(fits: Callable[[float], bool], expected: str, suffix: str = "") -> Callable[[str], float]:
+    """Return an argparse type: numbers with or without a ``suffix``, which ``expected`` describes in errors."""
 
     def read(text: str) -> float:
         try:
@@ -46,14 +46,14 @@ def number(fits: Callable[[float], bool], what: str, suffix: str = "") -> Callab
         except ValueError:
             value = math.nan
         if not fits(value):
-            raise argparse.ArgumentTypeError(f"expected {what}, got {text[:40]!r}")
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:40]!r}")
         return value
 
     return read
 
 
-# Of rows, devices or processes.
-POSITIVE = whole_number(1, what="a whole number of 1 or more")
+# A number of rows, devices or processes.
+POSITIVE = whole_number(1, expected="a whole number of 1 or more")
 
 
 def with_torch(module: str, command: str, extras: str = "record") -> Any:
@@ -70,7 +70,7 @@ def with_torch(module: str, command: str, extras: str = "record") -> Any:
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Add --step-count and --step-mark, for traces whose steps are not found, and --no-cache: how a trace is read."""
+    """Add --step-count and --step-mark, for traces whose steps are not found, and --no-cache: options of reading."""
     rule = parser.add_mutually_exclusive_group()
     rule.add_argument(
         "--step-count", type=POSITIVE, metavar="N", help="number of steps of equal work in the trace (default: found)"
@@ -84,13 +84,13 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def how_to_read(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what ``whatif.read`` takes of --step-count, --step-mark and --no-cache."""
+def read_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return --step-count, --step-mark and --no-cache as arguments of ``whatif.read``."""
     return {"step_count": args.step_count, "step_mark": args.step_mark, "cache": args.cache}
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add --clock, and how a trace is read."""
+    """Add --clock, and the options of reading a trace."""
     add_steps(parser)
     parser.add_argument(
         "--clock",
@@ -113,8 +113,8 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force."""
-    what = "answer even if the recording is too damaged for a valid answer"
-    parser.add_argument("--force", action="store_true", help=what)
+    help_text = "answer even if the recording is too damaged for a valid answer"
+    parser.add_argument("--force", action="store_true", help=help_text)
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
@@ -125,9 +125,9 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --plot, which draws ``what`` into a file."""
-    parser.add_argument("--plot", metavar="FILE", help=f"{what} into a .png, .svg or .pdf file")
+def add_plot(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Add --plot; ``purpose`` begins its help."""
+    parser.add_argument("--plot", metavar="FILE", help=f"{purpose} into a .png, .svg or .pdf file")
 
 
 def add_markdown(parser: argparse.ArgumentParser) -> None:
@@ -147,13 +147,13 @@ def check_plots(plot: str | None, paths: Sequence[str]) -> None:
         check_plot(plot, path)
 
 
-def add_jobs(parser: argparse.ArgumentParser, what: str, default: str) -> None:
-    """Add --jobs, which says where ``what`` runs."""
+def add_jobs(parser: argparse.ArgumentParser, purpose: str, default: str) -> None:
+    """Add --jobs; ``purpose``, the work that it distributes, begins its help."""
     parser.add_argument(
         "--jobs",
         type=_jobs,
         metavar="N",
-        help=f"{what} in N processes, or on a cluster: dask:ADDRESS or ray:ADDRESS (default: {default})",
+        help=f"{purpose} in N processes, or on a cluster: dask:ADDRESS or ray:ADDRESS (default: {default})",
     )
 
 

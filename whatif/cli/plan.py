@@ -1,4 +1,4 @@
-"""``whatif plan``: the fastest or cheapest plan of parallelism on the GPUs that one has."""
+"""``whatif plan``: the fastest or cheapest plan of parallelism on given GPUs."""
 
 from __future__ import annotations
 

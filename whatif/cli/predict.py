@@ -30,10 +30,10 @@ _DTYPES = ("fp32", "fp64", "fp16", "bf16")
 # A common training GPU with the most complete measurements.
 _DEVICE = "A100-SXM-80"
 _OPTIMIZER = "adam"
-# What a file says itself, or what it does not let one change.
-_SAID_BY_FILES = ("input", "input_dtype", "task", "dtype", "optimizer", "lora", "freeze", "loss", "attention", "kwargs")
+# Options whose values a file of operators fixes.
+_SET_BY_FILES = ("input", "input_dtype", "task", "dtype", "optimizer", "lora", "freeze", "loss", "attention", "kwargs")
 _TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq")
-# Of the inputs of a task; "target": positions that a seq2seq model writes.
+# Sizes of a task's inputs; "target": positions that a seq2seq model writes.
 _SIZES = ("batch", "seq", "target", "image")
 
 
@@ -190,7 +190,7 @@ def _refuse_options_of_modules(target: str, kind: Kind, args: argparse.Namespace
     """Raise UsageError for options that a file of operators cannot honour."""
     from whatif.from_module.targets import Kind
 
-    names = [name for name in _SAID_BY_FILES if getattr(args, name)]
+    names = [name for name in _SET_BY_FILES if getattr(args, name)]
     if args.inference and kind == Kind.CHAKRA:
         names.append("inference")
     if names:
@@ -234,7 +234,7 @@ def input_of(text: str, dtype: str | None, command: str = "predict") -> _Shape:
 
 
 def keywords_of(text: str | None, command: str = "predict") -> dict[str, Any]:
-    """Return what --kwargs says. Raises UsageError, which begins with the command, where it is no JSON object."""
+    """Return the arguments in --kwargs. Raises UsageError, which begins with the command, if it is no JSON object."""
     if text is None:
         return {}
     try:
@@ -246,17 +246,17 @@ def keywords_of(text: str | None, command: str = "predict") -> dict[str, Any]:
     return found
 
 
-def _device(told: str) -> tuple[str, Gpu | None]:
-    """The database's name of a device, and its data sheet where it is a GPU."""
+def _device(requested: str) -> tuple[str, Gpu | None]:
+    """The database's name of a device, and its data sheet if it is a GPU."""
     from whatif.hardware.gpu import gpu_asked_for
 
-    if told != "cpu" and not told.startswith("cpu:"):
-        gpu = gpu_asked_for(told)
+    if requested != "cpu" and not requested.startswith("cpu:"):
+        gpu = gpu_asked_for(requested)
         return gpu.name, gpu
-    if told != "cpu":
-        return told, None
-    at_hand = _online().at_hand()
-    name = next((name for name in at_hand if name.startswith("cpu:")), None)
+    if requested != "cpu":
+        return requested, None
+    measurable = _online().at_hand()
+    name = next((name for name in measurable if name.startswith("cpu:")), None)
     if name is None:
         raise WhatifError("predict: expected a CPU of this machine that can be measured, got none; name a GPU.")
     return name, None
@@ -299,7 +299,7 @@ def _online() -> Any:
 def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host: bool) -> None:
     """Measure the operators of a step that the database lacks, and insert them; warn of those that stay unmeasured.
 
-    On a CPU those that cannot be measured whole are measured as what a GPU would compute in their place.
+    On a CPU, those that cannot be measured as a whole are measured as what a GPU would compute in their place.
     """
     from whatif.cli.reading import progress_bar, warn
     from whatif.from_module.durations import families_of, unanswered
@@ -316,8 +316,8 @@ def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host
                 found = online.measure(ops, device, database=folder, progress=progress)
             if found.missing:
                 why = "; ".join(f"{reason} ({count})" for reason, count in found.left_out.most_common())
-                told = f"not measured: {', '.join(found.missing)}: {why or 'no time was left'}{what}"
-                notes.append(told)
+                note = f"not measured: {', '.join(found.missing)}: {why or 'no time was left'}{what}"
+                notes.append(note)
 
     families = families_of(graph, on_host=on_host)
     measure(families, "; measured instead: what a GPU would compute" if on_host else "")

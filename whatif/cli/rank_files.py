@@ -23,15 +23,15 @@ _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6}))?)?")
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     """Add the positional TRACE, of which there may be several."""
-    what = (
+    help_text = (
         "a recording, a Kineto / Chrome trace (.json, .json.gz) or a report that nsys exported to SQLite; for a "
         "distributed run, the files of several ranks, or their folder; or their addresses, as s3://bucket/run"
     )
-    parser.add_argument("traces", metavar="TRACE", nargs="+", help=what)
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help=help_text)
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add --ranks, which selects some of a folder's ranks, and --jobs, which says where they are read."""
+    """Add --ranks, which selects some of a folder's ranks, and --jobs, which distributes reading them."""
     add_only(parser)
     add_jobs(parser, "read the ranks of a run", "as many as there are cores, for large runs")
 

@@ -1,4 +1,4 @@
-"""Reading a trace for a command: a progress bar where someone waits, warnings beside the result."""
+"""Read a trace for a command, with a progress bar on a terminal; show the result and its warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from whatif.cli.options import how_to_read
+from whatif.cli.options import read_options
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from whatif.graph.task_graph import TaskGraph
 
-# Files of this run that were cut, with the sentence on where.
+# Files of this run that were cut off, with the sentence that says where.
 _cut: dict[str, str] = {}
 # Whether to print only results and errors; set once per run by the command line.
 _quiet = False
@@ -42,7 +42,7 @@ def quiet() -> bool:
 
 
 def remember_cut(graph: TaskGraph) -> TaskGraph:
-    """Return the graph; if its file was cut, later errors say so first."""
+    """Return the graph; if its file was cut off, later errors begin with that."""
     from whatif.ingest.events import CUT
 
     for info in graph.info.ranks or (graph.info,):
@@ -51,24 +51,24 @@ def remember_cut(graph: TaskGraph) -> TaskGraph:
     return graph
 
 
-def first_reason(said: str) -> str:
-    """Return an error's sentence, after the reason that comes before any other: that a file was cut."""
+def first_reason(message: str) -> str:
+    """Return an error's message, after the reason that precedes any other: that a file was cut off."""
     for path, sentence in _cut.items():
-        if sentence not in said:
-            what = said.removeprefix(f"{path}: ")
-            return f"{path}: {sentence}; copy or record it again (error in the rest: {what})"
-    return said
+        if sentence not in message:
+            detail = message.removeprefix(f"{path}: ")
+            return f"{path}: {sentence}; copy or record it again (error in the rest: {detail})"
+    return message
 
 
 def read_trace(path: str, args: argparse.Namespace) -> TaskGraph:
-    """Return the task graph of a trace, with a progress bar on a terminal's stderr where the file is large.
+    """Return the task graph of a trace, with a progress bar on a terminal's stderr if the file is large.
 
-    ``args`` has how it is to be read (``options.add_steps``).
+    ``args`` has the options of ``options.add_steps``.
     """
     from whatif.ingest.read import read
 
     with progress_bar("reading", file=path) as progress:
-        return remember_cut(read(path, progress=progress, **how_to_read(args)))
+        return remember_cut(read(path, progress=progress, **read_options(args)))
 
 
 def _watched() -> bool:
@@ -77,10 +77,10 @@ def _watched() -> bool:
 
 
 @contextmanager
-def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(label: str, *, file: str | None = None) -> Iterator[Callable[[int, int], None] | None]:
     """Return a function that shows (done, total) as a bar on stderr; None if no terminal shows it or the work is short.
 
-    It counts the bytes of ``file`` where that is large, and things where no file is named.
+    It counts the bytes of ``file`` if that is large, and items if no file is named.
     """
     is_small = file is not None and (os.path.getsize(file) if os.path.isfile(file) else 0) < PROGRESS_BYTES
     if is_small or not _watched():
@@ -90,14 +90,14 @@ def progress_bar(what: str, *, file: str | None = None) -> Iterator[Callable[[in
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     amount = MofNCompleteColumn() if file is None else DownloadColumn()
-    columns = (TextColumn(what), BarColumn(), amount, TimeRemainingColumn())
+    columns = (TextColumn(label), BarColumn(), amount, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
-def patience(what: str) -> Iterator[None]:
+def patience(label: str) -> Iterator[None]:
     """Show elapsed time on a terminal's stderr during long work of unknown length."""
     if not _watched():
         yield
@@ -111,9 +111,9 @@ def patience(what: str) -> Iterator[None]:
 
         with lock:
             if not over:
-                columns = SpinnerColumn(), TextColumn(what), TimeElapsedColumn()
+                columns = SpinnerColumn(), TextColumn(label), TimeElapsedColumn()
                 shown = Progress(*columns, console=Console(stderr=True), transient=True)
-                shown.add_task(what, total=None)
+                shown.add_task(label, total=None)
                 shown.start()
 
     # Most work ends before this, and then nothing is shown.
@@ -138,9 +138,9 @@ def show(
     figure: Callable[[], Figure] | None = None,
     warnings: Iterable[str] | None = None,
 ) -> int:
-    """Show what a command found: the plot into its file, then one JSON object, or the text and its warnings.
+    """Show the result of a command: the plot into its file, then one JSON object, or the text and its warnings.
 
-    The object has the ``warnings`` too, those that it does not tell already. Returns the exit status.
+    Those ``warnings`` that the object does not contain already are added to it. Returns the exit status.
     """
     plot = getattr(args, "plot", None)
     if plot and figure is not None:
@@ -153,8 +153,8 @@ def show(
         trust = getattr(args, "trust", None)
         found = {**as_dict(), **({} if trust is None else {"trust": trust.to_dict()})}
         if warnings is not None:
-            told = {*found.get("warnings", ()), *found.get("notes", ())}
-            found["warnings"] = [*(text for text in warnings if text not in told), *found.get("warnings", ())]
+            known = {*found.get("warnings", ()), *found.get("notes", ())}
+            found["warnings"] = [*(text for text in warnings if text not in known), *found.get("warnings", ())]
         print_json({**found, **({"plot": plot} if plot else {})})
         return 0
     print_text()

@@ -1,4 +1,4 @@
-"""``whatif recommend``: devices ranked by what the recorded step would take and cost on each."""
+"""``whatif recommend``: devices ranked by time and cost of the recorded step on each."""
 
 from __future__ import annotations
 

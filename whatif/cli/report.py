@@ -1,4 +1,4 @@
-"""``whatif report``: everything that is known of a recording as one page that opens from disk."""
+"""``whatif report``: all results for a recording as one HTML page that opens from disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the page, and print the verdict and the file's name."""
     paths, names = traces_then_names(args.words, "report")
     from whatif.prediction.transform import load_transform
     from whatif.report.printable import printable
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.output).suffix.lower() not in ("", ".html", ".htm"):
         raise WhatifError(f"{args.output}: expected the name of an .html file to write, got another ending.")
     replaceable_file(args.output, "report", lambda start: b"<title>What-if report: " in start)
-    asked = [load_transform(name) for name in names]
+    requested = [load_transform(name) for name in names]
     from whatif.report.html.facts import gather, without_folders
     from whatif.report.html.page import write_page
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     recording, graph = Path(graph.info.path), without_folders(graph)
     baseline = baseline_of(args, graph)
     with progress_bar("trying") as progress:
-        facts = gather(baseline, asked, recorded=graph, path=recording, ranks=ranks, progress=progress)
+        facts = gather(baseline, requested, recorded=graph, path=recording, ranks=ranks, progress=progress)
     write_page(args.output, facts)
     for sentence in facts.advice.verdict:
         print(printable(sentence))

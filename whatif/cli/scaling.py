@@ -1,4 +1,4 @@
-"""``whatif scaling``: the step on more and more workers, and up to how many it pays."""
+"""``whatif scaling``: the step on growing numbers of workers, and up to how many it pays."""
 
 from __future__ import annotations
 

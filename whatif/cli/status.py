@@ -1,9 +1,9 @@
-"""How a command ends: its exit statuses, and the error of a command line that is wrong."""
+"""The exit statuses of a command, and the error of a wrong command line."""
 
 from __future__ import annotations
 
 COULD_NOT, USAGE, INTERRUPTED = 1, 2, 130
-# The reader of the output left: shells say so of the programs that SIGPIPE ends.
+# The reader closed the output: the status that shells report for programs ended by SIGPIPE.
 UNREAD = 141
 
 

@@ -1,4 +1,4 @@
-"""``whatif transforms``: the what-ifs at hand, the options, source and model of one, or a new one to begin with."""
+"""``whatif transforms``: the available what-ifs; the options, source and model of one; or a template of a new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list, or what is known of one transform, or write a new one."""
+    """Print the list, or the description of one transform, or write a new one."""
     if args.new is not None:
         if args.name is not None:
             raise UsageError(f"transforms: expected NAME or --new FILE.py, got both ({args.name!r} and {args.new!r}).")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_new(args: argparse.Namespace) -> int:
-    """Write a new script and say what to do with it."""
+    """Write a new script, and print the commands to try with it."""
     from whatif.prediction.new_transform import write_new
     from whatif.report.printable import printable
 

@@ -1,4 +1,4 @@
-"""The one trust value of a command: an answer that cannot be trusted is refused unless --force is given."""
+"""The trust value of a command: an answer that cannot be trusted is refused unless --force is given."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def baseline_of(args: argparse.Namespace, graph: TaskGraph, *, refuses: bool = True) -> Baseline:
-    """Return the baseline that a command's options ask for; what `show` prints of it has its trust value.
+    """Return the baseline that a command's options request; `show` includes its trust value.
 
-    Raises WhatifError, one sentence, where an answer would be void and --force is not given.
+    Raises WhatifError, one sentence, if an answer would be void and --force is not given.
     """
     from whatif.prediction.baseline import Baseline
 
@@ -27,7 +27,7 @@ def baseline_of(args: argparse.Namespace, graph: TaskGraph, *, refuses: bool = T
 
 
 def weigh(args: argparse.Namespace, *baselines: Baseline, refuses: bool = True) -> None:
-    """Keep the trust value of one recording, or of several, for `show`. Raises WhatifError as above."""
+    """Keep the trust value of one recording, or of several, for `show`. Raises WhatifError as ``baseline_of``."""
     from whatif.prediction.trust import Trust, trust_of
 
     trusts = [trust_of(baseline) for baseline in baselines]

@@ -1,4 +1,4 @@
-"""``whatif validate``: predictions beside what was measured, for every pair of runs in a folder."""
+"""``whatif validate``: predictions next to measurements, for every pair of runs in a folder."""
 
 from __future__ import annotations
 

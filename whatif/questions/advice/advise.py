@@ -36,11 +36,11 @@ WORTH_MORE_EFFORT = 2.0
 
 
 class Ranked(Struct, frozen=True):
-    """A trial with its place in the advice: its range, and why it gains what it gains."""
+    """A trial in the advice, with its range and the reason for its gain."""
 
     trial: Trial
     reason: str
-    range_ms: tuple[float, float] | None = None  # None below the rows that were asked for
+    range_ms: tuple[float, float] | None = None  # None after the first ``top`` rows
     alone_pct: tuple[float | None, ...] = ()  # of a combination: what each what-if gains alone, where it applies
 
     @property
@@ -89,16 +89,16 @@ class Advice(Struct, frozen=True):
     too_large: tuple[Ranked, ...]  # more than the device's memory
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
-    warm_up: str = ""  # what of the step a later one has not, where it looks so
+    warm_up: str = ""  # what of the step later ones seem to lack; else ""
     waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
     costly: tuple[CostlyLine, ...] = ()  # lines outside the training itself, if the trace has lines
 
     @property
     def first(self) -> Ranked | None:
-        """What to do first: the best of small effort, unless more effort gains twice as much; None where none gains.
+        """What to do first: the best of small effort, unless more effort gains twice as much; None if none gains.
 
-        Where the step waits for data or for communication, first of all what takes that away. Another batch comes
-        first only where nothing else gains: it may ask for another learning rate.
+        If the step waits for data or for communication, what removes that is preferred. Another batch comes first only
+        if nothing else gains: it may need another learning rate.
         """
         same = [entry for entry in self.gaining if entry.trial.same_training] or list(self.gaining)
         same = [entry for entry in same if self._relieves(entry.trial)] or same
@@ -227,7 +227,7 @@ def advise(
 
     Ranges are found for the ``top`` entries of each list. ``progress(done, total)`` counts what was tried alone. A
     transform that does not apply, or fails, is listed with its reason and stops nothing. ``path`` is the trace, for the
-    lines of code, if the graph no longer says where it lies.
+    lines of code, if the graph no longer records it.
     """
     candidates = installed() if candidates is None else candidates
     refused = list(candidates.broken)

@@ -1,4 +1,4 @@
-"""What there is to try: every installed transform that one can do, in the forms that people ask for."""
+"""Candidates for advice: every installed transform that can be switched on, in its usual forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whatif.questions.advice.effort import Effort, EffortSize
 from whatif.questions.advice.trial import Refusal, Refused
 from whatif.runtime.errors import WhatifError
 
-# What is tried of a transform whose defaults alone are not the question that people ask; of the others the defaults.
+# Forms to try of transforms whose defaults alone are not the usual question; the others are tried with defaults.
 VARIANTS = {
     "amp": ("amp:target=bf16", "amp:target=fp16"),
     "batch_size": ("batch_size:factor=2",),
@@ -25,14 +25,14 @@ VARIANTS = {
     "data_loading": ("data_loading:workers=4",),
     "fused_adam": ("fused_adam", "fused_adam:to=foreach"),
 }
-# What makes a step faster by putting it on several GPUs is another machine, and no advice for this one.
+# A step that is faster on several GPUs is one on another machine, and no advice for this one.
 OTHER_MACHINES = ("tensor_parallel",)
-# What is no advice where a run does it in part already, as its author chose: says how much of it, or "".
+# Not advised if a run does it in part already, as its author chose: functions that state how much, or "".
 IN_PART = {"fp8": chosen_for_fp8}
 
 
 class Candidates(Struct, frozen=True):
-    """What can be tried, the names of what is a question only, and what cannot be loaded."""
+    """Transforms to try, the names of purely hypothetical ones, and those that cannot be loaded."""
 
     transforms: tuple[Transform, ...]
     hypothetical: tuple[str, ...] = ()

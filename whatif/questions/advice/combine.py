@@ -18,18 +18,18 @@ from whatif.questions.advice.trial import (
     Trier,
 )
 
-# A gain below this is within what replays miss, percent.
+# A gain below this is within replay errors, percent.
 WORTH_PCT = 1.0
 # Our choice: how far the search goes. What-ifs in one combination, and of each kind those that pairs are made of.
 MOST_TOGETHER, MOST_PARTNERS = 4, 4
-# Saving less than this share of the CPU's or the GPU's work, or of the memory, opens the way for nothing.
+# Saving less than this share of the CPU's or the GPU's work, or of the memory, makes no combination promising.
 SAVES = 0.05
-# What does the same: torch.compile puts its regions into CUDA graphs by itself.
+# Equivalent what-ifs: torch.compile puts its regions into CUDA graphs by itself.
 SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
 
 _SAME_NAMES = tuple(frozenset(one.partition(":")[0] for one in same) for same in SAME_THING)
 
-# What pays together where neither may alone: tensor cores convolve images whose channels lie innermost.
+# What-ifs that gain together even if neither does alone: tensor cores convolve images whose channels are innermost.
 TOGETHER = (("amp", "channels_last"),)
 
 
@@ -89,7 +89,7 @@ class Search:
                 self._grow_from(start, pool, same)
 
     def _relieving_all(self, able: Sequence[Trial]) -> Trial | None:
-        """What saves most of the CPU's, the GPU's and the loader's work, together: alone each may only move a wait."""
+        """The trial of what saves most CPU, GPU and loading work, together: alone each may only move a wait."""
         chosen: dict[str, Transform] = {}
         for name in ("device_ms", "cpu_ms", "loading_ms"):
             recorded = getattr(self._trier.work, name)
@@ -115,7 +115,7 @@ class Search:
         return max(fitting, key=lambda t: t.gain_pct, default=None)
 
     def _attempt(self, transforms: Sequence[Transform]) -> Trial | None:
-        """The trial of some transforms; None where two are the same thing, or where they do not go together."""
+        """The trial of some transforms; None if two are equivalent, or if they do not apply together."""
         key = frozenset(spelled(t) for t in transforms)
         if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in SAME_THING):
             return None

@@ -1,4 +1,4 @@
-"""What it takes to get a what-if in real life, from the docstring of its script."""
+"""The effort of making a what-if real, from the docstring of its script."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def memory_change(before_bytes: int, after_bytes: int) -> str:
 
 
 def peak_told(trial: Trial, before_bytes: int | None) -> str:
-    """Return the peak of a trial's memory beside the recorded one, as a cell of a table, or what is not known of it."""
+    """Return the peak memory of a trial next to the recorded one as a table cell, or how far it is not modelled."""
     if trial.peak_bytes is None or before_bytes is None:
         return "–"
     change = memory_change(before_bytes, trial.peak_bytes)

@@ -36,7 +36,7 @@ KEPT_TASKS = 4_000_000
 
 
 class Work(Struct, frozen=True):
-    """The work in a step by who does it, ms; what runs at the same time counts once for each that works."""
+    """The work in a step by resource, ms; concurrent work counts once for each resource."""
 
     gpu_ms: float  # kernels and memsets
     copies_ms: float
@@ -46,12 +46,12 @@ class Work(Struct, frozen=True):
 
     @property
     def host_ms(self) -> float:
-        """What the CPU does, loading included, ms."""
+        """CPU time including data loading, ms."""
         return self.cpu_ms + self.loading_ms
 
     @property
     def device_ms(self) -> float:
-        """What the GPU and its links do, ms."""
+        """Time of the GPU and its links, ms."""
         return self.gpu_ms + self.copies_ms + self.communication_ms
 
     @staticmethod
@@ -88,7 +88,7 @@ class Refusal(Enum):
 
 
 class Refused(Struct, frozen=True):
-    """A what-if that was not tried to its end, and why in one sentence."""
+    """What-ifs that gave no trial, and why in one sentence."""
 
     spelled: tuple[str, ...]
     transforms: tuple[Transform, ...]  # empty where it cannot be loaded
@@ -102,19 +102,19 @@ class Refused(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """What some what-ifs together do to a step."""
+    """The effect of some what-ifs together on a step."""
 
     transforms: tuple[Transform, ...]
     baseline_ms: float
     predicted_ns: float
-    samples: float  # of a step, in those of the recorded one
+    samples: float  # per step, as a multiple of the recorded step's
     work: Work
     waiting_ms: float  # waiting of the recorded step that nothing in the recording explains
     n_tasks: int  # of the changed graph
     memory: Memory | None  # of the changed step; None if not recorded
     peak_bytes: int | None
     notes: tuple[str, ...]
-    estimates: dict[str, int]  # how many durations each source but the recording answered for
+    estimates: dict[str, int]  # number of durations from each source other than the recording
 
     @property
     def predicted_ms(self) -> float:
@@ -123,7 +123,7 @@ class Trial(Struct, frozen=True):
 
     @property
     def gain_pct(self) -> float:
-        """What a step gets shorter, percent; where the batch changes, what the samples of a recorded step do."""
+        """The reduction of the step time, percent; if the batch changes, of the time for a recorded step's samples."""
         return self.gain_at_pct(self.predicted_ms)
 
     @property
@@ -133,20 +133,20 @@ class Trial(Struct, frozen=True):
 
     @property
     def recorded_samples_ms(self) -> float:
-        """What the samples of a recorded step take, ms; the step itself where the batch stays."""
+        """The time for the samples of a recorded step, ms; that of the step itself if the batch stays."""
         return self._for_recorded_samples_ms(self.predicted_ms, self.waiting_ms)
 
     def gain_at_pct(self, step_ms: float, *, waiting: bool = True) -> float:
-        """Return the gain if the step took ``step_ms``, percent; with ``waiting=False`` if nothing unexplained did."""
+        """Return the gain of a step of ``step_ms``, percent; with ``waiting=False`` without unexplained waiting."""
         after_ms = self._for_recorded_samples_ms(step_ms, self.waiting_ms if waiting else 0.0)
         return 100.0 * (1 - after_ms / self.baseline_ms) if self.baseline_ms else 0.0
 
     def _for_recorded_samples_ms(self, step_ms: float, waiting_ms: float) -> float:
-        # It is unknown whether the waiting comes once a step: it is not taken for granted that more samples share it.
+        # It is unknown whether the waiting comes once a step, so more samples are not assumed to share it.
         return (step_ms + (self.samples - 1) * waiting_ms) / self.samples
 
     def is_like(self, other: Trial) -> bool:
-        """Whether another form of the same what-ifs does the very same."""
+        """Whether another form of the same what-ifs has the same result."""
         return (self.names, self.predicted_ms, self.work) == (other.names, other.predicted_ms, other.work)
 
     @property
@@ -174,7 +174,7 @@ class Trial(Struct, frozen=True):
 class Trier:
     """Tries compositions on one baseline; keeps the graphs of a few short ones, which longer ones begin with.
 
-    What puts the step on other machines than the recorded one is refused, unless it ``may_move``: it was asked for.
+    What-ifs that move the step to other machines are refused, unless ``may_move``: these were asked for.
     """
 
     def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
@@ -190,7 +190,7 @@ class Trier:
         return explain(self.baseline, top=1)
 
     def attempt(self, transforms: Sequence[Transform]) -> Trial | Refused:
-        """Return what ``transforms`` do, in the order of ``in_order``, without a range: one simulation."""
+        """Return the trial of ``transforms``, in the order of ``in_order``, without a range: one simulation."""
         chosen = tuple(transforms)
         written = tuple(spelled(t) for t in chosen)
         try:
@@ -258,7 +258,7 @@ class Trier:
         return min(low_ns / 1e6, trial.predicted_ms), max(high_ns / 1e6, trial.predicted_ms)
 
     def _applied(self, transforms: tuple[Transform, ...]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-        """The graph under ``transforms`` and what each did; the longest beginning that is kept is where it starts."""
+        """The graph under ``transforms`` and what each did; starts from the longest prefix that is kept."""
         transforms = in_order(transforms)
         if not transforms:
             return self.baseline.graph, ()
@@ -275,12 +275,12 @@ class Trier:
 
 
 def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
-    """A transform's sentence without its name, which stands beside it in every list."""
+    """A transform's sentence without its name, which every list shows next to it."""
     return sentence.removeprefix(f"{transforms[0].name}: ") if len(transforms) == 1 else sentence
 
 
 def _samples(before: GraphInfo, after: GraphInfo) -> float:
-    """The samples of a step over those before."""
+    """The samples of a step over those of the step before the change."""
     if before.batch_size and after.batch_size:
         return after.batch_size / before.batch_size
     return after.batch_factor / before.batch_factor

@@ -1,4 +1,4 @@
-"""A recording that caught the program while it warmed up: its first calls take long, and later steps have none."""
+"""Detect a recording of a program's warm-up: its first calls take long, and later steps have none of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import step_critical_ms
 from whatif.simulation.steps import steady
 
-# Modules that are loaded and memory that is allocated take milliseconds, launches and operators' own work do not.
+# Loading modules and allocating memory take milliseconds; launches and operators' own work do not.
 LONG_MS = 1.0
-# Our choice: a call is long at a tenth of the step, and together they are worth a word at a quarter of it.
+# Our choice: a call is long at a tenth of the step, and together they are reported at a quarter of it.
 LONG_SHARE, NAMED_FROM = 0.1, 0.25
-# With so many steps the median one is reported, and what is in it is in every other step too.
+# With this many steps the median one is reported, and its work recurs in the other steps.
 REPEATED = 3
 
 
 def warm_up(baseline: Baseline) -> str:
-    """Say what of the critical path a few very long calls take, where it may be a program's first step; else "".
+    """State the share of a few very long calls in the critical path of what may be a program's first step; else "".
 
-    The work of operators and of copies, data loading and waiting are none of it.
+    The work of operators and of copies, data loading and waiting do not count.
     """
     graph, step_ms = baseline.graph, baseline.step_ms
     n_steps = len(steady(graph.info.measured_step_ns[baseline.clock], graph, baseline.clock))

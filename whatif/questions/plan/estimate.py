@@ -1,7 +1,7 @@
-"""What a plan takes, composed of pieces: what one device computes by layer, messages between stages, exchanges.
+"""Estimate the step of a plan from pieces: the work of one device by layer, messages between stages, exchanges.
 
-Thousands of plans share few pieces: one graph for each way of cutting blocks and recomputing, and the passes of a
-pipeline's stages, which are simulated. Source of what leaves a copy: Rajbhandari et al., SC 2020, section 7. The best
+Thousands of plans share few pieces: one graph for each way of splitting blocks and recomputing, and the passes of a
+pipeline's stages, which are simulated. Source of the volumes sent: Rajbhandari et al., SC 2020, section 7. The best
 plans are simulated as what-ifs by ``search``.
 """
 
@@ -45,7 +45,7 @@ from whatif.runtime.errors import WhatifError
 
 
 class Parts(NamedTuple):
-    """What a step is made of, ms: work of the slowest stage, its sums of activations, bubble, exposed exchange."""
+    """The parts of a step, ms: work of the slowest stage, its sums of activations, bubble, exposed exchange, update."""
 
     work_ms: float
     sums_ms: float
@@ -55,12 +55,12 @@ class Parts(NamedTuple):
 
     @property
     def step_ms(self) -> float:
-        """All of them."""
+        """The sum of all parts."""
         return sum(self)
 
 
 class Estimate(Struct, frozen=True):
-    """A plan, what its step is made of, and the peak of its fullest device; None where memory is not recorded."""
+    """A plan, the parts of its step, and the peak of its fullest device; None if memory is not recorded."""
 
     plan: Plan
     parts: Parts
@@ -68,7 +68,7 @@ class Estimate(Struct, frozen=True):
 
 
 class _Sides(NamedTuple):
-    """What the CPU and the GPU take, and sums of activations, ns; each an array over calls or parts, or a number."""
+    """CPU time, GPU time and sums of activations, ns; each an array over calls or parts, or a number."""
 
     cpu: Float64
     gpu: Float64
@@ -94,7 +94,7 @@ class _Sides(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """The calls of one micro-batch, and what comes once a step."""
+    """The calls of one micro-batch, and the work that comes once a step."""
 
     forward: _Sides
     backward: _Sides
@@ -103,7 +103,7 @@ class _Pass(NamedTuple):
 
 
 def middle_step(graph: TaskGraph) -> TaskGraph:
-    """Return the tasks of the middle one of the steps alone, which the pieces are of."""
+    """Return the graph of the middle step alone, from which the pieces are taken."""
     steps = np.unique(graph.step[graph.step >= 0])
     if len(steps) < 2:
         return graph
@@ -115,10 +115,10 @@ def middle_step(graph: TaskGraph) -> TaskGraph:
 
 
 class Composer:
-    """Estimates plans that share one graph: the blocks cut and recomputed as they say, everything else open."""
+    """Estimates plans that share one graph, with its split and recomputation of blocks; everything else may vary."""
 
     def __init__(self, graph: TaskGraph, cluster: str) -> None:
-        """Take the steps apart; raises WhatifError where they have no forward and backward pass."""
+        """Split the steps into pieces; raises WhatifError if they have no forward and backward pass."""
         self.graph, self.cluster = graph, cluster
         self.batch = graph.info.batch_size or 1
         self.model: Model = model_of(self.graph)
@@ -146,7 +146,7 @@ class Composer:
         return self.model.n_parts
 
     def estimates(self, plans: Iterator[Plan], memory_bytes: int | None) -> Iterator[Estimate]:
-        """Yield those of ``plans`` that can be and fit the memory, the shortest step first."""
+        """Yield those of ``plans`` that are possible and fit the memory, the shortest step first."""
         found = []
         for plan in plans:
             with suppress(WhatifError):  # the cluster has no such groups
@@ -158,7 +158,7 @@ class Composer:
                 yield Estimate(plan, parts, most)
 
     def parts(self, plan: Plan) -> Parts:
-        """Return what the step of a plan is made of. Raises WhatifError where the cluster has no such groups."""
+        """Return the parts of a plan's step. Raises WhatifError if the cluster has no such groups."""
         found = self._pipeline(plan) if plan.pipeline > 1 else self._alone(plan)
         if plan.data == 1:
             return found
@@ -168,7 +168,7 @@ class Composer:
         return Parts(work * slower, sums * slower, bubble * slower, exchange, update * slower)
 
     def _shared_update(self, workers: int) -> float:
-        """What is left of the update that ``workers`` share: its kernels' start-up, and their part of the rest."""
+        """The share of the update left to each of ``workers``: its kernels' start-up, and a part of the rest."""
         return self._start_up + (1 - self._start_up) / workers
 
     def _slower(self, devices: int) -> float:
@@ -177,7 +177,7 @@ class Composer:
         return self._slowest[devices]
 
     def peak_bytes(self, plan: Plan) -> int | None:
-        """Return the peak of the fullest device, bytes; None where the recording does not tell memory."""
+        """Return the peak of the fullest device, bytes; None if the recording lacks memory."""
         memory = self.graph.info.memory
         if memory is None:
             return None
@@ -220,7 +220,7 @@ class Composer:
         return with_sharded_parameters(memory, self._sharers(plan), unit_of, sizes, limit=2, resharded=True, share=1.0)
 
     def _sharers(self, plan: Plan) -> int:
-        """How many copies have a part of the state each: all of them, or those of one node."""
+        """The number of copies among which the state is sharded: all of them, or those of one node."""
         if plan.level != HYBRID:
             return plan.data
         return nodes_of(self._network("fsdp", plan.data), "fsdp")[0].workers
@@ -263,7 +263,7 @@ class Composer:
         return crossing_bytes(self.graph, self.model, plan.micro_batch / self.batch, None)
 
     def _begins(self, plan: Plan) -> Int64:
-        """The calls with which the parts begin: as even as can be, by the busier side and the messages."""
+        """The first call of each part: parts as even as possible, by the busier side and the messages."""
         key = (plan.micro_batch, plan.pipeline * plan.chunks)
         if key not in self._cuts:
             one = self._pass(plan)
@@ -298,7 +298,7 @@ class Composer:
         name = "fsdp" if plan.level in (FSDP, HYBRID) else "zero" if plan.level else "distributed"
         network = self._network(name, plan.data)
         forward_ns, backward_ns = (float(side.busy.sum()) for side in (one.forward, one.backward))
-        # Gradients leave in the last pass alone, but for FSDP's.
+        # Gradients are exchanged in the last pass alone, except FSDP's.
         if plan.level == DDP:
             return self._exchanges.whole(network, backward_ns)
         if plan.level not in (FSDP, HYBRID):
@@ -317,7 +317,7 @@ class Composer:
         update = stage_updates(cut, cut.work, stages)
         if plan.level:
             update = update._replace(gpu_ns=update.gpu_ns / plan.data)
-        # Nothing of a stage runs beside its exchange, so that the two are one piece.
+        # A stage runs nothing during its exchange, so that update and exchange are one piece.
         side = "gpu_ns" if self.graph.has_gpu else "cpu_ns"
         behind = update._replace(**{side: getattr(update, side) + exchange})
 
@@ -331,7 +331,7 @@ class Composer:
         each = one.forward.plus(one.backward).by(begins)
         added = float(self.added.busy) * by_stage(cut.shares, stages) * (count - 1) / count
         turns = by_stage(each.busy, stages) + added
-        # All of the slowest stage: what is no work is waiting for others.
+        # All for the slowest stage: the rest of its step is waiting for others.
         slowest = int(turns.argmax())
         sums = count * by_stage(each.busy - np.maximum(each.cpu, each.gpu), stages)[slowest]
         work = count * turns[slowest] - sums + float(one.batch.busy.sum())
@@ -341,7 +341,7 @@ class Composer:
         return Parts(*(float(ns) / 1e6 for ns in told))
 
     def _exchange_of_stages(self, plan: Plan, stage_bytes: Int64) -> Float64:
-        """What each stage takes to exchange its gradients with its like in the other copies, ns."""
+        """The time in which each stage exchanges its gradients with the same stage of the other copies, ns."""
         if plan.data == 1:
             return np.zeros(plan.pipeline)
         among = self._network("zero" if plan.level else "distributed", plan.data)

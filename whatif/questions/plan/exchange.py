@@ -1,6 +1,6 @@
-"""What exchanging gradients and parameters costs copies of a whole model: work beside the passes, and what is exposed.
+"""The cost of exchanging gradients and parameters among copies of a model: work besides the passes, and exposed time.
 
-The same pieces as the tasks of ``distributed``, ``zero`` and ``fsdp``, which are named beside each. Volumes:
+The same pieces as the tasks of ``distributed``, ``zero`` and ``fsdp``, which are named with each. Volumes:
 Rajbhandari et al., SC 2020, section 7.
 """
 
@@ -24,12 +24,12 @@ from whatif.models.layers.calls import usual_launch_ns
 from whatif.models.parallel.sharding import BUCKET_CALL, UNIT_CALL
 from whatif.units import Size
 
-# What ZeRO sends at once: `zero`'s own default.
+# Bytes that ZeRO sends at once: the default of `zero`.
 BUCKET_BYTES = Size("25MiB").size_bytes
 
 
 class Exchanged(NamedTuple):
-    """What exchanging adds to the CPU and to the GPU in a step, and what of the transfers nothing hides, ns."""
+    """The CPU and GPU time that exchanging adds to a step, and the exposed time of the transfers, ns."""
 
     cpu: float
     gpu: float
@@ -40,7 +40,7 @@ class Exchanges:
     """The exchanges of copies that share one graph."""
 
     def __init__(self, graph: TaskGraph, gradients: StepGradients) -> None:
-        """Look at the gradients of one step, and when in its backward pass each is ready."""
+        """Find the gradients of one step, and when in its backward pass each is ready."""
         first = gradients.step == gradients.step.min()
         self._graph = graph
         self._gradients = StepGradients(*(column[first] for column in gradients))
@@ -91,7 +91,7 @@ class Exchanges:
     ) -> Exchanged:  # fmt: skip
         """FSDP in one pass: ``units`` are gathered twice and scattered once, the root once (``fully_sharded``).
 
-        ``across``: the network of the nodes that have the same parts each, which they sum after each scatter.
+        ``across``: the network between nodes that hold the same shards, over which they sum them after each scatter.
         """
         graph = self._graph
         sizes = np.array(units, dtype=np.float64)
@@ -118,7 +118,7 @@ class Exchanges:
         first, last = float(gather[0] + gather[-1]) if root else float(gather[0]), float(scatter[-1])
         hidden = max(float(gather.sum()) - first - forward_ns, 0.0)
         backward = max(again + float(scatter.sum()) - last - backward_ns, 0.0)
-        # Sums have a channel of their own, and begin with the first scatter.
+        # Sums run on a separate channel, and begin with the first scatter.
         behind = max(float(summed.sum()) - float(summed[-1]) - backward_ns - backward - last, 0.0)
         exposed = first + hidden + backward + last + behind + float(summed[-1])
         return Exchanged(calls + count * self._launch_ns, copied + beside, exposed)
@@ -135,6 +135,6 @@ class Exchanges:
 
 
 def _behind(ready_ns: Float64, took_ns: Float64, end_ns: float) -> float:
-    """What transfers that follow one another, each from when it is ready, take beyond ``end_ns``."""
+    """The time beyond ``end_ns`` of transfers that run one after the other, each from when it is ready."""
     left = np.cumsum(took_ns[::-1])[::-1]
     return max(float((ready_ns + left).max()) - end_ns, 0.0)

@@ -1,4 +1,4 @@
-"""The flags with which a plan is launched, as text: torchrun, FSDP2, Megatron-LM, DeepSpeed.
+"""Launch flags of a plan, as text: torchrun, FSDP2, Megatron-LM, DeepSpeed.
 
 Names: torch.distributed.run of torch 2.13; torch.distributed.fsdp.fully_shard; Megatron-LM, megatron/training/
 arguments.py; DeepSpeed's configuration JSON.
@@ -13,7 +13,7 @@ from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
 
 SCRIPT = "train.py"
-# Stands for a batch size that a trace does not hold: a shell and a parser of numbers stop at it.
+# Placeholder for a batch size that a trace lacks: a shell and a parser of numbers fail on it.
 BATCH = "$BATCH"
 
 
@@ -85,5 +85,5 @@ def _deepspeed(plan: Plan, unit: str) -> dict[str, object]:
 
 
 def _sized(count: int, unit: str) -> int | str:
-    """A batch of ``count`` samples, or of as many of the ``unit``, as a shell reads it."""
+    """A batch of ``count`` samples, or of ``count`` times the ``unit``, in shell syntax."""
     return count if not unit else unit if count == 1 else f"$(({count} * {unit}))"

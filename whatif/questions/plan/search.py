@@ -29,30 +29,30 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress
 from whatif.units import counted, size
 
-# Blocks are cut across neighbours in one node: between nodes four sums a layer take longer than what they save.
+# Blocks are split across neighbours in one node: between nodes four sums a layer take longer than the split saves.
 MOST_TENSOR = 8
-# A micro-batch of more times the recorded one is beyond what its kernels tell.
+# A micro-batch of more times the recorded one cannot be predicted from its kernels.
 MOST_TIMES = 8
-# So many of the best plans are simulated: the composition of pieces ranks those whose steps differ by a few percent.
+# Number of the best plans simulated: estimates from pieces only rank plans whose steps differ by a few percent.
 SIMULATED = 4
-# Some more are while an estimate is better than all simulations.
+# Up to this many are simulated while an estimate is better than all simulations.
 MOST_SIMULATED = 8
 _KEPT = 60  # estimates of each way of cutting that are compared with those of the others
 
 
 class Asked(Struct, frozen=True):
-    """What is asked: devices on a cluster, samples a step of all of them, what a device holds and costs."""
+    """One question: devices on a cluster, samples a step of all of them, memory and price of a device."""
 
     gpus: int
     cluster: str
     global_batch: int
     memory_bytes: int | None = None
     per_hour: float | None = None
-    what_ifs: tuple[Transform, ...] = ()  # that go with every plan, ahead of it
+    what_ifs: tuple[Transform, ...] = ()  # applied with every plan, before it
 
 
 class Row(Struct, frozen=True):
-    """A plan with what it takes; ``simulated`` ones by their what-ifs, others by the composition of pieces."""
+    """A plan with its step and memory; ``simulated`` ones by their what-ifs, others estimated from pieces."""
 
     asked: Asked
     plan: Plan
@@ -75,13 +75,13 @@ class Row(Struct, frozen=True):
 
     @property
     def memory_left(self) -> int | None:
-        """Bytes that the fullest device has left; None where either is not known."""
+        """Bytes that the fullest device has left; None if either is not known."""
         held = self.asked.memory_bytes
         return None if self.peak_bytes is None or held is None else held - self.peak_bytes
 
     @property
     def rest_ms(self) -> float:
-        """What the simulated step has beyond its parts, or below 0 what of them it hides, ms; 0 of an estimate."""
+        """The simulated step minus its parts, ms; below 0 if parts overlap, 0 for an estimate."""
         return self.step_ms - self.parts.step_ms
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,9 +96,9 @@ class Row(Struct, frozen=True):
 
 
 class Planned(Struct, frozen=True):
-    """Plans, the best first; plain DDP and FSDP as they would do beside them, and what no plan could be made of.
+    """Plans, the best first; plain DDP and FSDP for comparison; and the ways that gave no plan, with the reason.
 
-    ``each``: the best of each number of GPUs and cluster that is asked, simulated, where there are several.
+    ``each``: the best of each number of GPUs and cluster in question, simulated, if there are several.
     """
 
     baseline: Baseline
@@ -119,7 +119,7 @@ class Planned(Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is assumed of a recording whose clock gives no steps."""
+        """Assumptions about a recording that lacks its batch size, or whose clock gives no steps."""
         notes = []
         if not self.in_samples:
             notes.append(f"plan: the trace lacks its batch size: put it in place of {BATCH} in the launch flags.")
@@ -164,12 +164,12 @@ def asked_of(
     baseline: Baseline, gpus: int, cluster: str, *, global_batch: int | None = None, memory_bytes: int | None = None,
     prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
 ) -> Asked:  # fmt: skip
-    """Return what is asked, with what the cluster and the recording say of it.
+    """Return the question, with its defaults from the cluster and the recording.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    a cluster of other GPUs is asked as what-if ``device`` first. Raises WhatifError on the
-    recording of one of several workers or of all, on an unknown cluster or GPU, on ``device`` among the what-ifs, and
-    on one that adds devices itself.
+    for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on the recording of one of several
+    workers or of all, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of devices,
+    passes and recomputation.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
@@ -213,9 +213,9 @@ def plan(
     jobs: str | int = 1,
     progress: Progress | None = None,
 ) -> Planned:
-    """Search the plans of all that is ``asked`` and rank them ``by`` "throughput" or "cost".
+    """Search the plans of every question in ``asked`` and rank them ``by`` "throughput" or "cost".
 
-    Raises WhatifError where no plan fits, with the reason, or where costs are asked of GPUs without a price.
+    Raises WhatifError if no plan fits, with the reason, or on "cost" if a GPU has no price.
     """
     if by == "cost" and any(one.per_hour is None for one in asked):
         raise WhatifError(
@@ -259,7 +259,7 @@ def plan(
 
 
 def _that_change_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
-    """Yield the names of those that change the batch of the step that they are given."""
+    """Yield the names of the what-ifs that change the batch."""
     for what_if in in_order(what_ifs):
         before, graph = graph, compose(graph, [what_if])
         if graph.info.batch_size != before.info.batch_size or graph.info.passes != before.info.passes:
@@ -282,9 +282,9 @@ def _tensors(asked: Asked) -> list[int]:
 def _estimated(
     asked: Asked, baseline: Baseline, transforms: Sequence[Transform]
 ) -> tuple[list[Estimate], int, str, Estimate | None]:
-    """The best estimates of one way of cutting and recomputing, how many plans there are, and why there are none.
+    """The best estimates of one way of splitting and recomputing, the number of plans, and why there are none.
 
-    Where none fits: the one that takes the least memory.
+    If none fits, also the one that takes the least memory.
     """
     tensor = next((int(str(t.options["workers"])) for t in transforms if t.name == "tensor_parallel"), 1)
     recompute = any(transform.name == "activation_checkpoint" for transform in transforms)
@@ -334,7 +334,7 @@ def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
 def simulated(baseline: Baseline, row: Row) -> Row:
     """Return the row with the step and the peak of its what-ifs, applied one after the other.
 
-    A step of many passes follows from those of fewer, as each pass more adds the same time. Raises WhatifError where a
+    A step of many passes is extrapolated from fewer, as each further pass adds the same time. Raises WhatifError if a
     what-if does not apply.
     """
     plan, asked = row.plan, row.asked
@@ -365,7 +365,7 @@ def simulated(baseline: Baseline, row: Row) -> Row:
 
 
 def steps_in(baseline: Baseline) -> int:
-    """Return how many steps lie in what the baseline's clock takes for one: several only in a span."""
+    """Return the number of steps in one period of the baseline's clock: several only in a span."""
     return max(baseline.graph.info.n_steps, 1) if baseline.clock == "span" else 1
 
 
@@ -394,7 +394,7 @@ def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULA
 
 
 def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
-    """What people try first: every device a copy of the model, whole (DDP) or sharded (FSDP), in its best form."""
+    """The plans that people try first: each device a copy of the model, whole (DDP) or sharded (FSDP), at its best."""
     found: dict[str, Row | str] = {}
     for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
         fitting = [r for r in rows if r.plan.data == r.plan.devices > 1 and r.plan.level == level]
@@ -454,7 +454,7 @@ def _named(way: Plan) -> str:
 
 
 def _left_out(searched: Sequence[tuple[str, Asked, str]]) -> dict[str, str]:
-    """Why a way has no plans; with the devices it has none on where others that are asked differ in that."""
+    """Why a way has no plans; names the devices if the reason differs between questions."""
     reasons: dict[str, set[str]] = {}
     for way, _, reason in searched:
         reasons.setdefault(way, set()).add(reason)

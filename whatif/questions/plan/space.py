@@ -1,4 +1,4 @@
-"""What is searched: plans of parallelism, and the what-ifs that each of them is."""
+"""The search space: plans of parallelism, and the what-ifs that each of them consists of."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DDP, ZERO_1, ZERO_2, FSDP, HYBRID = 0, 1, 2, 3, 4
 LEVELS = {DDP: "DDP", ZERO_1: "ZeRO-1", ZERO_2: "ZeRO-2", FSDP: "FSDP", HYBRID: "HSDP"}
 # Parts of the model on each stage of an interleaved pipeline: Narayanan et al., SC 2021, figure 12, uses two.
 CHUNKS = (1, 2)
-# More micro-batches a step than this are never a plan that anyone wants: each is as small as can be by then.
+# No useful plan has more micro-batches a step than this: each would be as small as possible.
 MOST_PASSES = 2048
 
 
 class Plan(Struct, frozen=True):
-    """How so many devices train one step: tensor × pipeline × data, and what each does in which order."""
+    """How devices share the training of one step: tensor × pipeline × data, and the schedule of each."""
 
     tensor: int
     pipeline: int
@@ -31,22 +31,22 @@ class Plan(Struct, frozen=True):
 
     @property
     def devices(self) -> int:
-        """How many devices it takes."""
+        """The number of devices it takes."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def samples(self) -> int:
-        """How many samples all copies together train in a step."""
+        """The number of samples that all copies together train in a step."""
         return self.data * self.micro_batch * self.passes
 
     @property
     def order(self) -> str:
-        """The order of the passes, as ``pipeline`` calls it."""
+        """The order of the passes, as an option of ``pipeline``."""
         return "interleaved" if self.chunks > 1 else "1f1b"
 
     @property
     def schedule(self) -> str:
-        """What people call the order of the passes; "" without a pipeline."""
+        """The usual name of the order of the passes; "" without a pipeline."""
         many = f", {self.chunks} chunks" if self.chunks > 1 else ""
         return f"{self.order}{many}" if self.pipeline > 1 else ""
 
@@ -60,7 +60,7 @@ class Plan(Struct, frozen=True):
         }  # fmt: skip
 
     def inner(self, cluster: str) -> tuple[str, ...]:
-        """Return the what-ifs that change what one device computes, whatever its micro-batch and its copies."""
+        """Return the what-ifs that change what one device computes, for any micro-batch and number of copies."""
         cut = f"tensor_parallel:workers={self.tensor},cluster={cluster},vocabulary=true,sequence_parallel=true"
         return (*([cut] if self.tensor > 1 else []), *(["activation_checkpoint"] if self.recompute else []))
 
@@ -93,9 +93,9 @@ def divisors(number: int) -> list[int]:
 def plans_of(
     tensor: int, devices: int, global_batch: int, *, most_stages: int, most_samples: int, recompute: bool, node: int = 0
 ) -> Iterator[Plan]:
-    """Yield the plans on so many devices that cut blocks across ``tensor`` of them.
+    """Yield the plans on ``devices`` devices that split blocks across ``tensor`` of them.
 
-    ``node``: how many are in one node where the cluster has nodes, among which hybrid FSDP shards. Micro-batches are
+    ``node``: the devices in one node if the cluster has nodes; hybrid FSDP shards among them. Micro-batches are
     powers of two up to ``most_samples`` that divide what each copy trains of ``global_batch``.
     """
     for pipeline in divisors(devices // tensor):

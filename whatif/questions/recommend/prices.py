@@ -1,4 +1,4 @@
-"""What devices cost an hour: a TOML file of the person's own, as no price holds for everybody."""
+"""Hourly prices of devices: a TOML file of the user's, as no price holds for everybody."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Prices(Struct, frozen=True):
     per_hour: Mapping[str, float]
 
     def of(self, device: str, duration_s: float) -> float | None:
-        """Return what ``duration_s`` on a device cost; None where the file has no price of it."""
+        """Return the cost of ``duration_s`` on a device; None if the file has no price of it."""
         price = self.per_hour.get(device)
         return None if price is None else price * duration_s / 3600
 
@@ -32,28 +32,28 @@ class Prices(Struct, frozen=True):
 def read_prices(path: str | Path) -> Prices:
     """Read ``currency = "EUR"`` and a table ``[per_hour]`` of devices and numbers.
 
-    Raises WhatifError, with the place in the file, where it cannot be read, names an unknown device, or a price is
-    none.
+    Raises WhatifError, with the place in the file, if it cannot be read, names an unknown device, or has an invalid
+    price.
     """
     try:
         with Path(path).open("rb") as file:
             content = file.read(_LARGEST_FILE_BYTES + 1)
         if len(content) > _LARGEST_FILE_BYTES:
             raise WhatifError(f"{path}: expected a file of prices of at most 1 MB, got a larger one.")
-        told = tomllib.loads(content.decode("utf-8-sig"))
+        document = tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise WhatifError(f"{path}: expected a file of prices, got {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise WhatifError(f"{path}: expected a file of prices (TOML), got one that is no text.") from error
     except (ValueError, RecursionError) as error:
         raise WhatifError(f"{path}: expected a file of prices (TOML), got an error: {str(error)[:120]}.") from error
-    return parse_prices(told, str(path))
+    return parse_prices(document, str(path))
 
 
-def parse_prices(told: Mapping[str, Any], path: str) -> Prices:
+def parse_prices(document: Mapping[str, Any], path: str) -> Prices:
     """Return the prices of a decoded TOML file; ``path`` is what errors call it."""
-    currency, table = told.get("currency", ""), told.get("per_hour")
-    if unknown := sorted(told.keys() - {"currency", "per_hour"}):
+    currency, table = document.get("currency", ""), document.get("per_hour")
+    if unknown := sorted(document.keys() - {"currency", "per_hour"}):
         raise WhatifError(f"{path}: expected currency and [per_hour], got {unknown[0]!r}.")
     if not isinstance(currency, str) or len(currency) > _LONGEST_CURRENCY or not currency.isprintable():
         raise WhatifError(f'{path}: expected currency as a short text, as in currency = "EUR".')

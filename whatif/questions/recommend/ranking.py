@@ -1,4 +1,4 @@
-"""A recorded step on many devices: which is fastest, which is cheapest, which it does not fit."""
+"""A recorded step on many devices: the fastest, the cheapest, and those that it does not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whatif.questions.recommend.prices import Prices
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress, reported
 
-# Steps that differ by less than this are the same: replays miss as much.
+# Steps that differ by less than this are equal: replay errors are as large.
 SAME_SHARE = 0.003
 
 
@@ -112,11 +112,11 @@ def recommend(
     """Rank ``devices`` (else those with a price, else all that are known) by ``by``: "time" or "cost".
 
     What-ifs are applied after the change of device, so that they see its units. Unless they name another network, they
-    communicate over the device's usual one, also on the recorded device. Without ``by`` the cost decides where
+    communicate over the device's usual one, also on the recorded device. Without ``by`` the ranking is by cost if
     there are prices. Devices on which the step does not fit, or on which a what-if does not apply, are left out with
-    the reason. Of boards of two dies, of which a rank has one, a die is tried unless the board is named. Raises
-    WhatifError on an unknown device, on ``cost`` without prices, on a ``device`` among the what-ifs, and on a recording
-    of no GPU, or of one that is not known: every other one would seem as fast.
+    the reason. A rank has one die of a board of two: the die is tried unless the board is named. Raises WhatifError
+    on an unknown device, on ``cost`` without prices, on a ``device`` among the what-ifs, and on a recording without a
+    GPU, or of an unknown one: every other one would seem as fast.
     """
     graph = baseline.graph
     if not graph.has_gpu:
@@ -127,12 +127,12 @@ def recommend(
         raise WhatifError("recommend: expected a file of prices to rank by cost; name it with --prices.")
     own = device(graph)
     if own is None:
-        told = (
+        kind = (
             f"of {graph.info.gpu}, which is not in whatif/hardware/gpus"
             if graph.info.gpu
             else "that does not name its GPU"
         )
-        raise WhatifError(f"recommend: expected the recording of a known GPU, got one {told}: the ratio is unknown.")
+        raise WhatifError(f"recommend: expected the recording of a known GPU, got one {kind}: the ratio is unknown.")
     every = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
     wanted = devices or tuple(prices.per_hour if prices else every)
     names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))

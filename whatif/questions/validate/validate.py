@@ -26,12 +26,12 @@ from whatif.questions.validate.validate_records import StepTime
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress, reported
 
-# What the median error of all predictions is asked to stay within, percent.
+# The bound on the median error of all predictions, percent.
 MEDIAN_BOUND_PCT = 5.0
 
 
 class Outcome(Struct, frozen=True):
-    """One prediction beside what was measured; times in ms, all by one clock."""
+    """One prediction and its measured step; times in ms, all by one clock."""
 
     pair: Pair
     baseline_ms: float
@@ -52,7 +52,7 @@ class Outcome(Struct, frozen=True):
 
     @property
     def bound_pct(self) -> float:
-        """The largest error that a single prediction is asked to have, percent."""
+        """The bound on the error of a single prediction, percent."""
         return BOUND_PCT["gpu" if self.on_gpu else "cpu"]
 
     @property
@@ -62,22 +62,22 @@ class Outcome(Struct, frozen=True):
 
     @property
     def truth_spread_pct(self) -> float | None:
-        """How far the measured step itself is uncertain, ± percent (nominal 90 %); None if the record does not tell."""
+        """The uncertainty of the measured step itself, ± percent (nominal 90 %); None if the record lacks it."""
         return self.pair.truth.spread_pct if self.pair.truth else None
 
     @property
     def raw_ms(self) -> float | None:
-        """The median of the changed run's own rounds, ms; None where a recording was compared."""
+        """The median of the changed run's own rounds, ms; None if a recording was compared."""
         return self.pair.truth.raw_ms if self.pair.truth else None
 
     @property
     def raw_error_pct(self) -> float | None:
-        """The error against that, percent, signed."""
+        """The error against ``raw_ms``, percent, signed."""
         return 100.0 * (self.predicted_ms / self.raw_ms - 1) if self.raw_ms else None
 
     @property
     def uncertain(self) -> bool:
-        """Whether the measured step is more uncertain than the bound of its prediction: then it judges nothing."""
+        """Whether the measured step is more uncertain than the bound of its prediction, so that it cannot judge it."""
         return (self.truth_spread_pct or 0.0) > self.bound_pct
 
     @property
@@ -102,7 +102,7 @@ class Outcome(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The names of the what-ifs, with the architecture where there is one, without other options."""
+        """The names of the what-ifs, with the architecture if there is one, without other options."""
         parsed = [parse_spec(spec) for spec in self.pair.what_ifs]
         return " + ".join(" ".join([name, *filter(None, [options.get("architecture")])]) for name, options in parsed)
 
@@ -138,7 +138,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Score(Struct, frozen=True):
-    """How good the scored ones among some predictions are; errors in percent of the measured step, without sign."""
+    """The accuracy of the scored ones among some predictions; errors in percent of the measured step, without sign."""
 
     pairs: int
     scored: int
@@ -148,11 +148,11 @@ class Score(Struct, frozen=True):
     within_bound: int
     median_half_width_pct: float | None
     median_width_pct: float | None  # of the whole range, percent of the predicted step
-    uncertain: int  # pairs that are not scored only because what was measured spreads more than their bound
+    uncertain: int  # pairs that are not scored only because the measured step is uncertain
 
     @staticmethod
     def of(outcomes: list[Outcome]) -> Score:
-        """Score some outcomes; None stands where none of them is scored."""
+        """Score some outcomes; values are None if none of them is scored."""
         scored = [outcome for outcome in outcomes if outcome.scored]
         errors_pct = [abs(outcome.error_pct) for outcome in scored]
         return Score(
@@ -173,7 +173,7 @@ class Score(Struct, frozen=True):
 
 
 class Validation(Struct, frozen=True, dict=True):
-    """All that was compared, and all that could not be."""
+    """The pairs that were compared, and the runs that could not be."""
 
     outcomes: tuple[Outcome, ...]
     unpaired: tuple[Unpaired, ...]
@@ -215,20 +215,20 @@ def validate(
     pairs, unpaired = find_pairs(paths)
     outcomes: dict[int, Outcome] = {}
     failed: list[Unpaired] = []
-    # Pairs of one baseline stand together, so that each recording is read once and one is held at a time.
+    # Pairs are sorted by baseline, so that each recording is read once and one is in memory at a time.
     order = sorted(range(len(pairs)), key=lambda place: (str(pairs[place].baseline), pairs[place].clock))
-    held: tuple[tuple[Any, ...], Baseline | WhatifError] | None = None
+    cached: tuple[tuple[Any, ...], Baseline | WhatifError] | None = None
     for place in reported(order, progress):
         pair = pairs[place]
         try:
             changed = read(pair.changed) if pair.changed_untraced is None else None
             correct = calibrated and (changed is None or changed.info.untraced_step_ns is not None)
             key = (pair.baseline, pair.clock, correct, pair.baseline_untraced)
-            if held is None or held[0] != key:
-                held = key, baseline_of(pair, correct)
-            if isinstance(held[1], WhatifError):
-                raise held[1]
-            outcomes[place] = predict(pair, held[1], changed, force=force)
+            if cached is None or cached[0] != key:
+                cached = key, baseline_of(pair, correct)
+            if isinstance(cached[1], WhatifError):
+                raise cached[1]
+            outcomes[place] = predict(pair, cached[1], changed, force=force)
         except WhatifError as error:
             failed.append(Unpaired(pair.question, str(error)))
     return Validation(tuple(outcomes[place] for place in sorted(outcomes)), (*failed, *unpaired), calibrated)
@@ -237,7 +237,7 @@ def validate(
 def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *, force: bool = False) -> Outcome:
     """Predict one pair from its baseline; ``changed`` is the other recording of a pair that a file names.
 
-    Raises WhatifError where a what-if does not apply, or where a recording voids answers and ``force`` is not given.
+    Raises WhatifError if a what-if does not apply, or if a recording voids answers and ``force`` is not given.
     """
     doubts = _doubts(baseline, pair.baseline, force=force)
     prediction = apply(baseline, *pair.what_ifs)
@@ -270,7 +270,7 @@ def predict(pair: Pair, baseline: Baseline, changed: TaskGraph | None = None, *,
 
 
 def _check_two_runs(pair: Pair, changed: TaskGraph) -> None:
-    """Raise WhatifError where the changed run of a named pair measured nothing of its own."""
+    """Raise WhatifError if the changed run of a named pair has no measurement of its own."""
     if not changed.info.is_recorded:
         raise WhatifError(
             f"{pair.changed}: expected the recording of the changed run, got a step that is {changed.info.made}: "
@@ -281,7 +281,7 @@ def _check_two_runs(pair: Pair, changed: TaskGraph) -> None:
 
 
 def _other_work(baseline: TaskGraph, changed: Baseline, pair: Pair) -> tuple[str, ...]:
-    """What makes the two runs of a named pair runs of other programs or machines, one sentence each."""
+    """Differences of device or model between the runs of a named pair that its what-ifs do not name, as sentences."""
     names = {parse_spec(spec)[0] for spec in pair.what_ifs}
     found = differences(baseline, changed.graph, changed.clock)
     return tuple(
@@ -290,7 +290,7 @@ def _other_work(baseline: TaskGraph, changed: Baseline, pair: Pair) -> tuple[str
 
 
 def _doubts(baseline: Baseline, path: Path, *, force: bool) -> tuple[str, ...]:
-    """What makes answers from a recording of a pair doubtful; WhatifError where it voids them."""
+    """Doubts about a recording of a pair; raises WhatifError if it voids answers."""
     trust = trust_of(baseline)
     refusal = trust.refusal(str(path))
     if refusal and not force:
@@ -299,7 +299,7 @@ def _doubts(baseline: Baseline, path: Path, *, force: bool) -> tuple[str, ...]:
 
 
 def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float, Pair]:
-    """The step of a named pair's changed recording, ms: without the profiler where the baseline is that as well."""
+    """The step of a named pair's changed recording, ms: without the profiler if the baseline is, too."""
     if baseline.calibration is not None and baseline.calibration.untraced is not None:
         untraced, _ = untraced_step(changed.graph, baseline.clock)
         if untraced is not None:
@@ -308,7 +308,7 @@ def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float,
 
 
 def baseline_of(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
-    """Return the simulated baseline of a pair, or why there is none: all pairs with it share that reason."""
+    """Return the simulated baseline of a pair, or the error that all pairs with it share."""
     try:
         graph = read(pair.baseline)
         if pair.baseline_untraced is None:
@@ -323,7 +323,7 @@ def baseline_of(pair: Pair, calibrated: bool) -> Baseline | WhatifError:
 def _measured_again(graph: TaskGraph, untraced: StepTime) -> TaskGraph:
     """The graph with the step time of the campaign's record, which has more rounds than the recording's own.
 
-    It stands for both of the recording's clocks, so that the calibration meets the one by which the pair is judged.
+    It is set for both of the recording's clocks, so that calibration uses the one by which the pair is judged.
     """
     times = StepTimes(untraced.median_ms, untraced.q25_ms, untraced.q75_ms)
     recorded = structs.replace(graph.info.recorded, untraced_step=times, untraced_cpu=times)

@@ -44,7 +44,7 @@ class Pair:
     """A baseline recording, what the changed run measured, and the what-ifs between them.
 
     Runs of a campaign have ``untraced`` step times on both sides, by ``clock`` ("wall" or "cpu thread"). Of a pair of
-    recordings that a file names both are None: the facts of the recordings are compared.
+    recordings that a file names, both are None: the recordings are compared.
     """
 
     question: str
@@ -56,7 +56,7 @@ class Pair:
     baseline_untraced: StepTime | None = None
     changed_untraced: StepTime | None = None
     remark: str = ""
-    scored: bool = True  # False where a constant of the model was chosen while looking at this pair
+    scored: bool = True  # False if a constant of the model was chosen while looking at this pair
     truth: Truth | None = None  # how ``changed_untraced`` was made; None where recordings are compared
 
 
@@ -70,8 +70,8 @@ class Unpaired(Struct, frozen=True):
 def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     """Return the pairs among files and folders (searched recursively), and every run that is in none of them.
 
-    A transform script among ``paths`` is what a pairs.toml may name, by its file's name, beside installed what-ifs.
-    Raises WhatifError where a path does not exist, where a pairs.toml is not one, or where nothing at all is found.
+    A pairs.toml may name installed what-ifs, and transform scripts among ``paths`` by their files' names. Raises
+    WhatifError if a path does not exist, if a pairs.toml is invalid, or if nothing is found.
     """
     for path in paths:
         if not path.exists():
@@ -81,17 +81,17 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     remarks: dict[tuple[Path, str], dict[str, Any]] = {}
     for path in find_files(paths, ".toml"):
         if path.name == PAIRS_FILE or path in paths:
-            named, told = _read_pairs_file(path, scripts)
-            pairs += named
-            remarks |= told
+            named_pairs, named_remarks = _read_pairs_file(path, scripts)
+            pairs += named_pairs
+            remarks |= named_remarks
     runs: list[Run] = []
-    of_lab: list[Pair | Unpaired] = []
+    lab_runs: list[Pair | Unpaired] = []
     damaged: list[Unpaired] = []
     for path in find_files(paths, ".json"):
         content = read_json(path)
         run = None if content is None else run_of(path, content)
         if content is not None and _is_lab_record(content):
-            of_lab += _lab_pairs(path, content)
+            lab_runs += _lab_pairs(path, content)
         elif run is not None:
             runs.append(run)
         elif path.with_name(f"{path.stem}{TRACE_SUFFIXES[0]}").is_file():
@@ -99,8 +99,8 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
     found, unpaired = pair_runs(runs)
     unpaired += damaged
     pairs += [_with_remark(pair, remarks, pair.changed.stem) for pair in found]
-    unpaired += [run for run in of_lab if isinstance(run, Unpaired)]
-    pairs += [_with_remark(run, remarks, run.question) for run in of_lab if isinstance(run, Pair)]
+    unpaired += [run for run in lab_runs if isinstance(run, Unpaired)]
+    pairs += [_with_remark(run, remarks, run.question) for run in lab_runs if isinstance(run, Pair)]
     if not pairs and not unpaired:
         where = ", ".join(map(str, paths))
         raise WhatifError(
@@ -111,10 +111,10 @@ def find_pairs(paths: list[Path]) -> tuple[list[Pair], list[Unpaired]]:
 
 
 def pair_runs(runs: list[Run]) -> tuple[list[Pair], list[Unpaired]]:
-    """Return each run its baseline: the run of the same model, machine and batch from which what-ifs lead to it.
+    """Pair each run with its baseline: the run of the same model, machine and batch from which what-ifs lead to it.
 
-    The model's own baseline before one with another optimizer. A run that differs in the optimizer's implementation
-    alone is paired with every slower implementation.
+    The model's own baseline is preferred to one with another optimizer. A run that differs in the optimizer's
+    implementation alone is paired with every slower implementation.
     """
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
@@ -149,7 +149,7 @@ def _baseline_batch(run: Run) -> float | None:
     """The batch size that the run would have if it had not changed it."""
     factor = run.options["batch_factor"]
     if run.batch is None or not isinstance(factor, int | float) or factor <= 0:
-        # Skipped runs never got as far as a batch; they are in no pair.
+        # Skipped runs have no batch; they are in no pair.
         return None
     return run.batch / factor
 
@@ -181,7 +181,7 @@ def _pairs_of(run: Run, plain: list[Run]) -> tuple[list[Pair], _Missing | None]:
 
 
 def _preference(base: Run, run: Run) -> tuple[bool, int, int, str]:
-    """Which baseline comes first: the model's own, then the plainest optimizer, then the one with fewest changes."""
+    """The sort key of baselines: the model's own first, then the plainest optimizer, then the fewest changes."""
     implementation = base.options["implementation"]
     rank = IMPLEMENTATIONS.index(implementation) if implementation in IMPLEMENTATIONS else len(IMPLEMENTATIONS)
     return base.variant != "baseline", rank, len(changed_options(base.options, run.options)), base.name
@@ -197,7 +197,7 @@ def _no_baseline(run: Run, plain: list[Run]) -> str:
 def _pair(base: Run, run: Run) -> Pair:
     what_ifs, _ = what_ifs_between(base.options, run.options)
     remark = ""
-    # Loader processes take no time of the training thread, and a GPU none at all.
+    # Loader processes use no CPU time of the training thread, and a GPU none at all.
     timed = run.beside or base
     by_wall = run.on_gpu or run.options["loader_workers"] != base.options["loader_workers"]
     if not by_wall and (run.cpu is None or timed.cpu is None):
@@ -222,7 +222,7 @@ def _pair(base: Run, run: Run) -> Pair:
 
 
 def _shortened(what_if: str) -> str:
-    """A what-if that names many layers, cut for people."""
+    """A what-if, truncated for people if it names many layers."""
     return what_if if len(what_if) <= SHOWN_CHARACTERS else what_if[: SHOWN_CHARACTERS - 1] + "…"
 
 
@@ -232,7 +232,7 @@ def _is_lab_record(content: Mapping[str, Any]) -> bool:
 
 
 def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpaired]:
-    """The runs of a record of the lab, in its order: each as a pair, or why it is none.
+    """The runs of a record of the lab, in its order: each as a pair, or with the reason why it is none.
 
     A record names the recording of one worker that every prediction starts from, and for each of its runs the what-ifs
     that lead there.
@@ -273,17 +273,17 @@ def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpair
 
 
 def _with_remark(pair: Pair, remarks: dict[tuple[Path, str], dict[str, Any]], name: str) -> Pair:
-    told = remarks.get((pair.changed.parent, name))
-    if told is None:
+    entry = remarks.get((pair.changed.parent, name))
+    if entry is None:
         return pair
-    remark = "; ".join(text for text in (pair.remark, told.get("remark", "")) if text)
-    return replace(pair, remark=remark, scored=told.get("scored", True))
+    remark = "; ".join(text for text in (pair.remark, entry.get("remark", "")) if text)
+    return replace(pair, remark=remark, scored=entry.get("scored", True))
 
 
 def _read_pairs_file(
     path: Path, scripts: Mapping[str, str]
 ) -> tuple[list[Pair], dict[tuple[Path, str], dict[str, Any]]]:
-    """The pairs that a file names, and what it remarks on runs of its folder, by (folder, name of the record)."""
+    """The pairs that a file names, and its remarks on runs of its folder, by (folder, name of the record)."""
     try:
         content = tomllib.loads(read_at_most(path, _MOST_PAIRS_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
@@ -339,17 +339,17 @@ def _rows(
 
 
 def _checked_names(where: str, specs: Iterable[Any], scripts: Mapping[str, str]) -> tuple[str, ...]:
-    """A folder of pairs is data, perhaps somebody else's: it names what-ifs, but runs no script that the user did not.
+    """Check the what-ifs that a folder of pairs names: it is data, and runs no script that the user did not name.
 
-    ``scripts`` are the user's, path by name; their paths stand in what is returned. No pattern may take long.
+    ``scripts`` are the user's, path by name; their paths replace the names. Patterns that may take long are refused.
     """
     known = {*built_in_names(), *plug_in_names(), *scripts}
     checked = []
     for spec in specs:
         name = parse_spec(spec)[0] if isinstance(spec, str) else ""
         if name not in known:
-            own = f"add the path of {name} to the command" if name.endswith(".py") else "see `whatif transforms`"
-            raise WhatifError(f"{where}: expected what_if to name an installed what-if, got {spec!r}; {own}.")
+            remedy = f"add the path of {name} to the command" if name.endswith(".py") else "see `whatif transforms`"
+            raise WhatifError(f"{where}: expected what_if to name an installed what-if, got {spec!r}; {remedy}.")
         for value in parse_spec(spec)[1].values():
             check_file_pattern(value, f"{where}: {spec[:60]!r}")
         checked.append(scripts.get(name, name) + spec.removeprefix(name))

@@ -14,12 +14,12 @@ from msgspec import Struct
 from whatif.graph.order import quartiles
 from whatif.ingest.record_file import as_record, read_json
 
-# Larger numbers of samples, milliseconds or anything else are damage.
+# Larger numbers, of samples, milliseconds or anything else, mean a damaged record.
 MOST = 10**12
-# Where the recording of `NAME.json` is, other than the one that the record names.
+# Suffixes of the recording of `NAME.json`, besides the file that the record names.
 TRACE_SUFFIXES = (".trace.json.gz", ".trace.json", ".json.gz")
 
-# What a training loop does unless its record says otherwise.
+# Options of a training loop unless its record sets them.
 DEFAULT_OPTIONS: Mapping[str, Any] = {
     "batch_factor": 1.0,
     "precision": "ieee",
@@ -38,7 +38,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "attention": "",
 }
 
-# Records without a table of options say what changed by the name of their variant alone.
+# Records without a table of options state the change by the name of their variant alone.
 VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "amp_fp16": {"amp": "fp16"},
@@ -60,7 +60,7 @@ VARIANT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 class StepTime(Struct, frozen=True):
-    """The time of a step that was measured again and again, ms; of several rounds the median of each."""
+    """The time of a step that was measured repeatedly, ms; ``rounds_ms`` has the median of each round."""
 
     median_ms: float
     q25_ms: float
@@ -69,7 +69,7 @@ class StepTime(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """The baseline with which a run took turns: its name, and its step by both clocks in those rounds."""
+    """The baseline that alternated with a run: its name, and its step by both clocks in those rounds."""
 
     name: str
     wall: StepTime
@@ -77,10 +77,10 @@ class Beside(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One run of a campaign: what was changed, how long its step takes without the profiler, where its recording is.
+    """One run of a campaign: its options, its step time without the profiler, and its recording.
 
-    ``wall`` and ``cpu`` are None where the record lacks them; ``machine`` is what has to agree within a pair. A run
-    that took turns with its baseline holds the baseline's times ``beside`` its own.
+    ``wall`` and ``cpu`` are None if the record lacks them; ``machine`` has to be equal within a pair. ``beside`` holds
+    the baseline's times, if the run alternated with its baseline.
     """
 
     record: Path
@@ -154,7 +154,7 @@ def run_of(path: Path, found: dict[str, Any]) -> Run | None:
     if options.get("checkpoint") and isinstance(layers, list) and layers:
         options = {**options, "checkpoint": "|".join(re.escape(str(layer)) for layer in layers)}
     elif "checkpoint" in options:
-        # A record is data: no pattern of its own making is matched against anything.
+        # A record is data: a pattern in it is never matched.
         options = {**options, "checkpoint": bool(options["checkpoint"])}
     rounds = record.get("rounds")
     wall = step_time_of(rounds, "samples_ms") or _wall(untraced)
@@ -192,7 +192,7 @@ def _table(record: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option that can be compared: nothing chosen is always ""."""
+    """An option in a form that can be compared: "" if unset."""
     if isinstance(value, int | float):
         return value if abs(value) < MOST else "out of range"
     return "" if value is None else str(value)
@@ -238,7 +238,7 @@ def _of_samples(samples: Any) -> StepTime | None:
 
 
 def step_time_of(rounds: Any, key: str) -> StepTime | None:
-    """Return the median of the rounds' medians, with the quartiles that a round's steps usually have around theirs."""
+    """Return the median of the rounds' medians, with the median of the rounds' relative quartiles around it."""
     found = []
     for row in rounds if isinstance(rounds, list) else ():
         blocks = row.get(key) if isinstance(row, dict) else None

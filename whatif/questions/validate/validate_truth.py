@@ -1,4 +1,4 @@
-"""What a changed run measured, and how sure that is: by the rounds in which it and its baseline were timed."""
+"""The measured step of a changed run and its uncertainty, by the rounds in which it and its baseline were timed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from msgspec import Struct
 
 from whatif.questions.validate.validate_records import StepTime
 
-# Draws of the bootstrap: with others the spread of a pair of traces/ moves by a tenth at most.
+# Draws of the bootstrap: with other draws the spread of a pair in traces/ changes by at most a tenth.
 DRAWS = 4_000
-# Of a normal error so many standard deviations on either side hold 90 %. Percentiles of the draws would not do: of four
-# rounds the 5th is now the lowest, now the next one, as the draws fall.
+# Standard deviations on either side that hold 90 % of a normal error. Percentiles of the draws are unstable: with four
+# rounds, the 5th is sometimes the lowest round and sometimes the next one.
 SIGMAS = 1.645
 
 
 class Truth(Struct, frozen=True):
-    """The step of a changed run, ms, and beside it the median of its own rounds.
+    """The step of a changed run, and the median of its own rounds, ms.
 
-    ``spread_pct`` is how far the step may be off by its rounds (nominal 90 %), ± percent of it; None where the record
-    has no rounds, or one.
+    ``spread_pct`` is the uncertainty of the step by its rounds (nominal 90 %), ± percent of it; None if the record has
+    no rounds, or one.
     """
 
     step: StepTime
@@ -34,7 +34,7 @@ def paced(changed: StepTime, baseline: StepTime) -> Truth:
     """Return a step as it would be if the machine had always run at the pace of the baseline's median.
 
     A machine that others use as well changes its pace between rounds, not between two runs of one round: the median of
-    the rounds' ratios is more precise than the ratio of two medians. Without rounds of both: as it is.
+    the rounds' ratios is more precise than the ratio of two medians. Without rounds of both it is unchanged.
     """
     if min(len(changed.rounds_ms), len(baseline.rounds_ms)) < 2:
         return Truth(changed, changed.median_ms)
@@ -52,13 +52,13 @@ def unpaced(changed: StepTime, baseline: StepTime) -> Truth:
 
 
 def spread_pct(times: Sequence[float], over: Sequence[float] = (1.0,)) -> float:
-    """Return how uncertain the median of ``times`` over that of ``over`` is, ± percent of it (nominal 90 %).
+    """Return the uncertainty of the median of ``times`` over that of ``over``, ± percent of it (nominal 90 %).
 
-    By the bootstrap: each list is drawn again from itself, ``DRAWS`` times, always the same ones.
+    By the bootstrap: each list is resampled ``DRAWS`` times, always with the same seed.
     """
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     above, below = (
-        np.median(np.asarray(rounds)[drawn.integers(0, len(rounds), (DRAWS, len(rounds)))], axis=1)
+        np.median(np.asarray(rounds)[generator.integers(0, len(rounds), (DRAWS, len(rounds)))], axis=1)
         for rounds in (times, over)
     )
     return float(100 * SIGMAS * np.std(above / below) / (statistics.median(times) / statistics.median(over)))

@@ -1,4 +1,4 @@
-"""Which what-ifs stand between two runs: from what their options say to the names that ``whatif apply`` takes."""
+"""Which what-ifs lead from one run to another: from their options to the names that ``whatif apply`` takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Options = Mapping[str, Any]
 # The optimizer's implementations from the slowest on: a what-if leads to a later one only.
 IMPLEMENTATIONS = ("for", "foreach", "fused")
 FUSED_ADAM = {"foreach": "fused_adam:to=foreach", "fused": "fused_adam"}
-# What leads from operator-by-operator execution to another one.
+# What-ifs that lead from eager execution to another mode.
 EXECUTIONS = {
     "cuda_graph": "cuda_graph",
     "compile": "compile",
@@ -46,7 +46,7 @@ WHAT_IFS: Mapping[str, Callable[[Any, Any], str | None]] = {
     # torch's save_on_cpu ("sync") copies every saved tensor and waits: no what-if does that.
     "offload": lambda old, new: "vdnn:layers=all,sync=false" if (old, new) == ("", "stream") else None,
     "update_in_backward": lambda _, new: "optimizer_in_backward" if new else None,
-    # What is fused and captured is the step that all the others have changed.
+    # Applied last: fusion and capture are of the step that all the others have changed.
     "execution": lambda old, new: EXECUTIONS.get(new) if old == "eager" else None,
 }
 
@@ -57,13 +57,13 @@ def changed_options(before: Options, after: Options) -> list[str]:
 
 
 def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], list[str]]:
-    """Return the what-ifs that lead from one run to the other, and the changes that none of them stands for."""
+    """Return the what-ifs that lead from one run to the other, and the changes that none of them represents."""
     changed = changed_options(before, after)
     found: dict[str, str] = {}
     missing = []
     for option in changed:
         if option == "capturable" and after.get(option) and after.get("execution") == "cuda_graph":
-            continue  # the what-if of the graph lets Adam do as a captured one
+            continue  # the what-if of the graph makes Adam capturable
         rule = WHAT_IFS.get(option)
         try:
             what_if = rule(before.get(option), after.get(option)) if rule else None
@@ -79,8 +79,8 @@ def what_ifs_between(before: Options, after: Options) -> tuple[tuple[str, ...], 
 def is_plain(options: Options, defaults: Options) -> bool:
     """Whether a run changes nothing but its optimizer, so that it can be the baseline of others.
 
-    Data loaded in the training process itself is the baseline of loader workers, attention in parts that of fused ones,
-    torch's own choice of TF32 that of the same with another change.
+    Loading in the training process is the baseline of loader workers, unfused attention that of fused attention, and
+    torch's default use of TF32 that of runs with another change.
     """
     free = ("optimizer", "implementation", "capturable")
     changed = {key: options[key] for key in changed_options(defaults, options) if key not in free}
