@@ -18,7 +18,7 @@ SHIPPED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif demo``."""
-    shown = "; ".join(f"{name}: {what}" for name, (_, what, _) in SHIPPED.items())
+    shown = "; ".join(f"{name}: {description}" for name, (_, description, _) in SHIPPED.items())
     parser.add_argument("name", nargs="?", default="gpu", choices=tuple(SHIPPED), help=f"which step to write ({shown})")
     parser.add_argument("-o", "--output", default=".", metavar="FOLDER", help="where to write (default: this folder)")
     parser.add_argument("--no-browser", action="store_true", help="do not open the report in a browser")

@@ -168,7 +168,7 @@ def _jobs(text: str) -> str:
 
 
 def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str], str]:
-    """Split ``NAME [NAME ...] TRACE`` of a command. Raises UsageError where the order is wrong or one is missing."""
+    """Split ``NAME [NAME ...] TRACE`` of a command. Raises UsageError if the order is wrong or one is missing."""
     *names, last = words
     early = [word for word in names if _is_trace(word)]
     if early and not _is_trace(last):
@@ -193,7 +193,7 @@ def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str
 
 
 def trace_then_names(words: list[str], command: str) -> tuple[str, list[str]]:
-    """Split ``TRACE [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
+    """Split ``TRACE [NAME ...]`` of a command. Raises UsageError if the order is wrong."""
     first, *names = words
     late = [word for word in names if _is_trace(word)]
     if late and not _is_trace(first):

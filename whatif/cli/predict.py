@@ -310,13 +310,13 @@ def _measure(graph: OperatorGraph, device: str, database: str | None, *, on_host
     folder = database or default_database()
     notes: list[str] = []
 
-    def measure(families: Sequence[Operators], what: str) -> None:
+    def measure(families: Sequence[Operators], suffix: str) -> None:
         for ops in families:
             with progress_bar(f"measuring {ops.family}") as progress:
                 found = online.measure(ops, device, database=folder, progress=progress)
             if found.missing:
                 why = "; ".join(f"{reason} ({count})" for reason, count in found.left_out.most_common())
-                note = f"not measured: {', '.join(found.missing)}: {why or 'no time was left'}{what}"
+                note = f"not measured: {', '.join(found.missing)}: {why or 'no time was left'}{suffix}"
                 notes.append(note)
 
     families = families_of(graph, on_host=on_host)

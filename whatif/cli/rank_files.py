@@ -56,7 +56,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split ``NAME [NAME ...] TRACE [TRACE ...]``. Raises UsageError where the order is wrong or one is missing."""
+    """Split ``NAME [NAME ...] TRACE [TRACE ...]``. Raises UsageError if the order is wrong or one is missing."""
     first = len(words)
     while first and _is_recording(words[first - 1]):
         first -= 1
@@ -76,7 +76,7 @@ def names_then_traces(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def traces_then_names(words: Sequence[str], command: str) -> tuple[list[str], list[str]]:
-    """Split ``TRACE [TRACE ...] [NAME ...]`` of a command. Raises UsageError where the order is wrong."""
+    """Split ``TRACE [TRACE ...] [NAME ...]`` of a command. Raises UsageError if the order is wrong."""
     others = 0
     if _is_recording(words[0]):
         # A folder after the first word may mean a what-if; the files of several ranks are adjacent.

@@ -58,7 +58,7 @@ class Use(Struct, frozen=True):
     intensity: float | None  # FLOPs a byte
     compute_pct: float | None  # of the peak in their formats
     memory_pct: float | None  # of the data sheet's bandwidth
-    bound: str  # compute, memory, launch, latency; "" where not known
+    bound: str  # compute, memory, launch, latency; "" if unknown
     usual_saves_ms: float | None  # kernel time saved at the usual speed on this GPU
     usual_by: str = ""  # source of most of that: shapes (the op database), rates (of large kernels)
     usual_gain_ms: float | None = None  # what the step gains by it; only for families in ``savings``
@@ -103,7 +103,7 @@ class Efficiency(Struct, frozen=True):
 
     @property
     def memory_tbyte_s(self) -> float:
-        """The peak rate of the device's memory, TB/s: the slope of the roofline; 0 where the device is not known."""
+        """The peak rate of the device's memory, TB/s: the slope of the roofline; 0 if the device is unknown."""
         return self.gpu.memory_gbyte_s / 1e3 if self.gpu is not None else 0.0
 
     @property
@@ -123,10 +123,10 @@ class Efficiency(Struct, frozen=True):
     @property
     def headline(self) -> str:
         """Give MFU and HFU in one sentence, or say why not."""
-        what, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ms
+        noun, step_ms = CLOCK_NOUNS[self.baseline.clock], self.baseline.step_ms
         if self.step_tflop <= 0:
             return "MFU –: the recording holds no shapes of matrix products; record with shapes."
-        done = f"{self.step_tflop:,.3g} TFLOP a {what} of {step_ms:,.2f} ms"
+        done = f"{self.step_tflop:,.3g} TFLOP a {noun} of {step_ms:,.2f} ms"
         if self.gpu is None or self.mfu_pct is None:
             return f"MFU –: {done}, and the peak of this device is not known."
         again = f", HFU {self.hfu_pct:.1f} % with recomputation" if self.recomputed_tflop else ""

@@ -74,7 +74,7 @@ class Explanation(Struct, frozen=True, dict=True):
     layers: tuple[Part, ...]
     without_layer: Part
     n_layers: int
-    kernels: tuple[Part, ...]  # by family: kernels, or operators where there is no GPU
+    kernels: tuple[Part, ...]  # by family: kernels, or operators if there is no GPU
     operations: tuple[Part, ...]  # by name: likewise
     warnings: tuple[str, ...]
 
@@ -229,7 +229,7 @@ def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
 
 
 def in_families(graph: TaskGraph) -> Bool:
-    """Return the mask of the tasks that are grouped by family: the GPU's work, operators where there is no GPU."""
+    """Return the mask of the tasks that are grouped by family: the GPU's work, operators if there is no GPU."""
     return graph.on_gpu.mask if graph.has_gpu else graph.kind == TaskKind.CPU_OP
 
 

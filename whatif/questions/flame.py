@@ -63,14 +63,14 @@ class Flame(Struct, frozen=True):
     @property
     def headline(self) -> str:
         """State what the widths measure, by which frames, and how many are not shown."""
-        what, of = CLOCK_NOUNS[self.baseline.clock], "call stacks" if self.of == "stacks" else "phases and layers"
+        noun, of = CLOCK_NOUNS[self.baseline.clock], "call stacks" if self.of == "stacks" else "phases and layers"
         why = " (the recording has no call stacks)"
         if self.baseline.graph.info.ranks:
             why = " (call stacks are read of one rank's file, named alone)"
         why = "" if self.of == "stacks" else why
         left = self.n_frames - len(self.frames)
         narrow = f"; {left:,} narrower frames are not shown" if left else ""
-        return f"what the {what} of {self.baseline.step_ms:,.2f} ms waits for, by {of}{why}{narrow}."
+        return f"what the {noun} of {self.baseline.step_ms:,.2f} ms waits for, by {of}{why}{narrow}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the frames as a JSON object."""

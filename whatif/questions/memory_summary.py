@@ -90,8 +90,8 @@ class MemorySummary(Struct, frozen=True):
         """The same for the peak under each what-if, with its own range and device."""
         return tuple(
             None if memory is None or memory.not_modelled else
-            _fits(*peak_range_bytes(peak(memory).total, found.transforms), held)
-            for found, memory, held in zip(self.what_ifs, self.memories, self.capacities, strict=True)
+            _fits(*peak_range_bytes(peak(memory).total, found.transforms), capacity)
+            for found, memory, capacity in zip(self.what_ifs, self.memories, self.capacities, strict=True)
         )  # fmt: skip
 
     @property
@@ -143,8 +143,8 @@ class MemorySummary(Struct, frozen=True):
             "baseline_ms": self.baseline.step_ms,
             "step_clock": self.baseline.clock,
             "what_ifs": [
-                {**_what_if(found, memory), "capacity_bytes": held, "fits": fits}
-                for found, memory, held, fits in zip(
+                {**_what_if(found, memory), "capacity_bytes": capacity, "fits": fits}
+                for found, memory, capacity, fits in zip(
                     self.what_ifs, self.memories, self.capacities, self.fits_each, strict=True
                 )
             ],

@@ -121,8 +121,8 @@ def uneven_steps(graph: TaskGraph, baseline: Baseline) -> UnevenSteps:
         ms = time_ns / 1e6
         excess_ms = ms - median_ms
         slow = excess_ms > SLOW_SHARE * median_ms
-        more = {name: min(float(column[at]) - usual[name], excess_ms) for name, column in rows.items()}
-        named = {name: part for name, part in more.items() if slow and part >= NAMED_SHARE * excess_ms}
+        excess = {name: min(float(column[at]) - usual[name], excess_ms) for name, column in rows.items()}
+        named = {name: part for name, part in excess.items() if slow and part >= NAMED_SHARE * excess_ms}
         step_times_ms = {name: float(column[at]) for name, column in rows.items()}
         named = dict(sorted(named.items(), key=lambda item: -item[1]))
         found.append(UnevenStep(number, ms, step_times_ms, slow, named, retries.get(number, 0)))

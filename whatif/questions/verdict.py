@@ -42,8 +42,8 @@ def verdict(
         "wait": critical_path_ms.get("wait", 0.0),
     }
     loading_ms = critical_path_ms.get("data_loading", 0.0)
-    most = max(on_path, key=lambda key: on_path[key])
-    if on_path["wait"] >= NAMED_FROM * step_ms and most == "wait":
+    largest = max(on_path, key=lambda key: on_path[key])
+    if on_path["wait"] >= NAMED_FROM * step_ms and largest == "wait":
         return (
             f"waiting: the {noun} is idle for {_of(on_path['wait'], step_ms)}, and the recording does not show "
             "why (another process, another rank, a part that was not recorded)."

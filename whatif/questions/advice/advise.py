@@ -31,7 +31,7 @@ from whatif.questions.verdict import NAMED_FROM
 from whatif.runtime.progress import Progress, reported
 from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
 
-# Our choice: more effort is worth it where it gains twice as much as what takes little.
+# Our choice: more effort is worth it if it gains twice as much as little effort.
 WORTH_MORE_EFFORT = 2.0
 
 
@@ -41,7 +41,7 @@ class Ranked(Struct, frozen=True):
     trial: Trial
     reason: str
     range_ms: tuple[float, float] | None = None  # None after the first ``top`` rows
-    alone_pct: tuple[float | None, ...] = ()  # of a combination: what each what-if gains alone, where it applies
+    alone_pct: tuple[float | None, ...] = ()  # of a combination: what each what-if gains alone, if it applies
 
     @property
     def gain_range_pct(self) -> tuple[float, float] | None:

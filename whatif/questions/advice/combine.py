@@ -74,7 +74,7 @@ class Search:
         yield from ((*a.transforms, b) for b in self._refused for a in gaining[:MOST_PARTNERS])
 
     def _grow(self) -> None:
-        """Add to the best combination what gains most beside it while something does; at the end another batch."""
+        """Add to the best combination what gains most with it while something does; at the end another batch."""
         pool = [t for t in self._single if self._trier.fits(t)]
         same = [t.transforms[0] for t in pool if t.same_training][: 2 * MOST_PARTNERS]
         able = [t for t in self._found.values() if t.same_training and _can_begin(t)]

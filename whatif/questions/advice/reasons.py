@@ -36,7 +36,7 @@ def _without_change_of_work(gain_pct: float) -> str:
 
 
 def memory_change(before_bytes: int, after_bytes: int) -> str:
-    """Return two sizes of memory in the unit of the larger one; one where they are the same."""
+    """Return two sizes of memory in the unit of the larger one; one if they are the same."""
     unit, name = (_GIB, "GiB") if max(before_bytes, after_bytes) >= _GIB else (2**20, "MiB")
     before, after = (f"{size / unit:,.2f}" for size in (before_bytes, after_bytes))
     return f"{after} {name}" if before == after else f"{before} → {after} {name}"
@@ -91,7 +91,7 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
 
 
 def _memory(trial: Trial, trier: Trier) -> list[str]:
-    """The peak of the memory where it changes, and whether it still fits."""
+    """The peak of the memory if it changes, and whether it still fits."""
     if trial.peak_bytes is None or trier.peak_bytes is None or trial.peak_bytes == trier.peak_bytes:
         return []
     whose = " of the rank that needs most" if trier.baseline.graph.info.ranks else ""

@@ -91,7 +91,7 @@ class Refused(Struct, frozen=True):
     """What-ifs that gave no trial, and why in one sentence."""
 
     spelled: tuple[str, ...]
-    transforms: tuple[Transform, ...]  # empty where it cannot be loaded
+    transforms: tuple[Transform, ...]  # empty if it cannot be loaded
     why: Refusal
     reason: str
 
@@ -235,7 +235,7 @@ class Trier:
     def peak_bytes_of(self, transforms: Sequence[Transform]) -> int:
         """Return the peak under ``transforms``, bytes, without a simulation.
 
-        Raises WhatifError where one does not apply, or where memory is not known.
+        Raises WhatifError if one does not apply, or if memory is unknown.
         """
         found = self._applied(tuple(transforms))[0].info.peak_bytes
         if found is None:

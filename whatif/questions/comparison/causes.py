@@ -72,20 +72,20 @@ class Cause(Struct, frozen=True):
 def causes(explained: tuple[Explanation, Explanation], lines: tuple[Lines, Lines] | None = None) -> tuple[Cause, ...]:
     """Return the differences of two critical paths, the largest first; with source lines if both have them."""
     before, after = (each.critical_path_ms for each in explained)
-    held = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
+    critical = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
     work_ms = [_by_kind(each.baseline) for each in explained]
     found = []
     for name, (kinds, looked_into) in GROUPS.items():
         old_ms, new_ms = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
         if old_ms or new_ms:
             members = [TaskKind[kind.upper()] for kind in kinds if kind != LAG]
-            where = [next(filter(None, (_where(by, members, held, new_ms - old_ms) for by in looked_into)), "")]
+            places = [next(filter(None, (_where(by, members, critical, new_ms - old_ms) for by in looked_into)), "")]
             if lines:
-                where.append(_where("line", members, held, new_ms - old_ms, lines))
+                places.append(_where("line", members, critical, new_ms - old_ms, lines))
             more_ms = float(work_ms[1][members].sum() - work_ms[0][members].sum())
             if LAG in kinds:
                 more_ms += after.get(LAG, 0.0) - before.get(LAG, 0.0)
-            found.append(Cause(name, old_ms, new_ms, ", ".join(filter(None, where)), more_ms))
+            found.append(Cause(name, old_ms, new_ms, ", ".join(filter(None, places)), more_ms))
     return tuple(sorted(found, key=lambda cause: -abs(cause.change_ms)))
 
 
@@ -108,12 +108,12 @@ def _by_kind(baseline: Baseline) -> Float64:
 
 
 def _where(
-    by: str, kinds: Sequence[TaskKind], held: Sequence[tuple[TaskGraph, Float64]], change_ms: float,
+    by: str, kinds: Sequence[TaskKind], critical: Sequence[tuple[TaskGraph, Float64]], change_ms: float,
     lines: tuple[Lines, Lines] | None = None,
 ) -> str:  # fmt: skip
     """The layer, family, phase or line that holds ``NAMED_SHARE`` of a growth or of a saving; else ""."""
     growth_ms: dict[str, float] = {}
-    for side, (graph, critical_ms) in enumerate(held):
+    for side, (graph, critical_ms) in enumerate(critical):
         factor = 2 * side - 1
         chosen = among(graph.kind, kinds) & (critical_ms > 0)
         codes, names = _of_line(lines[side]) if lines else _codes(by, graph)

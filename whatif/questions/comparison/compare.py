@@ -22,7 +22,7 @@ ALL_PARTS = 10**9
 
 
 class Comparison(Struct, frozen=True):
-    """Recordings A and B beside each other; parts with the largest change of work first."""
+    """Recordings A and B side by side; parts with the largest change of work first."""
 
     two: TwoRecordings
     explained: tuple[Explanation, Explanation]
@@ -30,10 +30,10 @@ class Comparison(Struct, frozen=True):
     phases: tuple[PartChange, ...]
     layers: tuple[PartChange, ...]
     lines: tuple[PartChange, ...]  # of the source; none unless both traces hold stacks
-    kernels: tuple[PartChange, ...]  # by family: kernels, or operators where there is no GPU
+    kernels: tuple[PartChange, ...]  # by family: kernels, or operators if there is no GPU
     operations: tuple[PartChange, ...]  # by name: likewise
     pace: float | None  # time of the same call in B over that in A, the median weighted by time
-    description: Description | None  # None where no what-ifs were tried
+    description: Description | None  # None if no what-ifs were tried
 
     @property
     def headline(self) -> str:

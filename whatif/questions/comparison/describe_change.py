@@ -120,7 +120,7 @@ class _Route(Struct, frozen=True):
 
     start: Baseline
     end: Baseline
-    own: StepProfile
+    source: StepProfile
     target: StepProfile
     measured_ms: float
     undone: bool
@@ -137,14 +137,14 @@ class _Route(Struct, frozen=True):
         if changed is None:
             return None
         graph, reached = changed
-        if self.calls is not None and not self.calls.asked_for_by(self.own, reached):
+        if self.calls is not None and not self.calls.asked_for_by(self.source, reached):
             return None
-        counted = self.own.counted_phases(reached)
-        own_elsewhere, elsewhere = (step.tasks_elsewhere(self.target, counted) for step in (self.own, reached))
+        counted = self.source.counted_phases(reached)
+        own_elsewhere, elsewhere = (step.tasks_elsewhere(self.target, counted) for step in (self.source, reached))
         if elsewhere > own_elsewhere + OTHER_TASKS:
             return None
         pace, own_pace = ((self.same.pace(g) or 1.0) if self.same else 1.0 for g in (graph, None))
-        own_distance = self.own.at_pace(own_pace).distance(self.target, counted)
+        own_distance = self.source.at_pace(own_pace).distance(self.target, counted)
         left = reached.at_pace(pace).distance(self.target, counted) / max(own_distance, 1e-9)
         return Fit(transforms, self.undone, reached.step_ms * pace, self.measured_ms, left, pace)
 

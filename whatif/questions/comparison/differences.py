@@ -55,9 +55,9 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     """
     found: list[Difference] = []
 
-    def compare(what: str, one: Any, other: Any, blocks: bool = False) -> None:
-        if one is not None and other is not None and one != other:
-            found.append(Difference(what, _shown(one), _shown(other), blocks))
+    def compare(what: str, old_value: Any, new_value: Any, blocks: bool = False) -> None:
+        if old_value is not None and new_value is not None and old_value != new_value:
+            found.append(Difference(what, _shown(old_value), _shown(new_value), blocks))
 
     a, b = before.info, after.info
     if bool(a.ranks) != bool(b.ranks):
@@ -73,8 +73,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     compare("workers", _workers(before), _workers(after), blocks=not any(map(adds_workers, (a, b))))
     compare(BATCH, _batch(a), _batch(b), blocks=True)
     if a.batch_size == b.batch_size:
-        one, other = (list(recorded.input_shape) if recorded.input_shape else None for recorded in both)
-        compare("input shape", one, other, blocks=True)
+        old, new = (list(recorded.input_shape) if recorded.input_shape else None for recorded in both)
+        compare("input shape", old, new, blocks=True)
     if clock == "span":
         compare("number of steps", a.n_steps, b.n_steps, blocks=True)
     compare("execution", " and ".join(a.execution), " and ".join(b.execution))
@@ -82,8 +82,8 @@ def differences(before: TaskGraph, after: TaskGraph, clock: str) -> tuple[Differ
     for key in _OPTIMIZER:
         compare(f"optimizer's {key}", *(_setting(recorded.optimizer, key, missing="default") for recorded in both))
     for key in _PRECISION:
-        one, other = (_setting(recorded.precision, key, missing="none") for recorded in both)
-        compare(f"precision of {key}" if key != "autocast" else key, one, other)
+        old, new = (_setting(recorded.precision, key, missing="none") for recorded in both)
+        compare(f"precision of {key}" if key != "autocast" else key, old, new)
     for key, what in _ENVIRONMENT:
         # Without a GPU the CPU is the device.
         compare(what, getattr(a.recorded, key), getattr(b.recorded, key), blocks=on_cpu and key == "cpu")
@@ -102,10 +102,10 @@ def _models(before: TaskGraph, after: TaskGraph) -> list[Difference]:
     """Whether the two are of one model, judged by their layers and parameters."""
     if before.info.execution != after.info.execution and not (layer_rows(before) and layer_rows(after)):
         return []  # a compiled region has no layers in it
-    one, other = _layers(before), _layers(after)
+    old, new = _layers(before), _layers(after)
     sizes = [int(gradient_bytes(graph).sum()) for graph in (before, after)]
-    common = len(one & other) / len(one | other) if one and other else 1.0
-    counts = f"{len(one):,} layers", f"{len(other):,} layers, {len(one & other):,} of them in both"
+    common = len(old & new) / len(old | new) if old and new else 1.0
+    counts = f"{len(old):,} layers", f"{len(new):,} layers, {len(old & new):,} of them in both"
     if common < SAME_LAYERS:
         return [Difference("model", *counts, blocks=True)]
     if all(sizes) and max(sizes) > SAME_PARAMETERS * min(sizes):

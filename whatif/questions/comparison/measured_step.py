@@ -31,9 +31,9 @@ class MeasuredStep(Struct, frozen=True):
 
     @staticmethod
     def of(baseline: Baseline) -> MeasuredStep:
-        """Return what was measured: without the profiler where the baseline is corrected to that, else as recorded.
+        """Return what was measured: without the profiler if the baseline is corrected to that, else as recorded.
 
-        Raises WhatifError where the recording has no step that takes time.
+        Raises WhatifError if the recording has no step that takes time.
         """
         graph, clock = baseline.graph, baseline.clock
         if baseline.calibration is not None and baseline.calibration.untraced is not None:

@@ -35,7 +35,7 @@ class Regression(Struct, frozen=True):
     status: Status
     verdict: str
     causes: tuple[Cause, ...]  # of the critical path, the largest change first
-    parts_are: str  # layers, or kernels or operators where no layers are known
+    parts_are: str  # layers, or kernels or operators if no layers are known
     grown: tuple[PartChange, ...]
     lines: tuple[PartChange, ...]  # that grew most, if both traces have lines
     warnings: tuple[str, ...]

@@ -38,20 +38,20 @@ class CallDifference(Struct, frozen=True):
     @staticmethod
     def of(before: Baseline, after: Baseline) -> CallDifference:
         """Compare how often a step makes each call: the median over the steady steps."""
-        one, other = (_calls(side.graph, side.clock) for side in (before, after))
+        old, new = (_calls(side.graph, side.clock) for side in (before, after))
         total, differing = np.zeros(len(Phase)), np.zeros(len(Phase))
-        for call in one.keys() | other.keys():
-            counts = one.get(call, 0.0), other.get(call, 0.0)
+        for call in old.keys() | new.keys():
+            counts = old.get(call, 0.0), new.get(call, 0.0)
             total[call[0]] += max(counts)
             differing[call[0]] += abs(counts[0] - counts[1])
-        same = _program(one) == _program(other)
+        same = _program(old) == _program(new)
         if _loading(before.graph) != _loading(after.graph):  # its calls may be none of PyTorch's
             same, differing[Phase.DATA] = False, np.inf
         return CallDifference(differing > OTHER_CALLS * total, same)
 
-    def asked_for_by(self, own: StepProfile, changed: StepProfile) -> bool:
-        """Whether a what-if that makes ``changed`` of the step ``own`` mostly changes phases whose calls differ."""
-        moved_ms = np.abs(changed.work_ms - own.work_ms).reshape(-1, len(Phase)).sum(axis=0)
+    def asked_for_by(self, source: StepProfile, changed: StepProfile) -> bool:
+        """Whether a what-if from the step ``source`` to ``changed`` mostly changes phases whose calls differ."""
+        moved_ms = np.abs(changed.work_ms - source.work_ms).reshape(-1, len(Phase)).sum(axis=0)
         return float(moved_ms[self.phases].sum()) >= ABOUT_THEM * float(moved_ms.sum())
 
 

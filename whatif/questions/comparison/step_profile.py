@@ -35,7 +35,7 @@ class StepProfile(Struct, frozen=True):
 
     @staticmethod
     def of(graph: TaskGraph, timeline: Timeline, clock: str) -> StepProfile:
-        """Sum up the steady steps, or all that was recorded where the clock is the span."""
+        """Sum up the steady steps, or all that was recorded if the clock is the span."""
         families = family_codes(graph)
         counted, n_steps = steady_tasks(graph, clock)
         works = counted & (graph.kind != TaskKind.WAIT)
@@ -94,7 +94,7 @@ def profile(baseline: Baseline) -> StepProfile:
 
 
 def calls_in_phase(graph: TaskGraph, clock: str, phase: Phase) -> dict[tuple[str, str], float]:
-    """Return how often each kernel, or operator where there is no GPU, runs for a layer in a phase of a step."""
+    """Return how often each kernel, or operator if there is no GPU, runs for a layer in a phase of a step."""
     counted, n_steps = steady_tasks(graph, clock)
     counted = counted & (family_codes(graph) >= 0) & (graph.phase == phase)
     kinds, times = np.unique(np.stack([graph.name[counted], graph.layer[counted]]), axis=1, return_counts=True)
@@ -106,6 +106,6 @@ def calls_in_phase(graph: TaskGraph, clock: str, phase: Phase) -> dict[tuple[str
 
 
 def flops_of_step(graph: TaskGraph, clock: str) -> float:
-    """Return the floating-point operations of a step, where recorded."""
+    """Return the floating-point operations of a step, if recorded."""
     counted, n_steps = steady_tasks(graph, clock)
     return float(np.maximum(graph.flops[counted], 0).sum(dtype=np.float64)) / n_steps

@@ -109,7 +109,7 @@ class Planned(Struct, frozen=True):
     left_out: dict[str, str]
     by: str
     currency: str
-    unit: str  # what a sample is: "samples", or "recorded batches" where their size is unknown
+    unit: str  # what a sample is: "samples", or "recorded batches" if their size is unknown
     each: tuple[Row, ...] = ()
 
     @property
@@ -167,8 +167,8 @@ def asked_of(
     """Return the question, with its defaults from the cluster and the recording.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on the recording of one of several
-    workers or of all, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of devices,
+    for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on recordings of one or all of
+    several workers, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of devices,
     passes and recomputation.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
@@ -228,7 +228,7 @@ def plan(
             baseline, graph=baseline.graph.replace(info=replace(baseline.graph.info, batch_size=1))
         )
     rows: list[Row] = []
-    searched: list[tuple[str, Asked, str]] = []  # with the reason where there are no plans
+    searched: list[tuple[str, Asked, str]] = []  # with the reason if there are no plans
     least: list[Estimate] = []
     tried = 0
     for one in asked:
@@ -415,7 +415,7 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
 
 
 def _no_group_of_all(asked: Asked) -> str:
-    """Why the cluster has no group of all the devices; empty where it has one."""
+    """Why the cluster has no group of all the devices; empty if it has one."""
     try:
         load_cluster(asked.cluster).network(asked.gpus)
     except WhatifError as error:
@@ -424,7 +424,7 @@ def _no_group_of_all(asked: Asked) -> str:
 
 
 def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str) -> tuple[Row, ...]:
-    """The best row of each number of GPUs and cluster, simulated; none where no plan fits those."""
+    """The best row of each number of GPUs and cluster, simulated; none if no plan fits those."""
     found = []
     for one in asked:
         mine = [row for row in rows if row.asked is one]

@@ -133,8 +133,8 @@ def recommend(
             else "that does not name its GPU"
         )
         raise WhatifError(f"recommend: expected the recording of a known GPU, got one {kind}: the ratio is unknown.")
-    every = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
-    wanted = devices or tuple(prices.per_hour if prices else every)
+    all_names = tuple(name for name in gpu_names() if load_gpu(name).dies == 1)
+    wanted = devices or tuple(prices.per_hour if prices else all_names)
     names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
     baseline = structs.replace(baseline, graph=graph.replace(info=replace(graph.info, node=own.name)))

@@ -92,8 +92,8 @@ def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:
         return False
     for name in _DURATIONS:
         a, b = getattr(first, name), getattr(last, name)
-        for graph, here in zip(graphs[1:-1], x[1:-1].tolist(), strict=True):
-            expected = a + (b - a) * ((here - x[0]) / (x[-1] - x[0]))
+        for graph, x_here in zip(graphs[1:-1], x[1:-1].tolist(), strict=True):
+            expected = a + (b - a) * ((x_here - x[0]) / (x[-1] - x[0]))
             missed = np.abs(getattr(graph, name) - expected)
             if bool((missed > ROUNDED_NS + ROUNDED * np.abs(expected)).any()):
                 return False

@@ -42,7 +42,7 @@ class Workers(Struct, frozen=True):
     high_ms: float | None = None
     communication_ms: float | None = None  # that no computation hides
     devices: int | None = None
-    samples_per_s: float | None = None  # of all workers; None where the batch or the steps are not known
+    samples_per_s: float | None = None  # of all workers; None if the batch or the steps are unknown
     energy_j: float | None = None
     reason: str = ""
 
@@ -62,7 +62,7 @@ class Workers(Struct, frozen=True):
 
 
 class Scaling(Struct, frozen=True):
-    """The steps of all numbers of workers, ascending, beside the step of one worker alone."""
+    """The steps of all numbers of workers, ascending, and the step of one worker alone."""
 
     baseline: Baseline
     transforms: tuple[Transform, ...]

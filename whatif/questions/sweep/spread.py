@@ -27,12 +27,12 @@ def spread(
 
     Raises WhatifError as ``whatif.runtime.jobs.each``, or if a what-if is a function that no other process can load.
     """
-    where = Jobs.of(jobs)
-    if where.here or (where.engine is None and len(compositions) < 2):
+    target = Jobs.of(jobs)
+    if target.here or (target.engine is None and len(compositions) < 2):
         yield from (work(baseline, composition) for composition in compositions)
         return
     named = [tuple(_named(transform) for transform in composition) for composition in compositions]
-    yield from each(_remotely, named, work, baseline, jobs=where)
+    yield from each(_remotely, named, work, baseline, jobs=target)
 
 
 def predicted(

@@ -34,7 +34,7 @@ class Varied(Struct, frozen=True):
         )
 
     def number(self, transforms: Sequence[Transform], value: str) -> float | None:
-        """Return a value as a number (bytes, bytes a second where it has such a unit); None if it is no number."""
+        """Return a value as a number (bytes, bytes a second if it has such a unit); None if it is no number."""
         return as_number(self.put(transforms, value)[self.of[0]].options[self.option])
 
 
@@ -115,7 +115,7 @@ def _between(listed: str, found: re.Match[str], name: str) -> list[str]:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    """A number with its unit, with a prefix where it has none and is large."""
+    """A number with its unit, with a prefix if it has none and is large."""
     if unit in ("bps", "B") and value >= 1e6:
         value, unit = (value / 1e9, f"G{unit}") if value >= 1e9 else (value / 1e6, f"M{unit}")
     return f"{value:.6g}{unit}"

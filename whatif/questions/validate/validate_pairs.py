@@ -57,7 +57,7 @@ class Pair:
     changed_untraced: StepTime | None = None
     remark: str = ""
     scored: bool = True  # False if a constant of the model was chosen while looking at this pair
-    truth: Truth | None = None  # how ``changed_untraced`` was made; None where recordings are compared
+    truth: Truth | None = None  # how ``changed_untraced`` was made; None if recordings are compared
 
 
 class Unpaired(Struct, frozen=True):
@@ -227,7 +227,7 @@ def _shortened(what_if: str) -> str:
 
 
 def _is_lab_record(content: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a record of the lab: runs over a real network beside plain steps (docs/lab.md)."""
+    """Whether a JSON object is a record of the lab: runs over a real network besides plain steps (docs/lab.md)."""
     return isinstance(content.get("baseline"), dict) and isinstance(content.get("runs"), list)
 
 
@@ -256,7 +256,7 @@ def _lab_pairs(path: Path, content: Mapping[str, Any]) -> Iterator[Pair | Unpair
         else:
             specs = tuple(map(str, what_ifs))
             specs = _checked_names(str(path), specs, {})
-            # "real", or "replayed" where the steps slept as long as the recorded ones computed.
+            # "real", or "replayed" if the steps slept as long as the recorded ones computed.
             compute = str(row.get("compute", "real"))
             yield Pair(
                 question=name,

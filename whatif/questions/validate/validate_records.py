@@ -116,7 +116,7 @@ class Run(Struct, frozen=True):
 def find_files(paths: list[Path], suffix: str) -> Iterator[Path]:
     """Yield the files among ``paths``, and those in the folders among them, whose names end in ``suffix``, sorted.
 
-    Each once, also where ``paths`` name it several times.
+    Each once, even if ``paths`` name it several times.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -260,7 +260,7 @@ def step_time_of(rounds: Any, key: str) -> StepTime | None:
 
 
 def _trace(path: Path, record: Mapping[str, Any]) -> Path | None:
-    """The recording beside the record; a record names a file of its own folder only."""
+    """The recording next to the record; a record names a file of its own folder only."""
     named = _table(record, "trace").get("file")
     names = [Path(named).name] if isinstance(named, str) else []
     names += [path.stem + suffix for suffix in TRACE_SUFFIXES]

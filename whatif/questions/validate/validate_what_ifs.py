@@ -25,7 +25,7 @@ def _implementation(before: Any, after: Any) -> str | None:
 
 
 def _checkpoint(_before: Any, after: Any) -> str | None:
-    if isinstance(after, str) and after:  # the layers, where the record names them
+    if isinstance(after, str) and after:  # the layers, if the record names them
         return f"activation_checkpoint:layers={after}"
     return "activation_checkpoint" if after else None
 
