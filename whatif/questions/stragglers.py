@@ -33,7 +33,7 @@ MOST_PARTS = 3
 
 
 class Excess(Struct, frozen=True):
-    """Work that a rank spends more time on than the median rank, ms a step or span."""
+    """Work that a rank spends more time on than the median of the others, ms a step or span."""
 
     of: str  # phase, family or layer
     name: str

@@ -36,7 +36,7 @@ class ThreadSummary(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True, dict=True):
-    """What a recording holds. Shares are percent of the GPU's time, of the CPU's if there is none."""
+    """What a recording holds. Shares are percent of the GPU's time, without a GPU of the CPU's."""
 
     baseline: Baseline
     gpu_known_as: str | None  # the device's name in whatif's own tables

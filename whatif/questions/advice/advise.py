@@ -139,7 +139,7 @@ class Advice(Struct, frozen=True):
     def verdict(self) -> tuple[str, str, str]:
         """Three sentences: what bounds the step, what to do first, what that gains and what can be had on top.
 
-        Where the step looks like the first one of a program, what to do first is to record a later one.
+        If the step looks like the first one of a program, what to do first is to record a later one.
         """
         first, line = self.first, self.first_line
         spared, do_line = "", ""

@@ -12,7 +12,7 @@ _LINE = re.compile(r"^Effort:\s*(small|medium|large|none)\s*:\s*(.+?)\s*(?:\n\s*
 
 
 class EffortSize(IntEnum):
-    """How much work a what-if is, from nothing that one can do, over an option, to other software or machines."""
+    """The work that a what-if takes: from nothing that one can do, over an option, to other software or machines."""
 
     UNKNOWN = -1  # the script does not say
     NONE = 0  # a hypothetical question, nothing that one can switch on

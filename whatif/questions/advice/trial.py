@@ -97,7 +97,7 @@ class Refused(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """How they are written in a sentence, a plus between two."""
+        """The what-ifs in a sentence, joined by plus signs."""
         return " + ".join(self.spelled)
 
 
@@ -151,12 +151,12 @@ class Trial(Struct, frozen=True):
 
     @property
     def spelled(self) -> tuple[str, ...]:
-        """How each what-if is written on a command line."""
+        """The what-ifs as on a command line."""
         return tuple(spelled(t) for t in self.transforms)
 
     @property
     def label(self) -> str:
-        """How they are written in a sentence, a plus between two."""
+        """The what-ifs in a sentence, joined by plus signs."""
         return spelled_together(self.transforms)
 
     @property
@@ -243,7 +243,7 @@ class Trier:
         return found
 
     def capacity_bytes_of(self, transforms: Sequence[Transform]) -> int | None:
-        """Return the memory of the device on which ``transforms`` put the step, bytes; None where it is unknown."""
+        """Return the memory of the device on which ``transforms`` put the step, bytes; None if it is unknown."""
         return self._applied(tuple(t for t in transforms if t.place == "device"))[0].info.gpu_memory_bytes
 
     def fits(self, trial: Trial) -> bool:

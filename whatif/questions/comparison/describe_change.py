@@ -128,7 +128,7 @@ class _Route(Struct, frozen=True):
     calls: CallDifference | None
 
     def fit(self, transforms: tuple[Transform, ...]) -> Fit | None:
-        """Return where what-ifs lead; None if they do not apply, change nothing, or lead elsewhere.
+        """Return the fit of what-ifs; None if they do not apply, change nothing, or lead elsewhere.
 
         Elsewhere: to other tasks, or into parts of the step where both recordings make the same calls.
         """

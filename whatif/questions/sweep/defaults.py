@@ -44,7 +44,7 @@ def spread_of(graph: TaskGraph, asked: Sequence[Transform] = ()) -> tuple[tuple[
 def bandwidths_of(
     graph: TaskGraph, asked: Sequence[Transform] = ()
 ) -> tuple[tuple[Transform, ...], Varied, tuple[str, ...]]:
-    """Return what a faster network is asked with: what-ifs, the varied speed, and what is assumed.
+    """Return the what-ifs, the varied speed and the assumptions of a question about a faster network.
 
     For the recorded communication, else for the step spread over workers.
     """
@@ -60,7 +60,7 @@ def bandwidths_of(
 def faster_links(
     graph: TaskGraph, asked: Sequence[Transform]
 ) -> tuple[tuple[Transform, ...], tuple[Varied, Varied], tuple[str, ...]] | None:
-    """Return ``bandwidth`` for a step of one worker: data parallelism on a few, at 1 and ``factor`` times the speed.
+    """Return the sweep that ``bandwidth`` means for one worker: data parallelism on a few, at 1 and ``factor`` times.
 
     None if the steps communicate, as recorded or by a what-if in ``asked`` (the question is about those transfers), or
     if their gradients are unknown.

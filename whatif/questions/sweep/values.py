@@ -39,7 +39,7 @@ class Varied(Struct, frozen=True):
 
 
 def as_number(value: Any) -> float | None:
-    """Return an option's value as a number; None where it is none, or is not finite."""
+    """Return an option's value as a number; None if it is none, or is not finite."""
     if isinstance(value, Bandwidth):
         return value.byte_s
     if isinstance(value, Size):

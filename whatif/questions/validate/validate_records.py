@@ -136,13 +136,13 @@ def _files_of(path: Path) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> Run | None:
-    """Return the run of a record file: a campaign's, or the flat one of a single pair; None where it is no record."""
+    """Return the run of a record file: a campaign's, or the flat one of a single pair; None if it is no record."""
     found = read_json(path)
     return None if found is None else run_of(path, found)
 
 
 def run_of(path: Path, found: dict[str, Any]) -> Run | None:
-    """Return the run that the JSON object of a file records; None where it is no record of one."""
+    """Return the run that the JSON object of a file records; None if it is no record of one."""
     record = as_record(found)
     if record is None:
         return None
