@@ -121,7 +121,7 @@ def test_a_table_states_times_and_workers(tmp_path: Path) -> None:
         ({"latency_us": float("nan")}, "expected latency_us"),
         ({"algorithm": "star"}, "mine: expected an algorithm of auto, ring, .*got 'star'"),
         ({"cluster": "dgx-9"}, "got 'dgx-9'"),
-        ({"cluster": "pcie-4gpu", "workers": 8}, "fills equal members of 4, got 8"),
+        ({"cluster": "pcie-4gpu", "workers": 8}, "fills equal groups of 4, got 8"),
         ({"table": "none.csv"}, "No such file"),
         ({"table": "none.csv", "bandwidth": Bandwidth("1Gbps")}, "got both"),
         ({"table": "none.csv", "latency_us": 3.0}, "got both"),

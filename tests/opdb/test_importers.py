@@ -306,7 +306,7 @@ def test_bad_tables_are_one_sentence(tmp_path: Path, text: str) -> None:
 def test_a_trace_is_no_table(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / ("t.csv" if pack is bytes else "t.csv.gz")
     path.write_bytes(pack(json.dumps([{"name": "aten::mm", "dur": 1}] * 300_000).encode()))
-    with pytest.raises(WhatifError, match="got a line of over 10,000"):
+    with pytest.raises(WhatifError, match="got over 10,000 columns"):
         read_foreign("csv", path)
 
 
@@ -357,8 +357,8 @@ def test_importing_twice_adds_nothing(tmp_path: Path) -> None:
     ("column", "value", "reason"),
     [("m", "x", "no device can have"), ("m", None, "no device can have"), ("m", 1.5, "no device can have"),
      ("m", float("inf"), "no device can have"), ("k", 2**63 - 1, "no device can have"),
-     ("latency", "a", "no device can have"), ("device", None, "no device, or"),
-     ("framework", None, "no device, or"), ("gemm_dtype", 3, "no word for")],
+     ("latency", "a", "no device can have"), ("device", None, "no device, framework"),
+     ("framework", None, "no device, framework"), ("gemm_dtype", 3, "cannot describe")],
 )  # fmt: skip
 def test_a_table_of_aiconfigurator_with_a_wrong_cell_is_counted(
     tmp_path: Path, column: str, value: object, reason: str
@@ -400,7 +400,7 @@ def test_what_never_ends_and_what_is_no_text_is_one_sentence(tmp_path: Path, kin
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(WhatifError, match="expected a file or folder"):
         read_foreign(kind, tmp_path / "pipe")
-    with pytest.raises(WhatifError, match="UTF-8"):
+    with pytest.raises(WhatifError, match="valid Unicode"):
         read_foreign(kind, tmp_path, author="\udcff")
 
 

@@ -131,5 +131,5 @@ def test_only_known_kinds_are_read(tmp_path: Path) -> None:
 def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
     told = facts(features=("log2 something",))
     path = write_model(tmp_path, "odd", told, constant(0.0, 1))
-    with pytest.raises(WhatifError, match="of this version's features"):
+    with pytest.raises(WhatifError, match="with this version's features"):
         read_model(path, path.with_suffix(".npz")).predict(products([8]), None)

@@ -71,10 +71,10 @@ def test_only_what_was_asked_for_travels(tmp_path: Path, url: str) -> None:
     assert [c.provenance.origin.device.name for c in yours.contributions()[0]] == [T4]
     with pytest.raises(WhatifError) as error:
         pull(url, yours, family="conv")
-    assert "none that fits" in sentence(error)
+    assert "no matching ones" in sentence(error)
     with pytest.raises(WhatifError) as error:
         push(mine, url, family="conv")
-    assert "none that fits" in sentence(error)
+    assert "no matching ones" in sentence(error)
 
 
 def test_the_same_times_of_another_device_are_refused_both_ways(tmp_path: Path, url: str) -> None:

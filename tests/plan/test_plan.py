@@ -190,7 +190,7 @@ def test_memory_prunes_and_the_rest_is_said(predicted: Baseline) -> None:
 
 def test_copies_on_a_number_that_fills_no_nodes_are_not_said_to_lack_memory(predicted: Baseline) -> None:
     found = plan(predicted, [asked_of(predicted, 12, CLUSTER, global_batch=96)])
-    assert all("fills equal members of 8 x any number, got 12" in str(why) for why in found.plain.values())
+    assert all("fills equal groups of 8 x any number, got 12" in str(why) for why in found.plain.values())
 
 
 def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Baseline) -> None:

@@ -117,7 +117,7 @@ def test_one_worker_takes_what_ifs_in_the_order_of_apply(own_traces: Path) -> No
 
 
 def test_where_the_what_if_applies_to_no_number_its_reason_is_raised(resnet: Baseline) -> None:
-    with pytest.raises(WhatifError, match="fills equal members of 8 x any number, got 11"):
+    with pytest.raises(WhatifError, match="fills equal groups of 8 x any number, got 11"):
         curve(resnet, ["distributed:cluster=dgx-a100"], [1, 11])
 
 

@@ -63,7 +63,7 @@ def parse_operator(text: str) -> Operators:
     integers = {attribute: _integer(name, attribute, given) for attribute in FAMILIES[family].attributes}
     ops = operators(family, integers, name=name, dtype=dtype, phase=phase, layout=given.get("layout", ""))
     if not ops.possible().all() or (family in ("matmul", "conv") and not work(ops)[0].all()):
-        raise WhatifError(f"opdb: {name}: expected sizes that leave something to compute, got {text[:200]!r}.")
+        raise WhatifError(f"opdb: {name}: expected sizes with something to compute, got {text[:200]!r}.")
     return ops
 
 

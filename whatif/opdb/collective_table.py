@@ -48,7 +48,7 @@ def _read(path: Path, _changed_ns: int, size_bytes: int) -> Table:
         with path.open("rb") as file:  # a device reports size 0, and never ends
             text = file.read(_LARGEST_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise WhatifError(f"{path}: expected a table of measured times, got a file that is no text.") from error
+        raise WhatifError(f"{path}: expected a table of measured times, got a file that is not UTF-8.") from error
     lines = text.splitlines()
     if any(line.split()[:2] == ["#", "size"] for line in lines):
         rows = _nccl_rows(text, path)
@@ -107,7 +107,7 @@ def _csv_rows(lines: list[str], path: Path) -> list[Row]:
         operation = cells.get("operation") or "all_reduce"
         operation = _ALIASES.get(operation, operation)
         if operation not in OPERATIONS:
-            raise WhatifError(f"{where}: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
+            raise WhatifError(f"{where}: expected one of {', '.join(OPERATIONS)}, got {operation!r}.")
         size = _number(words[size_at], byte, _MOST_BYTES, f"{where}: expected a size above 0")
         time = _number(words[time_at], ns, _MOST_NS, f"{where}: expected a time above 0")
         rows.append((operation, _workers(cells.get("workers") or "", where), size, time))
@@ -119,7 +119,7 @@ def _column(header: list[str], kind: str, units: dict[str, float], path: Path) -
     found = [(place, units[unit]) for place, name in enumerate(header) for unit in units if name == f"{kind}_{unit}"]
     if len(found) != 1:
         raise WhatifError(
-            f"{path}: expected one column of {kind}s whose name has the unit, as {kind}_{next(iter(units))} "
+            f"{path}: expected one column of {kind}s, its unit in its name "
             f"({', '.join(f'{kind}_{unit}' for unit in units)}), got the columns {', '.join(header)[:200]!r}."
         )
     return found[0]

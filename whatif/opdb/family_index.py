@@ -89,7 +89,7 @@ def family_index(
     rows, contribution = rows.take(order), contribution[order]
     clash = _clashes(rows.ops)
     if clash.any():  # two operators with one key: with 10^7 operators one chance in 10^5
-        losses.append(f"{int(clash.sum()):,} rows of the family {family!r} left out: their key is another operator's.")
+        losses.append(f"{int(clash.sum()):,} rows of the family {family!r} left out: another operator has their key.")
         rows, contribution = rows.take(~clash), contribution[~clash]
     group, groups = _groups(family, rows.ops, contribution, contributions)
     aside = set_aside(

@@ -44,14 +44,14 @@ def read_foreign(
         try:
             (text or "").encode()
         except UnicodeEncodeError as error:
-            raise WhatifError(f"opdb: expected a text in UTF-8, got {text!r}; spell it otherwise.") from error
+            raise WhatifError(f"opdb: expected valid Unicode, got {text!r}; use other characters.") from error
     module, function, options = _IMPORTERS[kind]
     # Imported on use: an importer may need pandas or pyarrow.
     read = getattr(importlib.import_module(f"whatif.opdb.importers.{module}"), function)
     found: Found = read(path, **{name: given[name] for name in options})
     if not found.contributions:
         reasons = "; ".join(found.warnings()) or "it is empty"
-        raise WhatifError(f"{path}: expected measurements that can be kept, got none: {reasons}.")
+        raise WhatifError(f"{path}: expected usable measurements, got none: {reasons}.")
     return found
 
 

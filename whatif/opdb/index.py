@@ -131,7 +131,7 @@ def read_contributions(
 def _build(store: Store, place: Path, folder: Path, progress: Progress | None) -> None:
     parquet()  # without the package every shard would seem damaged, and an empty index would be cached
     index = index_of(*read_contributions(store, progress))
-    another = "; name another with the environment variable XDG_CACHE_HOME"
+    another = "; set another in the environment variable XDG_CACHE_HOME"
     with expecting(f"{place}: expected a folder to keep the database's index in", OSError, hint=another):
         place.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=place))

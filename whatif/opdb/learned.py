@@ -132,7 +132,7 @@ class LearnedModel:
             raise WhatifError(f"{self.name}: expected a device with a data sheet, got one without.")
         x, called = features(ops, sheet, facts.names, across=facts.across)
         if called != facts.features:
-            raise WhatifError(f"{self.name}: expected a model of this version's features, got others; fit it again.")
+            raise WhatifError(f"{self.name}: expected a model with this version's features, got others; fit it again.")
         launch = facts.measured_as.has_launch
         return np.asarray(self._forest.predict(x) + np.log(reference_s(ops, sheet, launch=launch)))
 
@@ -196,12 +196,12 @@ def _check(facts: ModelFacts) -> None:
         raise ValueError(f"a model of {facts.family[:40]!r} by {facts.kind[:40]!r}")
     attributes = set(FAMILIES[facts.family].attributes)
     if set(facts.low) != attributes or set(facts.high) != attributes:
-        raise ValueError("another family's sizes")
+        raise ValueError("sizes of another family")
     numbers = [*facts.half.values(), facts.growth, *facts.launch_s.values()]
     if not facts.names or set(facts.half) != set(facts.names) or not all(0 <= n < 1e3 for n in numbers):
-        raise ValueError("widths that are none")
+        raise ValueError("invalid widths")
     if not facts.across and facts.sheet is None:
-        raise ValueError("no facts of its device")
+        raise ValueError("no device data sheet")
 
 
 def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray[Any]]:
@@ -211,10 +211,10 @@ def _read_arrays(file: Path | Traversable, sha256: str) -> dict[str, npt.NDArray
         with file.open("rb") as opened:
             content = opened.read(_LARGEST_ARRAYS_BYTES + 1)
         if len(content) > _LARGEST_ARRAYS_BYTES or hashlib.sha256(content).hexdigest() != sha256:
-            raise ValueError("other content than its .json describes")
+            raise ValueError("content that differs from its .json")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_ARRAYS_BYTES:
-                raise ValueError("arrays that unfold into more than a model has")
+                raise ValueError("arrays that decompress to more than a model holds")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
 

@@ -81,7 +81,7 @@ def take_over(
 ) -> Merged:
     """Add contributions to ``target``, reading one at a time; ids in ``already_present`` are skipped.
 
-    Raises WhatifError if all of them are refused, or ``where`` has none that fits.
+    Raises WhatifError if all of them are refused, or none of ``where`` matches.
     """
     done = Merged(refused=list(damaged))
     known = target.devices_by_times()
@@ -97,7 +97,7 @@ def take_over(
             done.keep(name, outcome, len(rows))
     done.check()
     if not done.added and not done.present:
-        raise WhatifError(f"{where}: expected contributions to take over, got none that fits.")
+        raise WhatifError(f"{where}: expected contributions to merge, got no matching ones.")
     return done
 
 

@@ -132,11 +132,11 @@ def network_model_of(
         exponents, seen, of = arrays["exponents"], arrays["seen"].astype(np.bool_), arrays["of"]
         shape = (len(names), attributes)
         if exponents.shape != shape or seen.shape != shape or of.ndim != 2 or of.shape[1] != 1 + attributes:
-            raise ValueError("other attributes")
+            raise ValueError("arrays of a wrong shape")
         networks = []
         for number, (name, *_) in enumerate(of.tolist()):
             if not 0 <= name < len(names):
-                raise ValueError(f"a network of name {name}")
+                raise ValueError(f"unknown name number {name}")
             inputs = int(seen[name].sum()) + bool(exponents[name][seen[name]].any())
             networks.append(_network(arrays, number, inputs))
     return NetworkModel(family, tuple(names), exponents, seen, of, tuple(networks))
@@ -149,7 +149,7 @@ def _network(arrays: Mapping[str, npt.NDArray[Any]], number: int, inputs: int) -
     while f"{number}.weight.{len(layers)}" in arrays:
         weight, bias = (arrays[f"{number}.{part}.{len(layers)}"].astype(np.float64) for part in ("weight", "bias"))
         if weight.ndim != 2 or weight.shape[0] != width or bias.shape != weight.shape[1:]:
-            raise ValueError(f"layer {len(layers)} of another width")
+            raise ValueError(f"layer {len(layers)} of a wrong width")
         layers.append((weight, bias))
         width = weight.shape[1]
     scaling, seconds = arrays[f"{number}.scaling"], arrays[f"{number}.seconds"]
@@ -157,6 +157,6 @@ def _network(arrays: Mapping[str, npt.NDArray[Any]], number: int, inputs: int) -
         raise ValueError("a network without an output")
     numbers = [*(part for layer in layers for part in layer), scaling, seconds]
     if not all(np.isfinite(part).all() for part in numbers) or (scaling[1] <= 0).any() or (seconds <= 0).any():
-        raise ValueError("numbers that are none")
+        raise ValueError("invalid numbers")
     centre, scale, low, high = scaling
     return Network(tuple(layers), centre, scale, low, high, float(seconds[0]), float(seconds[1]))

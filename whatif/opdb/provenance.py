@@ -151,15 +151,15 @@ class _Version(msgspec.Struct):
 def _first_wrong(found: Provenance) -> str | None:
     method = found.origin.method
     checks = (
-        (found.family in FAMILIES, f"a family of operators, got {found.family[:40]!r}"),
-        (method.name in METHODS, f"a method of measuring, got {method.name[:40]!r}"),
-        (method.cache in CACHE_STATES, f"the state of the cache, got {method.cache[:40]!r}"),
+        (found.family in FAMILIES, f"a known operator family, got {found.family[:40]!r}"),
+        (method.name in METHODS, f"a known measuring method, got {method.name[:40]!r}"),
+        (method.cache in CACHE_STATES, f"a known cache state, got {method.cache[:40]!r}"),
         (found.rows > 0, f"a positive number of rows, got {found.rows}"),
         (re.fullmatch(r"[0-9a-f]{24}", found.contribution), f"a contribution's id, got {found.contribution[:40]!r}"),
         (0 < len(found.origin.device.name) <= 120, "the name of a device"),
         (
             found.contribution == contribution_id(found.origin, found.family, found.sha256),
-            "the id that follows from the sidecar, got another one: it was changed after it was written",
+            "the id computed from its content, got another one: it was changed after it was written",
         ),
     )
     return next((sentence for holds, sentence in checks if not holds), None)

@@ -65,7 +65,7 @@ class Remote:
         elif not create:
             raise WhatifError(f"{url}: expected an op database, got no {MARKER} there; `whatif opdb push` makes one.")
         elif foreign:
-            raise WhatifError(f"{url}: expected an op database or an empty place, got other files; name another.")
+            raise WhatifError(f"{url}: expected an op database or an empty folder, got other files; name another.")
         remote._is_marked = exists
         return remote
 
@@ -87,7 +87,7 @@ class Remote:
                 with self._fetched(path, LARGEST_SIDECAR_BYTES) as local:
                     provenance = read_sidecar(local)
                 if provenance.contribution != name:
-                    raise WhatifError(f"{path}: expected the name that follows from its content; push it again.")
+                    raise WhatifError(f"{path}: expected the name computed from its content; push it again.")
             except WhatifError as error:
                 damaged.append(str(error))
                 continue
@@ -111,7 +111,7 @@ class Remote:
             self._files.put_file(str(contribution.shard), f"{target}.parquet")
             size = self._files.info(f"{target}.parquet")["size"]
             if size != contribution.shard.stat().st_size:
-                raise OSError(f"{size} bytes arrived of {contribution.shard.stat().st_size}")
+                raise OSError(f"{size} of {contribution.shard.stat().st_size} bytes arrived")
             self._publish(f"{target}.json", contribution.sidecar.read_bytes())
 
     def _publish(self, path: str, content: bytes) -> None:

@@ -93,7 +93,7 @@ def _check_columns(path: Path, family: str, schema: Any) -> None:
         odd = sorted(set(schema.names) ^ set(wanted)) or ["their order"]
         raise WhatifError(
             f"{path}: expected the columns of the family {family!r}, got others ({', '.join(odd)[:120]}); "
-            "it is no shard of this version."
+            "it is not a shard of this version."
         )
     for name in wanted:
         kind = schema.field(name).type
@@ -102,12 +102,12 @@ def _check_columns(path: Path, family: str, schema: Any) -> None:
         else:
             fits = kind == (pa.float64() if name in TIMES else pa.int32() if name == "repeats" else pa.int64())
         if not fits:
-            raise WhatifError(f"{path}: expected another type of the column {name!r}, got {kind}; fetch it again.")
+            raise WhatifError(f"{path}: expected the usual type of column {name!r}, got {kind}; fetch it again.")
 
 
 def _rows(path: Path, family: str, table: Any) -> Rows:
     if any(table.column(name).null_count for name in table.column_names):
-        raise WhatifError(f"{path}: expected a value in every cell, got empty ones; fetch it again.")
+        raise WhatifError(f"{path}: expected a value in every cell, got empty cells; fetch it again.")
     texts = {name: _texts(table.column(name)) for name in _TEXT_COLUMNS}
 
     def numbers(name: str) -> Any:

@@ -25,7 +25,7 @@ def push(
     contributions, damaged = store.contributions()
     chosen = [c for c in contributions if is_chosen(c.provenance, device, family)]
     if not chosen and not damaged:
-        raise WhatifError(f"{store.folder}: expected contributions to push, got none that fits.")
+        raise WhatifError(f"{store.folder}: expected contributions to push, got no matching ones.")
     remote = Remote.open(url, create=True)
     remote_contributions, _ = remote.contributions()
     present = {listed.provenance.contribution for listed in remote_contributions}

@@ -94,11 +94,13 @@ class Store:
         if not marker.is_file():
             if not create:
                 raise WhatifError(
-                    f"{folder}: expected an op database, got a folder without {MARKER} or none; "
-                    "`whatif opdb import` makes one."
+                    f"{folder}: expected an op database, got no folder, or one without {MARKER}; "
+                    "`whatif opdb import` creates one."
                 )
             if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
-                raise WhatifError(f"{folder}: expected an op database or a new folder, got other files; name another.")
+                raise WhatifError(
+                    f"{folder}: expected an op database or a new folder, got other files; name another folder."
+                )
             return Store(folder)
         check_marker(marker)
         return Store(folder)
@@ -108,7 +110,7 @@ class Store:
         marker = self.folder / MARKER
         if marker.is_file():
             return
-        with _writing(f"{self.folder}: expected to make a folder", "; name another"):
+        with _writing(f"{self.folder}: expected to create a folder", "; name another"):
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(marker) as part:
                 part.write_bytes(marker_content())
@@ -130,7 +132,7 @@ class Store:
             try:
                 provenance = read_sidecar(path)
                 if provenance.contribution != path.stem:
-                    raise WhatifError(f"{path}: expected the name that follows from its content; fetch it again.")
+                    raise WhatifError(f"{path}: expected the name computed from its content; fetch it again.")
             except WhatifError as error:
                 damaged.append(str(error))
                 continue
@@ -146,7 +148,7 @@ class Store:
         """
         rows = rows.canonical()
         if not len(rows) or len(rows) > MOST_ROWS or not rows.sound().all():
-            raise WhatifError(f"{self.folder}: expected 1 to {MOST_ROWS:,} sound measurements to add, got others.")
+            raise WhatifError(f"{self.folder}: expected 1 to {MOST_ROWS:,} valid measurements to add, got others.")
         known = self.devices_by_times() if known is None else known
         times, device = rows.times_sha256(), origin.device.name
         check_device_of_times(self.folder, device, times, len(rows), known)
@@ -222,7 +224,7 @@ def check_marker(marker: Path) -> None:
             content = json.loads(file.read(4096))
         version = content["whatif_opdb"] if isinstance(content, dict) else None
     except (OSError, ValueError, KeyError, RecursionError) as error:
-        raise WhatifError(f"{marker}: expected the mark of an op database, got something else.") from error
+        raise WhatifError(f"{marker}: expected the marker of an op database, got something else.") from error
     if version != SCHEMA_VERSION:
         raise WhatifError(
             f"{marker}: expected version {SCHEMA_VERSION} of the op database, got {str(version)[:40]!r}; "

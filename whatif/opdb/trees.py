@@ -109,24 +109,24 @@ def forest_of(arrays: Mapping[str, npt.NDArray[Any]], features: int, where: str)
 
     for name, kind in ARRAYS.items():
         if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype.str[1:] != kind:
-            raise refuse(f"no such column {name!r}")
+            raise refuse(f"no valid column {name!r}")
     edges, edge_starts, starts = (arrays[name] for name in ("edges", "edge_starts", "starts"))
     if len(arrays["base"]) != 1 or not all(np.isfinite(arrays[n]).all() for n in ("edges", "value", "base")):
-        raise refuse("numbers that are none")
+        raise refuse("numbers that are not finite")
     feature, right = arrays["feature"], arrays["right"]
     nodes = len(feature)
     leaf = feature == LEAF
     if not _splits(edge_starts, len(edges), features) or np.diff(edge_starts).max(initial=0) > LEAF:
-        raise refuse("bins of other features")
+        raise refuse("invalid feature bins")
     if not _splits(starts, nodes, max(len(starts) - 1, 0)) or not (np.diff(starts) > 0).all():
-        raise refuse("trees of no nodes")
+        raise refuse("empty trees")
     if len(arrays["bin"]) != nodes or len(right) != nodes or leaf.sum() != len(arrays["value"]):
         raise refuse("columns of different lengths")
     # Children come after their parent, within its tree: every traversal ends.
     end = np.repeat(starts[1:], np.diff(starts))
     child = np.arange(nodes) + np.maximum(right, 1)
     if (feature[~leaf] >= features).any() or (~leaf & ((right < 2) | (child >= end))).any():
-        raise refuse("nodes that lead nowhere")
+        raise refuse("invalid child nodes")
     return Forest(edges, edge_starts, feature, arrays["bin"], right, arrays["value"], starts, float(arrays["base"][0]))
 
 

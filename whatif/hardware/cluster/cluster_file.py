@@ -72,7 +72,7 @@ def load_cluster(name: str) -> Cluster:
     try:
         return parse_cluster(content.decode("utf-8-sig"), name)
     except UnicodeDecodeError as error:
-        raise WhatifError(f"{name}: expected a cluster file (TOML), got one that is no text.") from error
+        raise WhatifError(f"{name}: expected a cluster file (TOML), got a file that is not UTF-8.") from error
 
 
 @cache
@@ -106,7 +106,7 @@ def parse_cluster(text: str, path: str) -> Cluster:
         name = fields.text("name")
         fields.done()
         if name in groups or len(processors) + len(found) > MOST_PROCESSORS:
-            limit = "another name, since this one is taken" if name in groups else f"at most {MOST_PROCESSORS:,} in all"
+            limit = "a name that is not in use" if name in groups else f"at most {MOST_PROCESSORS:,} processors in all"
             raise WhatifError(f"{fields.where('name')}: expected {limit}, got {name!r}.")
         groups[name] = tuple(processor.name for processor in found)
         processors += found
@@ -124,7 +124,7 @@ def parse_cluster(text: str, path: str) -> Cluster:
     for number, level in enumerate(levels[:-1]):
         if level.workers is None:
             raise WhatifError(
-                f"{path}: level[{number}].workers: expected a number in all but the last level, got none."
+                f"{path}: level[{number}].workers: expected a number (optional in the last level only), got none."
             )
     check_connected(cluster)
     return cluster
@@ -142,8 +142,8 @@ class _Fields:
     def done(self) -> None:
         for key in self.entries:
             if key not in self.read:
-                hint = closest(key, self.read, f"known are {', '.join(sorted(self.read))}.")
-                raise WhatifError(f"{self.where(key)}: expected a key that is known, got this one; {hint}")
+                hint = closest(key, self.read, f"known keys: {', '.join(sorted(self.read))}.")
+                raise WhatifError(f"{self.where(key)}: expected a known key, got an unknown one; {hint}")
 
     def table(self, key: str) -> Table:
         value = self._get(key, {})
@@ -190,7 +190,7 @@ class _Fields:
         if self.one_of("model", models, models[0]) == "sigmoid":
             k, a, w = (self.number(name, _LEAST_CONSTANT, 1 / _LEAST_CONSTANT, None) for name in "kaw")
             if k is None or a is None or w is None:
-                raise WhatifError(f"{self.where('model')}: expected k, a and w beside the sigmoid, got {_shown(None)}.")
+                raise WhatifError(f"{self.where('model')}: expected k, a and w for the sigmoid, got {_shown(None)}.")
             return Link.sigmoid(k, a, w, full_duplex=full_duplex)
         value = self._get("bandwidth", None)
         value = str(value) if isinstance(value, int | float) else self.text("bandwidth")
@@ -231,7 +231,7 @@ def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -
     ends = fields.entries.get("between")
     fields.read.add("between")
     if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
-        raise WhatifError(f"{fields.where('between')}: expected two names of processors, got {_shown(ends)}.")
+        raise WhatifError(f"{fields.where('between')}: expected two processor names, got {_shown(ends)}.")
     single = {name: (name,) for names in groups.values() for name in names}
     sides = []
     for end in ends:
@@ -240,7 +240,7 @@ def _links(fields: _Fields, groups: Mapping[str, tuple[str, ...]], table: int) -
         sides.append(groups.get(end) or single[end])
     if len(sides[0]) * len(sides[1]) > MOST_LINKS:
         raise WhatifError(
-            f"{fields.where('between')}: expected at most {MOST_LINKS:,} links of a [[link]], got "
+            f"{fields.where('between')}: expected at most {MOST_LINKS:,} links per [[link]], got "
             f"{len(sides[0]):,} x {len(sides[1]):,}; describe equal workers as [[level]]."
         )
     link, shared = fields.link(LINK_MODELS[0]), fields.flag("shared", False)

@@ -44,7 +44,7 @@ def fastest(costs: list[Cost]) -> Cost:
 def check_operation(operation: str) -> None:
     """Raise WhatifError unless it is one of ``OPERATIONS``."""
     if operation not in OPERATIONS:
-        raise WhatifError(f"network: expected an operation of {', '.join(OPERATIONS)}, got {operation!r}.")
+        raise WhatifError(f"network: expected one of {', '.join(OPERATIONS)}, got {operation!r}.")
 
 
 def bus_factor(operation: str, workers: int) -> float:

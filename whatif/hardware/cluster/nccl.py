@@ -114,7 +114,7 @@ def _architecture(gpu: str | None) -> str:
     if arch not in known:
         raise WhatifError(
             f"nccl: expected a GPU whose architecture NCCL's tuner knows ({', '.join(known)}), got {gpu or 'none'}; "
-            "name it as gpu in the cluster file, or take another algorithm."
+            "set gpu in the cluster file, or choose another algorithm."
         )
     return arch
 

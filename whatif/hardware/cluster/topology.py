@@ -60,7 +60,7 @@ class Cluster(Struct, frozen=True):
         """Return the network of the first ``workers`` workers, which fill members in order; None is all of them, with
         one member in a level of open size.
 
-        Raises WhatifError if there are not enough, or if they do not fill equal members.
+        Raises WhatifError if there are not enough, or if they do not fill equal groups.
         """
         # Imported here: it loads networkx.
         from whatif.hardware.cluster.derive_levels import levels_of
@@ -86,6 +86,6 @@ class Cluster(Struct, frozen=True):
     def _unequal(self, levels: tuple[ClusterLevel, ...], workers: int) -> str:
         sizes = " x ".join(str(level.workers or "any number") for level in levels)
         return (
-            f"cluster {self.name!r}: expected a number of workers that fills equal members of {sizes}, got {workers}; "
-            "take another number, or another cluster file."
+            f"cluster {self.name!r}: expected a number of workers that fills equal groups of {sizes}, got {workers}; "
+            "choose another number, or another cluster file."
         )

@@ -61,7 +61,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
     columns, operators_in = _TABLES[file.name]
     table = _table(file, columns)
     if table is None:
-        found.dropped["a table without its device (its rows are not counted)"] += 1
+        found.dropped["a table without the columns needed (rows not counted)"] += 1
         return
     is_nccl = file.name == "nccl_perf.parquet"
     if is_nccl and any(part in _BROKEN_COLLECTIVES for part in file.parts):
@@ -69,7 +69,7 @@ def _read_file(file: Path, author: str | None, found: Found) -> None:
         return
     library = "version" if is_nccl else "framework"
     nameless = table[["device", library]].isna().any(axis=1)
-    found.drop(nameless.sum(), "no device, or no framework or version, is named")
+    found.drop(nameless.sum(), "no device, framework or version is given")
     version = file.parent.name
     for reported, part in table.groupby("device", sort=True):
         for library_name, rows in part.groupby(library, sort=True):
@@ -190,7 +190,7 @@ def _known(
     formats = table[dtype_column].astype(str)
     known = formats.isin(list(_DTYPES)) & wanted
     # Block-scaled fp8 and quantized weights are other operators than a product of that format.
-    found.drop((~known).sum(), "quantized products and operators that the database has no word for")
+    found.drop((~known).sum(), "quantized products and operators that the database cannot describe")
     return table[known], [_DTYPES[name] for name in formats[known]]
 
 

@@ -42,11 +42,11 @@ def read_deepbench(path: Path, *, device: str | None = None, author: str | None 
         elif columns is not None and re.match(r"\s*\d+\s+\d+\s+\d+\s", line):
             row = _row(line.split(), columns)
             if row is None:
-                found.dropped["a line that does not fit its heading, or says that it was not measured"] += 1
+                found.dropped["a line that does not match its heading, or is marked as not measured"] += 1
             else:
                 timed += row
     if columns is None:
-        raise WhatifError(f"{path}: expected the tables that gemm_bench or conv_bench print, got another text.")
+        raise WhatifError(f"{path}: expected the tables that gemm_bench or conv_bench print, got none of them.")
     origin = Origin(
         device=device_called(device), method=Method(name="wall", cache="hot"),
         source=Source(author=author, tool="DeepBench", sha256=file_sha256(path),

@@ -55,7 +55,7 @@ def read_table(file: IO[bytes] | Path, where: str, needed: Sequence[str]) -> pd.
     """Read a CSV table. Raises WhatifError if it is not one, or lacks one of the columns ``needed``."""
     head = (next(iter(FileBytes(file)), b"") if isinstance(file, Path) else _begin(file)).partition(b"\n")[0]
     if head.count(b",") > _MOST_COLUMNS:
-        raise WhatifError(f"{where}: expected a table of comma-separated values, got a line of over {_MOST_COLUMNS:,}.")
+        raise WhatifError(f"{where}: expected a table of comma-separated values, got over {_MOST_COLUMNS:,} columns.")
     damage = (OSError, ValueError, OverflowError, UnicodeDecodeError, pd.errors.ParserError)
     with expecting(f"{where}: expected a table of comma-separated values", *damage):
         table = pd.read_csv(file, encoding="utf-8", on_bad_lines="error", low_memory=False)

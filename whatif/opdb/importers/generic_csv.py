@@ -59,9 +59,9 @@ def read_csv(
         table = table.assign(**told)
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
     known &= (table["name"] != "") & (table["device"].str.strip() != "")
-    found.drop((~known).sum(), "an operator, number format, phase or device that is not known")
+    found.drop((~known).sum(), "an unknown operator, number format, phase or device")
     ways = table["method"].isin(METHODS) & table["launch"].isin(_LAUNCHES) & table["cache"].isin(CACHE_STATES)
-    found.drop((known & ~ways).sum(), "a method, launch or state of the cache that is not known")
+    found.drop((known & ~ways).sum(), "an unknown method, launch or cache state")
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
     for (reported, family, how, launch, cache, framework, _), part in table[known & ways].groupby(_APART, sort=True):
         origin = Origin(
@@ -91,7 +91,7 @@ def read_csv(
         )
     if not found.contributions:
         raise WhatifError(
-            f"{path}: expected measurements of operators, got none that can be kept; see docs/opdb.md for the columns."
+            f"{path}: expected measurements of operators, got none that are usable; see docs/opdb.md for the columns."
         )
     return found
 

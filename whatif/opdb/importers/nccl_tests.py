@@ -56,7 +56,7 @@ def read_nccl_tests(
     if not run.ranks or (len(run.gpus) != 1 and device is None):
         raise WhatifError(
             f"{path}: expected the lines 'Rank … device …' of one kind of GPU, got {run.ranks} lines of "
-            f"{len(run.gpus)} kinds; keep the head of nccl-tests' output."
+            f"{len(run.gpus)} kinds; keep the header of nccl-tests' output."
         )
     library = _LIBRARY.search(text)
     origin = Origin(
@@ -77,13 +77,13 @@ def parse_run(text: str, path: Path, found: Found, operator: str | None = None) 
     name = operator or _OPERATORS.get((started[1] if started else path.name.split("_perf")[0].split(".")[0]).lower())
     if name is None or name not in _OPERATORS.values():
         raise WhatifError(
-            f"{path}: expected the name of the collective in the output, got none that is known; call the "
-            f"file after it, as all_reduce_perf.txt, or name it with --operator in an import "
+            f"{path}: expected the name of the collective in the output, got no known one; name the "
+            f"file after it, such as all_reduce_perf.txt, or import it with --operator "
             f"({', '.join(sorted(_OPERATORS.values()))})."
         )
     timed = _rows(text, path, name, len(ranks), len({match[2] for match in ranks}), found)
     if not timed:
-        raise WhatifError(f"{path}: expected the table of nccl-tests' output, got no row of it.")
+        raise WhatifError(f"{path}: expected the table of nccl-tests' output, got no rows.")
     return Run(name, sorted({match[3] for match in ranks}), len(ranks), timed)
 
 
@@ -98,7 +98,7 @@ def _rows(text: str, path: Path, name: str, ranks: int, nodes: int, found: Found
         if not columns or not words or not words[0].isdecimal():
             continue
         if len(words) != len(columns) or len(words[0]) > _MOST_DIGITS:
-            found.dropped["lines of the table with another number of columns, or a size that none can have"] += 1
+            found.dropped["lines of the table with a wrong number of columns or an impossible size"] += 1
             continue
         dtype = _TYPES.get(words[columns.index("type")], "unknown") if "type" in columns else "unknown"
         size = int(words[0])

@@ -108,7 +108,7 @@ def _table(file: io.BytesIO | Path, where: str, found: Found) -> pd.DataFrame | 
     try:
         return read_table(file, where, _NEEDED)
     except WhatifError:
-        found.dropped["tables that are none of NeuSight's"] += 1
+        found.dropped["tables that are not NeuSight's"] += 1
         return None
 
 
@@ -116,7 +116,7 @@ def _families(table: pd.DataFrame, found: Found) -> Iterator[tuple[Rows, float |
     """Return each family's rows, and the correction of the times at the end of the table, ms, if any."""
     named = table["OPName"].astype(str)
     known = named.isin([*_MATMUL, "conv", *_ELEMENTWISE, *_NORMALIZATION])
-    found.drop((~known).sum(), "operators that are not known")
+    found.drop((~known).sum(), "unknown operators")
     for chosen, build in (
         (named.isin(_MATMUL), _matmul),
         (named == "conv", _conv),

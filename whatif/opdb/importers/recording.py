@@ -64,7 +64,7 @@ def _device(name: str | None, memory_bytes: int | None, recorded: Recorded, on_g
     cpu = _text(recorded.cpu)
     if cpu is None:
         raise WhatifError(
-            "opdb: expected a recording with its CPU's name, got one of a profiler alone; name it with --device."
+            "opdb: expected a recording that names its CPU, got a profiler's without it; name it with --device."
         )
     return cpu_called(cpu, recorded.threads)
 
