@@ -70,7 +70,7 @@ def transform(
     half = switches(graph, tasks, estimates)
     graph = note_without_shapes(graph, half & matrix, "amp")
     if PREFETCH in graph.attached:
-        graph = graph.note("amp: put it before vdnn, whose copies keep the size that they have without")
+        graph = graph.note("amp: put it before vdnn, whose copies otherwise keep their recorded size")
     graph = with_autocast(change_memory(with_dtype(put(graph, tasks, estimates), half, target), in_half), target)
     gpu = device(graph)
     if gpu is None:

@@ -40,9 +40,7 @@ def transform(graph: TaskGraph, *, factor: float | None = None, size: int | None
         )
     if size is not None:
         if not graph.info.batch_size:
-            raise WhatifError(
-                "batch_size: the recording does not know its batch size; say batch_size:factor=2 instead."
-            )
+            raise WhatifError("batch_size: the recording lacks its batch size; use batch_size:factor=2 instead.")
         if not 0 < size <= MOST_SAMPLES:
             raise WhatifError(f"batch_size: expected a size from 1 to {MOST_SAMPLES:,} samples, got {size}.")
         factor = size / graph.info.batch_size

@@ -61,7 +61,7 @@ def transform(
         if graph.select(name=f"^{EXCHANGE}$").any():
             raise WhatifError("blueconnect: expected all-reduces, got the all-gathers of dgc; name one of the two.")
         raise WhatifError(
-            "blueconnect: expected all-reduces to take apart, got none; name distributed before it, or give the "
+            "blueconnect: expected all-reduces to split, got none; name distributed before it, or give the "
             "recording of one rank of data parallel training."
         )
     known = int(workers_of(graph)[tasks].max()) or recorded_workers(graph)

@@ -62,6 +62,6 @@ def transform(
         graph = occupy(graph, collectives, sms, gamma=gamma, sm_count=sm_count)
         graph = share_streams(graph) if streams else graph
     if graph is before:
-        why = "mode=none" if mode == "none" else "no collective runs beside the rest"
+        why = "mode=none" if mode == "none" else "no collective overlaps other work"
         return graph.unchanged(f"contention: {why}; nothing changes")
     return graph

@@ -42,7 +42,7 @@ def transform(graph: TaskGraph, *, sparsity_pct: float = 99.9, workers: int | No
     if known is None or not 2 <= known <= 100_000 or (workers is not None and workers != known):
         raise WhatifError(
             f"dgc: expected the number of workers that exchange gradients, got {workers or 'none'}"
-            + (f" where there are {known}." if known and known != workers else "; say it as in dgc:workers=8.")
+            + (f" where there are {known}." if known and known != workers else "; set it, as in dgc:workers=8.")
         )
     if (graph.size_bytes[tasks] < 0).any():
         raise WhatifError(

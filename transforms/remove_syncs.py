@@ -40,6 +40,6 @@ def transform(graph: TaskGraph, *, inputs: bool = False) -> TaskGraph:
     if (waiting & (graph.phase == Phase.DATA)).any():
         graph = graph.note("remove_syncs: some of the waits are part of data loading")
     return graph.without_waits(waiting).note(
-        f"remove_syncs: {int(waiting.sum()) / steps:.3g} waits a step are gone; a recording does not show who "
+        f"remove_syncs: {int(waiting.sum()) / steps:.3g} waits a step are gone; a recording does not show what "
         "needs their result at once"
     )

@@ -45,14 +45,14 @@ def transform(graph: TaskGraph, *, layers: str = "conv", sync: bool = True, mb: 
     if not chosen.any():
         raise WhatifError(
             f"vdnn: expected forward work of layers {layers!r}, got none of that kind in {len(graph.layers) - 1} named "
-            "layers; say vdnn:layers=all, or name some."
+            "layers; use vdnn:layers=all, or name some."
         )
     size_bytes = input_bytes(graph, calls) if mb is None else np.full(len(calls), int(mb * 1e6))
     copies = plan(graph, calls, chosen, size_bytes)
     if not len(copies):
         raise WhatifError(
             "vdnn: expected layers with backward work and feature maps of known size, got none; record with shapes "
-            "(whatif collect does), or say how large each one is, as in vdnn:mb=50."
+            "(whatif collect does), or give the size of each, as in vdnn:mb=50."
         )
     passes = len(np.unique(calls.run[copies.call]))
     graph = keep_less(graph, calls, copies.call, copies.size_bytes, 0 * copies.size_bytes, copies.fetched_by)

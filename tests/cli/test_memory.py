@@ -91,7 +91,7 @@ def test_an_unknown_batch_is_the_unit_and_no_number_of_samples(
     found = report(capsys, untold, "batch_size:size=10", "batch_size:factor=2", "gradient_accumulation:passes=3")
     assert found["batch_size"] is None
     rows = {" ".join(row["transforms"]): row for row in found["what_ifs"]}
-    assert "say batch_size:factor=2 instead" in rows["batch_size:size=10"]["reason"]
+    assert "use batch_size:factor=2 instead" in rows["batch_size:size=10"]["reason"]
     assert rows["batch_size:factor=2"]["batch_factor"] == 2
     assert rows["gradient_accumulation:passes=3"]["batch_factor"] == 3
     known, unknown = (

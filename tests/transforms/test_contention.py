@@ -284,7 +284,7 @@ def test_the_transform_takes_what_a_graph_has() -> None:
     transform = whatif.load_transform("contention:gamma=1")
     assert simulate(transform(graph)).makespan_ns == 3_250
     assert simulate(whatif.load_transform("contention:mode=virtual")(graph)).makespan_ns == 3_320
-    for spec, why in (("contention:mode=none", "mode=none"), ("contention", "no collective runs beside the rest")):
+    for spec, why in (("contention:mode=none", "mode=none"), ("contention", "no collective overlaps other work")):
         alone = graph if "none" in spec else graph.remove(collectives(graph))
         assert whatif.load_transform(spec)(alone).notes == (f"contention: {why}; nothing changes",)
     assert simulate(transform(transform(graph))).makespan_ns == 3_250
@@ -296,7 +296,7 @@ def test_what_a_parameter_server_is_sent_is_no_kernel() -> None:
     graph = overlapped()
     sent = graph.replace(names=tuple("push" if name == "all-reduce" else name for name in graph.names))
     assert whatif.load_transform("contention")(sent).notes == (
-        "contention: no collective runs beside the rest; nothing changes",
+        "contention: no collective overlaps other work; nothing changes",
     )
 
 

@@ -208,7 +208,7 @@ def test_normalization_is_changed_before_compile(name: str) -> None:
 
 def test_maps_are_halved_before_they_are_offloaded(own_traces: Path) -> None:
     graph = whatif.read(own_traces / "predicted" / "resnet50_a100_predicted.json.gz")
-    said = "amp: put it before vdnn, whose copies keep the size that they have without"
+    said = "amp: put it before vdnn, whose copies otherwise keep their recorded size"
     assert said in apply(graph, "vdnn", "amp").notes
     assert said not in apply(graph, "amp", "vdnn").notes
 
