@@ -85,7 +85,7 @@ def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", TWO, "--input", "32,8", "--device", "H100"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith(f"{TWO} on H100-SXM-80: ")
-    assert lines[1].endswith("nothing of it was measured")
+    assert lines[1].endswith("none of it was measured")
     assert any(line.endswith("samples/s") for line in lines)
     assert any("cross entropy over 32 rows of 4 classes" in line for line in lines)
 

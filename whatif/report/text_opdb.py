@@ -99,7 +99,7 @@ def print_difference(difference: Difference, first: Path, second: Path) -> None:
             for c in difference.compared
         ]
         headers = ["device", "family", "operators", "5 %", "median", "95 %"]
-        out.table("Measured by both: the second's time over the first's", headers, compared, text_columns=2)
+        out.table("Measured by both: the second's time / the first's", headers, compared, text_columns=2)
 
 
 def _held(rows: int, contributions: int) -> str:
@@ -184,7 +184,7 @@ def _source(reply: Reply) -> str:
         noun = "device" if reply.answered_by == "same_shape" else "row"
         source += f" ({counted(reply.evidence, noun)})"
     if reply.outside_doublings > 0:
-        source += f"; {reply.outside_doublings:.1f} doublings outside of what was measured: the range is wider"
+        source += f"; {reply.outside_doublings:.1f} doublings beyond what was measured: the range is wider"
     return source
 
 

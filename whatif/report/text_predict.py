@@ -32,7 +32,7 @@ def print_predicted(predicted: PredictedStep) -> None:
     names = "".join(f" + {spelled(t)}" for t in prediction.transforms)
     with report() as out:
         out.say(f"{predicted.source}{names} on {predicted.device}: {ms(prediction.predicted_ms)} ms", "bold")
-        out.say(f"nominal 90 % range {ms(low_ms)} … {ms(high_ms)} ms; nothing of it was measured", "dim")
+        out.say(f"nominal 90 % range {ms(low_ms)} … {ms(high_ms)} ms; none of it was measured", "dim")
         if prediction.transforms:
             out.say(f"without {names[3:]}: {ms(prediction.baseline_ms)} ms")
         if prediction.verdict:

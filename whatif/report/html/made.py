@@ -13,9 +13,9 @@ from whatif.report.text import SOURCE_LABELS
 class Made(Enum):
     """The provenance of a number; the value describes it in a sentence."""
 
-    MEASURED = "Read from the recording, or timed by the recorder beside it."
-    SIMULATED = "Found by replaying the recording's tasks, with all they wait for; the replay error says how well."
-    PREDICTED = "Found by replaying the tasks after a what-if changed them; ranges are nominal 90 %."
+    MEASURED = "Read from the recording, or timed by the recorder."
+    SIMULATED = "Simulated from the recording's tasks and their dependencies; the replay error says how well."
+    PREDICTED = "Simulated after a what-if changed the tasks; ranges are nominal 90 %."
     ESTIMATED = "From a cost model, because the recording does not contain it; the source is given next to it."
 
 

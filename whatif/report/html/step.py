@@ -142,8 +142,8 @@ def flame(facts: Facts) -> Html | None:
             class_="scroll", tabindex=0, role="region", aria_label="Flame graph",
         ),
         paragraph(
-            "A frame is as wide as its time on the critical path. Below it is what it calls, in the order in which it "
-            "runs on average. Point at a frame for its name and time; the table searches them.",
+            "A frame is as wide as its time on the critical path. Below it are its callees, in the order in which they "
+            "run on average. Point at a frame for its name and time, or search the table.",
             class_="note",
         ),
         table(
