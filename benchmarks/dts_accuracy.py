@@ -74,16 +74,14 @@ def accuracy_table(found: Scores) -> str:
 def main() -> int:
     """Print the table; with --check, exit 1 if an error exceeds its bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 where an error is larger than what is held")
+    parser.add_argument("--check", action="store_true", help="exit 1 if an error exceeds its bound")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     found = scores()
     print(accuracy_table(found))
     errors = errors_pct(found)
     if arguments.check and (statistics.fmean(errors) > MEAN_BOUND_PCT or max(errors) > WORST_BOUND_PCT):
-        print(
-            f"an error is larger than what is held: {MEAN_BOUND_PCT} % on average, {WORST_BOUND_PCT} %", file=sys.stderr
-        )
+        print(f"an error exceeds its bound: {MEAN_BOUND_PCT} % on average, {WORST_BOUND_PCT} %", file=sys.stderr)
         return 1
     return 0
 

@@ -59,7 +59,7 @@ def score(provenance: Any, rows: Rows, name: str) -> list[str]:
     true = np.eye(kind.max() + 1)[kind]
     missed = [miss_pct(columns, y, known, out) for columns in (x, np.c_[x, true], np.c_[x, guess])]
     right = 100 * (guess[out].argmax(axis=1) == kind[out]).mean()
-    return [f"{kind.max() + 1} classes", *(f"{m:.2f} %" for m in missed), f"{right:.0f} % guessed rightly"]
+    return [f"{kind.max() + 1} classes", *(f"{m:.2f} %" for m in missed), f"{right:.0f} % guessed right"]
 
 
 def guesses(

@@ -183,9 +183,7 @@ def main() -> int:
     after = written(before, tables)
     if args.check:
         if after != before:
-            print(
-                f"{PAGE}: expected what this script writes, got something else: run it without --check", file=sys.stderr
-            )
+            print(f"{PAGE}: expected this script's output, got another text; run it without --check", file=sys.stderr)
         return int(after != before)
     PAGE.write_text(after)
     print(tables["summary"])

@@ -6,7 +6,7 @@ V100's rows and shared by the other GPUs, as the paper's are by the values of a 
 
     python benchmarks/nine_operations.py --db FOLDER --device NAME [--dimensions ARCHIVE] [--operation Add]
     python benchmarks/nine_operations.py --table          writes the table of docs/estimators.md
-    python benchmarks/nine_operations.py --check          fails where the table is not that of the results
+    python benchmarks/nine_operations.py --check          fails if the table differs from the results
 
 The database stores only the number of elements of an element-wise operator; NeuSight's archive (``--dimensions``) has
 the two sides, the inputs of the paper's networks. Results are in benchmarks/nine_operations.json, by device and
@@ -112,11 +112,11 @@ def main() -> int:
     before, _, rest = PAGE.read_text().partition(_START)
     _, found_end, after = rest.partition(_END)
     if not found_end:
-        sys.exit(f"{PAGE}: expected the marks of the table, got none.")
+        sys.exit(f"{PAGE}: expected the markers of the table, got none.")
     written = before + _START + table(_results()) + _END + after
     if asked.check:
         same = written == PAGE.read_text()
-        print("the table is that of the results" if same else "the table is not that of the results: --table writes it")
+        print("the table matches the results" if same else "the table differs from the results; --table writes it")
         return int(not same)
     PAGE.write_text(written)
     return 0

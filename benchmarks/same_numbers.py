@@ -409,7 +409,7 @@ def main() -> int:
     if len(tally.lines) > args.most:
         print(f"... and {len(tally.lines) - args.most} more lines (--most)")
     print(
-        f"{tally.refused} of the answers are refusals; {tally.unreadable} of the files are no readable recording; "
+        f"{tally.refused} of the answers are refusals; {tally.unreadable} of the files are unreadable; "
         f"texts differ: {tally.texts}{'' if args.texts or not tally.texts else ' (--texts shows them)'}"
     )
     print(f"{tally.new} answers of what-ifs that are new")
@@ -422,10 +422,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkouts", nargs="+", metavar="CHECKOUT", help="BEFORE and AFTER; one with --save, --against")
     parser.add_argument("--extra", metavar="FOLDER", help="other people's recordings ($WHATIF_EXTRA_DATA/traces)")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="recordings, as 'traces/campaign_cpu/vgg*'")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="recordings, e.g. 'traces/campaign_cpu/vgg*'")
     parser.add_argument("--largest-mb", type=float, default=60, help="leave larger files out (default: 60)")
     parser.add_argument("--save", metavar="FILE", help="write the answers of BEFORE into a file")
-    parser.add_argument("--against", metavar="FILE", help="compare with such a file instead of BEFORE")
+    parser.add_argument("--against", metavar="FILE", help="compare with a file from --save, not BEFORE")
     parser.add_argument(
         "--leave-out", action="append", default=[], metavar="KEY", help="glob of a key; may be repeated"
     )

@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     full = args.full or (device == "cuda" and not args.tiny)
     emulated = device == "cpu" and _emulates_bf16()
     if args.in_turn and device == "cuda":
-        raise WhatifError("--in-turn: expected a CPU, got a GPU, whose own clock others do not disturb: leave it out.")
+        raise WhatifError("--in-turn: expected a CPU, got a GPU, whose clock other processes do not disturb; omit it.")
     jobs = all_jobs(full=full, device=device, models=args.models, variants=args.variants, emulated=emulated)
     if args.list:
         try:
@@ -104,14 +104,14 @@ def record_all(jobs: list[Job], plan: Plan) -> int:
             queue = Queue(jobs, plan, report)
             queue.run()
     except KeyboardInterrupt:
-        console.print("campaign: interrupted; the same command goes on from here")
+        console.print("campaign: interrupted; run the same command to continue")
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
     if not reported:
         console.print("campaign: nothing is left to do: every part was recorded, does not apply or has failed twice")
     if queue.left_out:
-        console.print(f"campaign: {len(queue.left_out)} parts left out; the same command goes on from here")
+        console.print(f"campaign: {len(queue.left_out)} parts left out; run the same command to continue")
     return 0
 
 
@@ -146,22 +146,24 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for records, traces and logs")
     parser.add_argument("--models", type=_names(FULL), default=(), help="comma-separated; all by default")
     parser.add_argument("--variants", type=_names(VARIANTS), default=(), help="comma-separated; all by default")
-    parser.add_argument("--rounds", type=_positive(int), default=1, help="how often each run is timed, all in turn")
+    parser.add_argument(
+        "--rounds", type=_positive(int), default=1, help="how often each run is timed, in rounds over all"
+    )
     parser.add_argument(
         "--in-turn", type=_positive(float), metavar="PCT",
-        help="time each run in turn with its baseline until their ratio is known within so many percent (CPU)",
+        help="time each run in turn with its baseline until their ratio is known within PCT percent (CPU)",
     )  # fmt: skip
-    parser.add_argument("--budget-s", type=_positive(float), default=float("inf"), help="end after so many seconds")
-    parser.add_argument("--timeout-s", type=_positive(float), default=180.0, help="limit of one part of a run")
+    parser.add_argument("--budget-s", type=_positive(float), default=float("inf"), help="stop after this many seconds")
+    parser.add_argument("--timeout-s", type=_positive(float), default=180.0, help="time limit of one part of a run, s")
     parser.add_argument(
-        "--trace-mb", type=_positive(float), default=3.0, help="limit of a trace, by keeping fewer steps"
+        "--trace-mb", type=_positive(float), default=3.0, help="size limit of a trace, met by keeping fewer steps"
     )
     parser.add_argument("--measure-operators", action="store_true", help="also time the operators of baselines alone")
     parser.add_argument(
         "--pack", type=Path, metavar="FILE.tar", help="pack the results into FILE-1.tar, FILE-2.tar ..."
     )
     parser.add_argument(
-        "--pack-mb", type=_positive(float), default=16.0, help=f"limit of each of {PACK_FILES} packed files"
+        "--pack-mb", type=_positive(float), default=16.0, help=f"size limit of each of {PACK_FILES} packed files"
     )
     parser.add_argument("--list", action="store_true", help="print the jobs in their order and stop")
     size = parser.add_mutually_exclusive_group()
@@ -175,7 +177,7 @@ def _names(known: Collection[str]) -> Any:
         names = [name for name in text.split(",") if name]
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"expected names out of {', '.join(known)}, got {', '.join(unknown)}")
+            raise argparse.ArgumentTypeError(f"expected names from {', '.join(known)}, got {', '.join(unknown)}")
         return names
 
     return parse

@@ -143,7 +143,7 @@ class Queue:
             return "no operators: there is no trace"
         if not self._fits(task):
             self.left_out.append(task)
-            return "left out: the time budget would not last"
+            return "left out: the time budget is too short"
         worker = self._prepared(task)
         worker.go()
         try:
@@ -161,7 +161,7 @@ class Queue:
         failure = outcome.failure
         if outcome.ends_campaign:
             # Not a failure of the run: it is tried again once the machine is repaired.
-            raise WhatifError(f"{task.job.name}: the campaign ends here, and the same command goes on: {failure}")
+            raise WhatifError(f"{task.job.name}: the campaign ends here; run the same command to continue: {failure}")
         if not failure:
             try:
                 if task.part == "trace":

@@ -46,7 +46,7 @@ class Record:
         }
         if self.data.get("size") != size or self.data.get("schema") != SCHEMA:
             raise WhatifError(
-                f"{self.path}: expected a record of this campaign's {size} models, got another: name another folder."
+                f"{self.path}: expected a record of this campaign's {size} models, got another; name another folder."
             )
 
     @property
@@ -102,8 +102,8 @@ class Record:
         machine = result["machine"]
         if self.rounds and _identity(machine) != _identity(self.data["machine"]):
             raise WhatifError(
-                f"{self.path}: expected times of the machine of the rounds before ({_identity(self.data['machine'])}),"
-                f" got {_identity(machine)}: use a folder for each machine."
+                f"{self.path}: expected times of the earlier rounds' machine ({_identity(self.data['machine'])}),"
+                f" got {_identity(machine)}; use one folder per machine."
             )
         self.data |= {"machine": machine, "batch": result["samples"]}
         if result["checkpointed"]:

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lab: interrupted; the same command goes on from here", file=sys.stderr)
+        print("lab: interrupted; run the same command to continue", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -63,7 +63,7 @@ def _run(jobs: list[Any], out: Path, budget_s: float) -> int:
             continue
         # Jobs that would exceed the budget are not started.
         if time.monotonic() - begin + longest > budget_s:
-            print("lab: the budget is used; the same command goes on from here", file=sys.stderr)
+            print("lab: the budget is used; run the same command to continue", file=sys.stderr)
             break
         before = time.monotonic()
         try:
@@ -96,9 +96,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("command", choices=("run", "list", "clean"))
     parser.add_argument("--out", type=Path, default=Path("traces/lab_cpu"), help="folder of results")
     known = EXPERIMENTS + OTHERS
-    parser.add_argument("--only", type=_names(known), default=[], help=f"comma-separated, of {', '.join(known)}")
-    parser.add_argument("--models", type=_names(MODELS), default=[], help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument("--only", type=_names(known), default=[], help=f"comma-separated, from {', '.join(known)}")
+    parser.add_argument("--models", type=_names(MODELS), default=[], help=f"comma-separated, from {', '.join(MODELS)}")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no job that would end later")
     return parser.parse_args(argv)
 
 
@@ -106,7 +106,7 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
         if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
+            raise argparse.ArgumentTypeError(f"expected names from {', '.join(known)}, got {', '.join(unknown)}")
         return names
 
     return parse

@@ -132,7 +132,7 @@ def work(rank: Rank) -> dict[str, Any]:
     checked = torch.full((8,), float(rank.number + 1))
     stages.start(checked).wait()
     if not bool((checked == 10.0).all()):
-        raise WhatifError(f"lab: expected the stages to add up 1, 2, 3 and 4 to 10, got {checked.tolist()}.")
+        raise WhatifError(f"lab: expected the stages to sum 1, 2, 3 and 4 to 10, got {checked.tolist()}.")
 
     def local() -> None:
         sleep_until(time.perf_counter() + plan.step_ms / 1e3)

@@ -84,7 +84,7 @@ def _wait(running: list["subprocess.Popen[bytes]"], folder: Path, end_s: float, 
         if failed:
             raise WhatifError(f"lab: expected every worker to finish, got {_why(running, folder, failed[0])}.")
         if time.monotonic() > end_s:
-            raise WhatifError(f"lab: expected the workers to finish within {timeout_s:g} s, got none of it; give more.")
+            raise WhatifError(f"lab: expected the workers to finish within {timeout_s:g} s, got a timeout; allow more.")
         time.sleep(POLL_S)
     failed = [rank for rank, process in enumerate(running) if process.returncode or not _result(folder, rank).is_file()]
     if failed:

@@ -209,7 +209,7 @@ def test_an_interrupt_leaves_a_folder_to_go_on_from(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, messages = process.communicate()
     assert process.returncode == 130
-    assert "the same command goes on from here" in messages
+    assert "run the same command to continue" in messages
     assert sorted(path.name for path in out.iterdir()) == ["logs"]
 
 
@@ -218,7 +218,7 @@ def test_times_of_two_machines_or_sizes_are_not_mixed(recorded: Path, tmp_path: 
     job = variants.all_jobs(full=False, device="cpu", models=["gnmt"], variants=["baseline"])[0]
     record = records.Record(tmp_path, job, full=False)
     result = record.data["rounds"][0] | {"machine": record.data["machine"] | {"cpu": "another"}, "samples": 28}
-    with pytest.raises(WhatifError, match="a folder for each machine"):
+    with pytest.raises(WhatifError, match="one folder per machine"):
         record.add("time", result, 1.0)
     with pytest.raises(WhatifError, match="name another folder"):
         records.Record(tmp_path, job, full=True)
