@@ -479,5 +479,5 @@ def test_a_timeline_of_export_is_refused(own_traces: Path, tmp_path: Path, capsy
     assert main(["export", str(own_traces / "transformer_cpu.json.gz"), "-o", str(exported), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["anonymize", str(exported), "-o", str(tmp_path / "shared.json")]) == 1
-    assert "anonymize its recording and export that" in capsys.readouterr().err
+    assert "anonymize its recording and export the copy" in capsys.readouterr().err
     assert not (tmp_path / "shared.json").exists()

@@ -70,7 +70,7 @@ def test_the_user_names_what_begins_a_step(tmp_path: Path) -> None:
     ("rule", "sentence"),
     [
         ({"step_count": 1000}, "--step-count 1000: expected 1 to 200 steps"),
-        ({"step_mark": "train"}, "--step-mark 'train': expected annotations or operators of that name, found none"),
+        ({"step_mark": "train"}, "--step-mark 'train': expected 2 or more matching annotations or operators, got none"),
         ({"step_mark": ""}, "--step-mark: expected a regular expression, got an empty one"),
         ({"step_mark": "("}, "expected a regular expression, got '\\('"),
     ],

@@ -177,7 +177,7 @@ def test_the_busiest_process_is_read_and_helpers_are_counted(tmp_path: Path) -> 
     events = read_nsys(report.write(tmp_path / "r.sqlite"))
     assert set(names(events, EventCategory.KERNEL)) == {"mine"}
     assert not rows(events, EventCategory.ANNOTATION)
-    assert dict(events.dropped) == {f"of another process than {PID}, which keeps the GPU busiest": 2}
+    assert dict(events.dropped) == {f"of processes other than {PID}, which uses the GPU most": 2}
 
 
 def two_ranks(*, meet: bool) -> Report:
@@ -201,12 +201,12 @@ def test_processes_of_one_report_are_read_as_ranks(tmp_path: Path, capsys: pytes
     assert main(["info", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["rank"] for row in told["ranks"]["ranks"]] == [0, 1]
-    with pytest.raises(WhatifError, match=rf"2 that keep GPUs busy \(77 and {PID}\)"):
+    with pytest.raises(WhatifError, match=rf"2 that use GPUs \(77 and {PID}\)"):
         read_nsys(path)
 
 
 def test_processes_that_never_meet_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(WhatifError, match=r"r\.sqlite \(process 77\).*expected collectives in which the ranks meet"):
+    with pytest.raises(WhatifError, match=r"r\.sqlite \(process 77\).*expected collectives between the ranks"):
         whatif.read(two_ranks(meet=False).write(tmp_path / "r.sqlite"))
 
 

@@ -83,11 +83,11 @@ def test_ranks_by_header_then_by_name() -> None:
     assert place(["worker1.pt.trace.json", "worker0.pt.trace.json"], [NOTHING] * 2).ranks == (1, 0)
     unnamed = place(files, [NOTHING] * 2)
     assert unnamed.ranks == (0, 1)
-    assert "lack their ranks" in unnamed.warnings[0]
+    assert "do not name their ranks" in unnamed.warnings[0]
     missing = place(["a.json"], [RankFacts(2, 8)])
     assert missing.world_size == 8
     assert missing.warnings == (
-        "7 of 8 ranks are missing (0, 1, 3, 4, 5, …): what the others wait for them counts as transfer",
+        "7 of 8 ranks are missing (0, 1, 3, 4, 5, …): time that the others wait for them counts as transfer",
     )
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WhatifError, match="got recordings of runs with 2 and 4 ranks"):
         read_ranks([files[0], copy])
     write_trace(copy, [op("aten::mm", 0, 50), mark("ProfilerStep#7", 0, 60)], distributedInfo={"rank": 1})
-    with pytest.raises(WhatifError, match="got none in it and GPU kernels in"):
+    with pytest.raises(WhatifError, match="got no GPU kernels in it and GPU kernels in"):
         read_ranks([files[0], copy])
     (tmp_path / "empty").mkdir()
     with pytest.raises(WhatifError, match="expected a folder with the recordings of a run's ranks"):

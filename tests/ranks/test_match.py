@@ -57,7 +57,7 @@ def test_what_cannot_be_decided_stays_unmatched_and_counted() -> None:
     found = match(ranks)
     assert found.n_collectives == 0
     assert found.unmatched == (3, 2)
-    assert dict(found.reasons) == {"not as many on every rank": 5}
+    assert dict(found.reasons) == {"of a kind whose count differs between ranks": 5}
     # Four ranks in groups of two whose members nobody names.
     found = match([collectives([0], [1], group_size=np.array([2])) for _ in range(4)])
     assert dict(found.reasons) == {"of groups that the recordings do not name": 4}
@@ -166,7 +166,7 @@ def test_recordings_that_are_not_of_one_run_are_refused() -> None:
     other = [collectives([22], [20], task=[3]), collectives([22], [20], task=[3], operation=("all_gather",))]
     with pytest.raises(WhatifError, match=r"^a\.json: expected the same collectives on every rank, got 0 of 2"):
         merged(graphs, other, places, paths)
-    with pytest.raises(WhatifError, match="expected collectives in which the ranks meet"):
+    with pytest.raises(WhatifError, match="expected collectives between the ranks"):
         merged(graphs, [collectives([], []), collectives([], [])], places, paths)
 
 

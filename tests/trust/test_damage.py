@@ -112,7 +112,7 @@ def test_a_gpu_without_an_event_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(written(trace), 1))
     outcome = call("apply", "amp", path)
     assert outcome.status == 1
-    assert "names the GPU NVIDIA H100 80GB HBM3 and holds no GPU event" in outcome.err
+    assert "names the GPU NVIDIA H100 80GB HBM3 but has no GPU events" in outcome.err
     assert told(path, "info")["level"] == "void"
 
 

@@ -32,7 +32,7 @@ def test_no_path_and_one_that_is_too_long(command: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_bytes(CPU_RECORDING.read_bytes())  # "" is not this folder
     output = ["-o", "out"] if command in ("report", "export") else []
-    refused(call(command, "", *output), "got an empty text")
+    refused(call(command, "", *output), "got an empty string")
     refused(call(command, "x" * 5000, *output), "File name too long")
 
 
@@ -85,7 +85,7 @@ FAST = [
 
 @pytest.mark.parametrize("pattern", SLOW)
 def test_patterns_of_files_that_may_take_long_are_never_run(tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(WhatifError, match="cannot take long"):
+    with pytest.raises(WhatifError, match="fast to match"):
         check_file_pattern(pattern, "the file", longest=200)
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps({"remove": [pattern]}))

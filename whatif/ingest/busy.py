@@ -56,6 +56,6 @@ def _page_faults(recorded: Recorded) -> str:
         return ""
     return (
         f"page faults: the recorded step is {steps[1] / steps[0]:.1f} times as long as without the profiler, with "
-        f"{faults[1]:,.0f} page faults, not {faults[0]:,.0f}; record again with the environment variables "
+        f"{faults[1]:,.0f} page faults instead of {faults[0]:,.0f}; record again with the environment variables "
         "MALLOC_TRIM_THRESHOLD_=2000000000 and MALLOC_TOP_PAD_=67108864, so that freed memory is kept"
     )

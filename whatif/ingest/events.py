@@ -35,8 +35,8 @@ class SeveralProcessesError(WhatifError):
         pids = [str(pid) for pid in processes.values()]
         some = " and ".join(pids[:4]) + (" and more" if len(pids) > 4 else "")
         super().__init__(
-            f"{path}: expected a report of one process, got {len(pids)} that keep GPUs busy ({some}); record each rank "
-            "into a report of its own."
+            f"{path}: expected a report of one process, got {len(pids)} that use GPUs ({some}); record one report per "
+            "rank."
         )
 
 

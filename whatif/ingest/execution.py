@@ -57,7 +57,7 @@ def _compiled(parts: Parts) -> list[str]:
     among = f"{counted(len(regions), 'region')}, " if regions else ""
     share_pct = 100 * time_ns / max(all_ns, 1)
     return [
-        f"compiled by torch.compile: {among}{share_pct:.0f} % of the {whose} time; inside a region no module is known"
+        f"compiled by torch.compile: {among}{share_pct:.0f} % of the {whose} time; modules inside a region are unknown"
     ]
 
 
@@ -80,7 +80,7 @@ def _graph_launches(parts: Parts) -> list[str]:
     if single:
         sentences.append(
             f"{counted(single, 'launch', 'launches')} of CUDA graphs recorded as one task each, without their kernels: "
-            "record with `nsys profile --cuda-graph-trace=node` to see those"
+            "record with `nsys profile --cuda-graph-trace=node` to see them"
         )
     return sentences
 

@@ -41,7 +41,7 @@ def read_exported(path: Path, progress: Callable[[int, int], None] | None) -> Ta
     if not text.endswith(b"}"):
         got = ends_early(file.size_bytes) + ": " if is_cut else ""
         raise WhatifError(
-            f"{path}: {got}expected a timeline with its graph after the events, got {file.damage or 'one without'}; "
+            f"{path}: {got}expected a timeline with its graph after the events, got {file.damage or 'no graph'}; "
             "export it again from its recording."
         )
     try:

@@ -128,13 +128,15 @@ def without_cut_step(steps: Steps, work_ns: Int64) -> Steps:
 
 def _by_mark(events: Events, pattern: str) -> Steps:
     if not pattern:
-        raise WhatifError("--step-mark: expected a regular expression, got an empty one; name what begins the steps.")
+        raise WhatifError("--step-mark: expected a regular expression, got an empty one; name what starts a step.")
     named = matching(tuple(events.names), pattern)
     can_mark = among(events.category, [EventCategory.ANNOTATION, EventCategory.CPU_OP, EventCategory.MODULE])
     rows = np.flatnonzero(named.take(events.name) & can_mark)
     if len(rows) < 2:
         found = "none" if not len(rows) else "one"
-        raise WhatifError(f"--step-mark {pattern!r}: expected annotations or operators of that name, found {found}.")
+        raise WhatifError(
+            f"--step-mark {pattern!r}: expected 2 or more matching annotations or operators, got {found}."
+        )
     start_ns, end_ns = _outermost(events, rows)
     return Steps(np.append(start_ns, end_ns[-1]), f"marks like {pattern!r}")
 
@@ -166,7 +168,7 @@ def _by_count(events: Events, main: int, launched: Launched, count: int) -> Step
         raise WhatifError(f"--step-count {count}: expected 1 to {len(time_ns)} steps, at most one per kernel.")
     first = np.round(np.arange(count) * len(time_ns) / count).astype(np.int64)
     edges_ns = np.append(time_ns[first], max(int(time_ns[-1]), int(events.start_ns[-1])) + 1)
-    return Steps(np.maximum.accumulate(edges_ns), f"{count} steps, as asked for")
+    return Steps(np.maximum.accumulate(edges_ns), f"{count} steps, as requested")
 
 
 def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:

@@ -95,7 +95,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
 def _short_loop(loop: tuple[int, int]) -> list[str]:
     tasks, times = loop
     return [
-        f"{tasks} GPU tasks repeat {times:,} times, too few for a step: the repeats per step are not recorded "
+        f"{tasks} GPU tasks repeat {times:,} times, too few for a step: the number of repeats per step is unknown "
         "(set --step-count or --step-mark)"
     ] * (times > 0)
 
@@ -152,7 +152,7 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     recorded, damaged = recorded_of(metadata)
     if damaged:
         facts = counted(len(damaged), "fact")
-        quirks.append(f"{facts} of the recorder beside the events could not be read as a whole: {', '.join(damaged)}")
+        quirks.append(f"{facts} in the recording's metadata could not be read in full: {', '.join(damaged)}")
     if recorded.predicted is not None:
         quirks.append(NOT_RECORDED)
     median_ms = recorded.untraced_step.median_ms if recorded.untraced_step is not None else None
@@ -161,8 +161,8 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     if version != known_version:
         named = version if isinstance(version, int) else "unknown"
         quirks.append(
-            f"the recording's metadata has version {named}, and this whatif knows {known_version}: what it says beside "
-            "the events may be misread"
+            f"the recording's metadata has version {named}, but this whatif reads version {known_version}: its facts "
+            "may be misread"
         )
     return GraphInfo(
         path=path,

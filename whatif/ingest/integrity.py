@@ -117,7 +117,7 @@ def _no_gpu_events(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
     if graph.info.gpu and not len(parts.gpu.event):
         yield (
             Severity.VOIDS, 1,
-            f"the recording names the GPU {graph.info.gpu} and holds no GPU event: the GPU's half is missing",
+            f"the recording names the GPU {graph.info.gpu} but has no GPU events: the GPU half is missing",
             "record again with ProfilerActivity.CUDA and permission for CUPTI, unless the program ran on the CPU alone",
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ def _kernels(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
         launching = among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH]).any()
         yield (
             Severity.VOIDS if launching else Severity.DOUBT, n,
-            f"none of the {n:,} GPU tasks has a launch: host time, and what waits for it, are unknown",
+            f"none of the {n:,} GPU tasks has a launch: host time and waits for the host are unknown",
             RECORD_AGAIN if launching else "record with ProfilerActivity.CPU as well",
         )  # fmt: skip
         return
@@ -215,7 +215,7 @@ def _clocks(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
     late_ns = late_ns[late_ns > LATE_NS]
     if len(late_ns):
         text = _some(len(late_ns), "wait", ("ends", "end"))
-        text = f"{text} up to {late_ns.max() / 1e6:.1f} ms before the GPU work that was waited for: the clocks differ"
+        text = f"{text} up to {late_ns.max() / 1e6:.1f} ms before the awaited GPU work: the clocks differ"
         yield Severity.VOIDS if late_ns.max() > APART_NS else Severity.DOUBT, len(late_ns), text, remedy
         return
     first = int(gpu.start_ns.argmin())
@@ -299,14 +299,14 @@ def _unit(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
         # Of operators that are too long, only innermost ones cross the next: outer ones still contain their children.
         count = len(find(parts)) if possible else 0
         if count > 0.2 * total and len(find(parts, _NS_PER_US)) <= 0.01 * total:
-            text = f"{count:,} of {total:,} events overlap the next one, and none with durations divided by 1,000"
-            yield Severity.VOIDS, count, f"{text}: durations are in ns where a trace has us", "write `dur` in us"
+            text = f"{count:,} of {total:,} events overlap the next one, but none if durations are divided by 1,000"
+            yield Severity.VOIDS, count, f"{text}: durations are in ns, not in us", "write `dur` in us"
             return
     of_operators = _other_unit(operator_ns, *OPERATOR_NS) if len(operator_ns) > FEW_OPERATORS else ""
     for noun, duration_ns, unit in (("launch", launch_ns, of_launches), ("operator", operator_ns, of_operators)):
         if unit:
             median = f"the median {noun} takes {np.median(duration_ns) / 1e3:,.{3 if unit == 'ms' else 0}f} us"
-            text = f"{median}: times are in {unit} where a trace has us"
+            text = f"{median}: times are in {unit}, not in us"
             yield Severity.VOIDS, len(duration_ns), text, "write `ts` and `dur` in us"
             return
 
@@ -421,7 +421,7 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
     gaps = max(marks) - min(marks) + 1 - len(marks) if marks else 0
     if gaps:
         text = f"{_some(gaps, 'step mark', ('is', 'are'))} missing between ProfilerStep#{min(marks)} and #{max(marks)}"
-        yield Severity.DOUBT, gaps, f"{text}: unmarked steps are counted with the one before", RECORD_AGAIN
+        yield Severity.DOUBT, gaps, f"{text}: unmarked steps are counted as part of the step before", RECORD_AGAIN
     ids = np.sort(events.external_id[events.on_host], kind="stable")  # nearly sorted already
     ids = ids[np.searchsorted(ids, 1) :]
     ids = ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids  # np.unique takes twice as long
@@ -492,8 +492,8 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
     unsized = int((graph.kind == TaskKind.COMMUNICATION).sum()) - len(sized)
     remedy = "give the recordings of all ranks"
     if unsized:
-        text = _some(unsized, "collective", ("does", "do"))
-        yield Severity.NOTE, unsized, f"{text} not name a size: waiting for other ranks may count as transfer", remedy
+        text = _some(unsized, "collective", ("has", "have"))
+        yield Severity.NOTE, unsized, f"{text} no recorded size: waiting for other ranks may count as transfer", remedy
     if not len(sized):
         return
     duration_ns = graph.duration_ns[sized].astype(np.float64)
@@ -512,8 +512,8 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
         n = int(waited.sum())
         yield (
             Severity.DOUBT if share > WAIT_SHARE else Severity.NOTE, n,
-            f"{_some(n, 'collective', ('lasts', 'last'))} {WAITED} times as long as the fastest of the same kind and "
-            f"size or longer, {100 * share:.0f} % of the time: they wait for other ranks",
+            f"{_some(n, 'collective', ('lasts', 'last'))} at least {WAITED} times as long as the fastest of the same "
+            f"kind and size, {100 * share:.0f} % of the time: they wait for other ranks",
             remedy,
         )  # fmt: skip
 

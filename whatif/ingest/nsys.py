@@ -118,7 +118,7 @@ def _of_process(block: Block, belongs: Callable[[Int64], Bool], process: int, dr
     chosen = belongs(block.process)
     if chosen.all():
         return block
-    dropped[f"of another process than {pid_of(process)}, which keeps the GPU busiest"] += int((~chosen).sum())
+    dropped[f"of processes other than {pid_of(process)}, which uses the GPU most"] += int((~chosen).sum())
     return block.take(chosen)
 
 

@@ -34,7 +34,7 @@ def read(
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
     if not str(path):  # as a path it would be this folder
-        raise WhatifError("expected the path of a trace, got an empty text; name a file or a folder.")
+        raise WhatifError("expected the path of a trace, got an empty string; name a file or a folder.")
     try:
         local = Path(path)
     except TypeError:

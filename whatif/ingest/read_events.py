@@ -40,7 +40,7 @@ def read_events(
     except WhatifError as error:
         if path.suffix in NSYS_SUFFIXES and path.is_file():
             raise WhatifError(
-                f"{path}: expected a trace or a SQLite export, got a report of Nsight Systems as it was recorded; "
+                f"{path}: expected a trace or a SQLite export, got an Nsight Systems report that is not exported; "
                 "export it first with `nsys export --type sqlite report.nsys-rep`."
             ) from error
         raise

@@ -156,8 +156,8 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
         raise _damaged(path, str(error)) from error
     if saved.format != FORMAT or list(saved.columns) != list(TASK_COLUMNS):
         raise WhatifError(
-            f"{path}: expected a timeline of this version of whatif, got one of another; export it again from its "
-            "recording."
+            f"{path}: expected a timeline of this version of whatif, got one of another version; export it again from "
+            "its recording."
         )
     try:
         info = info_of(saved)
@@ -236,7 +236,7 @@ def _replaying(timeline: Timeline) -> TaskGraph:
     fixed = graph.add_dependencies(
         order.source, order.target, kind=DependencyKind.COMMUNICATION, lag_ns=order.lag_ns, anchor=Anchor.END
     )
-    return fixed.note("the order of its communication is the one that was simulated, whatever the network")
+    return fixed.note("its communication keeps the simulated order on any network")
 
 
 def _column_text(column: Array) -> str:
@@ -272,10 +272,10 @@ def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
         kind = column.dtype
         dtype = np.dtype(kind if isinstance(kind, str) else [(str(part), str(part_type)) for part, part_type in kind])
     except (TypeError, ValueError) as error:
-        raise damaged(f"no type of numbers: {error}") from error
+        raise damaged(f"not a numeric type: {error}") from error
     parts = [dtype] if dtype.fields is None else [part for part, *_ in dtype.fields.values()]
     if any(part.kind not in "iufb" for part in parts):
-        raise damaged("no numbers")
+        raise damaged("not a numeric type")
     if not 0 <= column.count <= MOST_ROWS or (length is not None and column.count != length):
         raise damaged(f"{column.count} values where {length} are expected")
     size_bytes = column.count * dtype.itemsize
@@ -284,18 +284,18 @@ def _column(path: str, name: str, column: _Column, length: int | None) -> Array:
     except (zlib.error, ValueError) as error:
         raise damaged(str(error)) from error
     if len(data) != size_bytes:
-        raise damaged("not as many bytes as it says")
+        raise damaged("fewer or more bytes than its count needs")
     return np.frombuffer(data, dtype=dtype).copy()
 
 
 def _check_codes(graph: TaskGraph, path: str) -> None:
     """Raise WhatifError if a code or a lag is out of range; ``graph.check`` checks everything else."""
     if "" not in graph.layers[:1]:
-        raise _damaged(path, "no table of layers")
+        raise _damaged(path, "its table of layers is damaged")
     for column in COLUMNS:
         values, table = getattr(graph, column.name), graph.table_of(column)
         if values.dtype.kind not in "ib":
-            raise _damaged(path, "a column has no whole numbers")
+            raise _damaged(path, "a column does not hold integers")
         if table is None and column.name != "step":
             continue
         least, most = min(column.default, 0), MOST_STEPS if table is None else len(table) - 1
@@ -347,8 +347,8 @@ def with_ranges(graph: TaskGraph) -> TaskGraph:
         return graph
     if len(low) != len(high) or not len(low) or len(kernels) % len(low):
         raise WhatifError(
-            f"{graph.info.path}: expected the ranges of all {len(kernels)} kernels of a predicted step, got "
-            f"{len(low)} and {len(high)}; predict it again."
+            f"{graph.info.path}: expected low and high times of all {len(kernels)} kernels of a predicted "
+            f"step, got {len(low)} and {len(high)}; predict it again."
         )
     steps = len(kernels) // len(low)
     duration_ns = graph.duration_ns[kernels]
@@ -365,5 +365,5 @@ def with_ranges(graph: TaskGraph) -> TaskGraph:
 
 def _range(values: tuple[int, ...] | None, path: str) -> Int64:
     if values is None:
-        raise WhatifError(f"{path}: expected ranges of a predicted step in whole nanoseconds; predict it again.")
+        raise WhatifError(f"{path}: expected low and high times of a predicted step in integer ns; predict it again.")
     return np.array(values, dtype=np.int64)

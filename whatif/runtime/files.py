@@ -61,7 +61,7 @@ def file_beside(path: str | Path, trace: str | Path) -> Path:
     target = output_file(path)
     files = [] if is_address(trace) else recordings_in(trace) if is_folder(trace) else [str(trace)]
     if target.exists() and any(os.path.isfile(file) and target.samefile(file) for file in files):
-        raise WhatifError(f"{path}: expected another file than the trace itself, got the same; name another.")
+        raise WhatifError(f"{path}: expected another file than the trace itself, got the trace; name a new file.")
     return target
 
 
@@ -196,7 +196,7 @@ def _user_folder(variable: str, on_linux: str, on_macos: str) -> Path:
 _DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "ssh": "paramiko", "sftp": "paramiko",
             "az": "adlfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow",
             "smb": "smbprotocol"}  # fmt: skip
-_LOOK = "look at the address and its access rights."
+_LOOK = "check the address and its access rights."
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -218,9 +218,9 @@ def file_system(url: str) -> tuple[Any, str]:
             "it with `pip install fsspec`."
         ) from error
     if not url.strip():
-        raise WhatifError("expected an address, as s3://bucket/folder, got nothing.")
+        raise WhatifError("expected an address such as s3://bucket/folder, got nothing.")
     if "::" in url:
-        raise WhatifError(f"{url}: expected the address of a folder, got one inside of another; name the folder.")
+        raise WhatifError(f"{url}: expected the address of a folder, got a chain of addresses (::); name one.")
     protocol = url.partition("://")[0] if "://" in url else "file"
     try:
         files, path = url_to_fs(url)
@@ -347,6 +347,6 @@ def check_file_pattern(pattern: str, where: str, longest: int | None = None) -> 
         why = "too many repeats or alternatives"
     if why:
         raise WhatifError(
-            f"{where}: expected a pattern that cannot take long (letters, classes, one or two repeats of these, groups "
-            f"without repeats), got {pattern[:60]!r} with {why}; write the names."
+            f"{where}: expected a pattern that is fast to match (letters, classes, one or two repeats of these, groups "
+            f"without repeats), got {pattern[:60]!r} with {why}; write out the names."
         )

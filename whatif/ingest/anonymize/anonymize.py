@@ -100,7 +100,7 @@ def anonymize(
     input. Raises WhatifError if the input is no such file, or the output is the input.
     """
     if not str(path):
-        raise WhatifError("expected the path of a trace, got an empty text; name a file.")
+        raise WhatifError("expected the path of a trace, got an empty string; name a file.")
     source = Path(path)
     target = _target(source, output)
     if source.exists() and not (source.is_file() or source.is_dir()):
@@ -115,8 +115,8 @@ def anonymize(
         )
     if start.startswith(EXPORTED_BEGIN):
         raise WhatifError(
-            f"{path}: expected a recording, got a timeline of `whatif export`, of which nothing would be left to read; "
-            "anonymize its recording and export that."
+            f"{path}: expected a recording, got a timeline of `whatif export`, which would be unreadable afterwards; "
+            "anonymize its recording and export the copy."
         )
     lost: Counter[str] = Counter()
     record = read_record(source) if not source.name.endswith(".gz") else None
@@ -131,7 +131,7 @@ def anonymize(
                 kept = _copy(EventArray(FileBytes(source, progress), _Event, lost), scrubber, out)
         except RecursionError:
             raise WhatifError(
-                f"{path}: expected values nested a few levels deep, got hundreds; this is no trace of a profiler."
+                f"{path}: expected values nested a few levels deep, got hundreds; this is not a profiler trace."
             ) from None
     renamed = len(scrubber.layers) if scrubber.layers is not None else None
     removed = {kind: n for kind, n in sorted(scrubber.removed.items()) if n}
@@ -146,7 +146,7 @@ def _target(source: Path, output: str | Path | None) -> Path:
         target = Path(output) / source.name if Path(output).is_dir() else Path(output)
     if os.path.realpath(target) == os.path.realpath(source) or (target.exists() and os.path.samefile(source, target)):
         raise WhatifError(
-            f"{target}: expected another file than the trace itself, which is never overwritten; name one."
+            f"{target}: expected another file than the trace itself, which is never overwritten; name a new file."
         )
     # A copy is a recording like any other, so only its name shows that it is one.
     return replaceable_file(target, "copy of this command", lambda _: ".anonymous" in target.name)

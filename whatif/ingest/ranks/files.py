@@ -94,14 +94,14 @@ def place(files: Sequence[str], facts: Sequence[RankFacts]) -> Places:
     if len(sizes) > 1:
         which = " and ".join(str(size) for size in sizes[:3])
         raise WhatifError(
-            f"{files[0]}: expected the ranks of one run, got recordings of runs with {which} ranks; name those of one."
+            f"{files[0]}: expected the ranks of one run, got recordings of runs with {which} ranks; name only one run."
         )
     ranks = [t.rank for t in facts]
     if None in ranks:
         named = [_in_name(file) for file in files]
         if None in named or len(set(named)) < len(named):
             named = list(range(len(files)))
-            warnings.append("the recordings lack their ranks: they are numbered in the order of their names")
+            warnings.append("the recordings do not name their ranks: they are numbered in the order of the file names")
         ranks = [by_name if rank is None else rank for rank, by_name in zip(ranks, named, strict=True)]
     placed = [int(rank or 0) for rank in ranks]
     seen: dict[int, str] = {}
@@ -116,8 +116,8 @@ def place(files: Sequence[str], facts: Sequence[RankFacts]) -> Places:
     if missing:
         some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         warnings.append(
-            f"{len(missing)} of {world_size} ranks {'is' if len(missing) == 1 else 'are'} missing ({some}): what "
-            "the others wait for them counts as transfer"
+            f"{len(missing)} of {world_size} ranks {'is' if len(missing) == 1 else 'are'} missing ({some}): time "
+            "that the others wait for them counts as transfer"
         )
     return Places(tuple(placed), world_size, tuple(warnings))
 

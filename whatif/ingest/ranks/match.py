@@ -84,7 +84,7 @@ def match(ranks: Sequence[Collectives]) -> Match:
             reason: int(np.bincount(of_kind, minlength=n_kinds)[mask].sum())
             for reason, mask in (
                 ("on one rank only", alone),
-                ("not as many on every rank", uneven),
+                ("of a kind whose count differs between ranks", uneven),
                 ("of groups that the recordings do not name", split),
             )
             if mask.any()

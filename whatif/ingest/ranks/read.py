@@ -149,7 +149,7 @@ def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
     if len(set(on_gpu)) > 1:
         other = on_gpu.index(not on_gpu[0])
         raise WhatifError(
-            f"{paths[other]}: expected recordings of one run, got {'GPU kernels' if on_gpu[other] else 'none'} in it "
+            f"{paths[other]}: expected recordings of one run, got {'' if on_gpu[other] else 'no '}GPU kernels in it "
             f"and {'GPU kernels' if on_gpu[0] else 'none'} in {paths[0]}; name the recordings of one run."
         )
 
@@ -182,7 +182,7 @@ def merged(
     )
     far = max((abs(ns) for ns in result.clock_offsets_ns), default=0)
     if far > FAR_NS:
-        sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of one and the same run?"
+        sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of the same run?"
         graph = graph.replace(info=replace(graph.info, quirks=(*graph.info.quirks, sentence)))
     return structs.replace(result, graph=graph)
 
@@ -213,8 +213,8 @@ def _doubts(
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(matched.reasons.items()))
     if not total:
         raise WhatifError(
-            f"{paths[0]}: expected collectives in which the ranks meet, got none in any of the {len(graphs)} "
-            "recordings; look at one of them alone."
+            f"{paths[0]}: expected collectives between the ranks, got none in any of the {len(graphs)} "
+            "recordings; analyze one of them alone."
         )
     if total - lost < FEWEST_MATCHED * total:
         every = zip(paths, graphs, strict=True)
@@ -227,10 +227,10 @@ def _doubts(
         )
     found = []
     if lost:
-        found.append(f"{lost} of {total} collectives are not matched ({why}): there waiting counts as transfer")
+        found.append(f"{lost} of {total} collectives are not matched ({why}): waiting in them counts as transfer")
     steps = sorted({graph.info.n_steps for graph in graphs})
     if len(steps) > 1:
-        found.append(f"the ranks recorded {steps[0]} to {steps[-1]} steps: only what they have in common is matched")
+        found.append(f"the ranks recorded {steps[0]} to {steps[-1]} steps: only their common part is matched")
     return found
 
 
