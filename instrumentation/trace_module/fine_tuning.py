@@ -60,7 +60,7 @@ def freeze(model: nn.Module, pattern: str, target: str) -> str:
     if not found:
         names = [name for name, _ in model.named_parameters()]
         raise WhatifError(
-            f"{target}: expected --freeze to match names of parameters, got none for {pattern!r}; they are called "
+            f"{target}: expected --freeze to match names of parameters, got none for {pattern!r}; the names are like "
             f"{', '.join(names[:3])} …"
         )
     for parameter in found:
@@ -86,7 +86,7 @@ def _chosen(model: nn.Module, lora: Lora, target: str) -> dict[str, tuple[nn.Mod
         }
     for layer in targets or ("",):
         if not layer or not any(_matches(name, layer) for name in layers):
-            got = f"none called {layer!r}" if layer else "none that is usually adapted"
+            got = f"none called {layer!r}" if layer else "none of the usual names"
             raise WhatifError(
                 f"{target}: expected linear layers for --lora, got {got}; give targets={ALL_LINEAR} or some of "
                 f"{', '.join(sorted(ends)[:12]) or 'none'}."

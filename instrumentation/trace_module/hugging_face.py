@@ -62,7 +62,7 @@ def build_hugging_face(
     model = _constructed(target, config, lambda: auto.from_config(config, trust_remote_code=False), task)
     notes = [f"built as {type(model).__name__} from its configuration, without weights"]
     if getattr(config, "auto_map", None):
-        notes.append("the folder's own code is not executed: transformers' class of that name is taken")
+        notes.append("the folder's own code is not executed: the class of that name in transformers is used")
     if getattr(config, "quantization_config", None):
         notes.append("the configuration's quantization is not modelled")
     return Built(model, inputs, _dtype(config), tuple(notes))
@@ -155,7 +155,7 @@ def _task_of(target: str, config: Any) -> str:
                 return task
     got = f"the architecture {names[0]}" if names else "no architecture"
     raise WhatifError(
-        f"{target}: expected a configuration that names the task by its architecture, got {got}; give --task with one "
+        f"{target}: expected a configuration whose architecture implies a task, got {got}; give --task with one "
         f"of {', '.join(TASKS)}; {BY_FUNCTION}."
     )
 
@@ -176,7 +176,7 @@ def _constructed(target: str, config: Any, build: Callable[[], nn.Module], task:
             raise _custom_code(target) from error
         if "Unrecognized configuration class" in text:
             raise WhatifError(
-                f"{target}: expected a model for {task}, got a {config.model_type}, of which transformers builds none "
+                f"{target}: expected a model for {task}, got a {config.model_type}, which transformers cannot build "
                 f"for this task; give --task with another one of {', '.join(TASKS)}; {BY_FUNCTION}."
             ) from error
         raise WhatifError(
@@ -210,7 +210,7 @@ def _inputs(target: str, task: str, config: Any, sizes: dict[str, int], *, label
     if isinstance(most, int) and 0 < most < seq:
         raise WhatifError(
             f"{target}: expected seq of at most {most:,}, the configuration's max_position_embeddings, got {seq:,}; "
-            f"take fewer, or --kwargs '{{\"max_position_embeddings\": {seq}}}'."
+            f"use a smaller seq, or --kwargs '{{\"max_position_embeddings\": {seq}}}'."
         )
     if task == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0  # any value works

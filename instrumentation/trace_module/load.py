@@ -22,7 +22,7 @@ def load_model(target: str, keywords: dict[str, Any]) -> tuple[nn.Module, Any]:
     found = _attribute(target)
     if isinstance(found, nn.Module):
         if keywords:
-            raise WhatifError(f"{target}: expected a class or a function for --kwargs, got a module that is built.")
+            raise WhatifError(f"{target}: expected a class or a function for --kwargs, got a module instance.")
         return found.to("meta"), None
     if not callable(found):
         raise WhatifError(

@@ -21,7 +21,7 @@ def loss_of(output: Any, kind: str) -> tuple[torch.Tensor, str]:
     if scores is None or not scores.requires_grad:
         raise WhatifError(
             "predict: expected a model that returns a tensor with a gradient, got none; give a function that returns "
-            "the model with its loss inside, or take --inference."
+            "the model with its loss inside, or use --inference."
         )
     if kind == "auto":
         kind = "cross_entropy" if scores.dim() in (2, 3) and scores.size(-1) > 1 else "sum"
@@ -31,11 +31,11 @@ def loss_of(output: Any, kind: str) -> tuple[torch.Tensor, str]:
         rows = scores.reshape(-1, scores.size(-1))
         targets = torch.empty(rows.size(0), dtype=torch.int64, device=rows.device)
         return nn.functional.cross_entropy(rows, targets), (
-            f"the loss is taken to be cross entropy over {rows.size(0):,} rows of {rows.size(-1):,} classes"
+            f"the loss is assumed to be cross entropy over {rows.size(0):,} rows of {rows.size(-1):,} classes"
         )
     if kind == "mse":
-        return nn.functional.mse_loss(scores, torch.empty_like(scores)), "the loss is taken to be the squared error"
-    return scores.sum(), "the loss is taken to be the sum of the output"
+        return nn.functional.mse_loss(scores, torch.empty_like(scores)), "the loss is assumed to be the squared error"
+    return scores.sum(), "the loss is assumed to be the sum of the output"
 
 
 def _own_loss(output: Any) -> torch.Tensor | None:

@@ -52,7 +52,7 @@ def make_optimizer(option: str, model: nn.Module, *, on_cpu: bool) -> torch.opti
         raise WhatifError(f"predict: expected {implementation} with one of {', '.join(_FUSED)}, got {option!r}.")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise WhatifError("predict: expected a model with parameters to train, got none; take --inference.")
+        raise WhatifError("predict: expected a model with parameters to train, got none; use --inference.")
     if implementation == "master":
         if not any(p.dtype in _HALF for p in parameters):
             raise WhatifError(f"predict: expected --dtype fp16 or bf16 with --optimizer {option}, got neither.")

@@ -94,7 +94,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         place = f" in layer {watch.layer!r}" if watch.layer else ""
         # torch knows the shapes of grouped products (mixtures of experts) in this format alone.
         hint = (
-            "say --dtype bf16."
+            "use --dtype bf16."
             if "of BF16 type" in message
             else "do the inputs fit the model (--input, --input-dtype)?"
         )
@@ -173,8 +173,8 @@ def _set_attention(model: nn.Module, wanted: Wanted) -> None:
     setter = getattr(model, "set_attn_implementation", None)
     if setter is None:
         raise WhatifError(
-            f"{wanted.target}: expected a model of transformers for --attention, got {type(model).__name__}, which "
-            "cannot change it."
+            f"{wanted.target}: expected a model of transformers for --attention, got {type(model).__name__}, whose "
+            "attention cannot be changed."
         )
     try:
         setter(wanted.attention)
@@ -197,8 +197,8 @@ def _inputs(wanted: Wanted, built: Any, dtype: torch.dtype) -> tuple[list[Any], 
         return positional, named
     if built is None:
         raise WhatifError(
-            f"{wanted.target}: expected --input SHAPE (as 64,3,224,224) or a function that returns the model with its "
-            "inputs, got neither."
+            f"{wanted.target}: expected --input SHAPE (such as 64,3,224,224) or a function that returns the model with "
+            "its inputs, got neither."
         )
     built = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, built)
     if wanted.sizes:  # made for the task, in torch's default dtype

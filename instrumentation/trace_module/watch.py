@@ -73,8 +73,8 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         except NotImplementedError as error:
             raise WhatifError(
-                f"predict: expected operators that work on shapes alone, got {name}{self._where()}, which does not: "
-                "give the model a branch without it, or record a run with `whatif collect`."
+                f"predict: expected operators that run on shapes alone, got {name}{self._where()}, which cannot: "
+                "remove it from the model, or record a run with `whatif collect`."
             ) from error
         result = as_on_device(name, args, result)
         self._values.follow(func, args, kwargs, result)

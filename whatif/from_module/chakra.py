@@ -51,7 +51,7 @@ def read_chakra(path: Path) -> OperatorGraph:
     operations.sort(key=lambda found: found[0])
     if not operations:
         raise WhatifError(f"{path}: expected operators (aten::...) in the execution trace, got none; record a step.")
-    notes = ("read from an execution trace: the host's time is that of eager PyTorch, layers are not known",)
+    notes = ("read from an execution trace: host time is that of eager PyTorch, layers are unknown",)
     return OperatorGraph(str(path), [operation for _, operation in operations], notes=notes)
 
 
@@ -72,11 +72,11 @@ def _nodes(path: Path) -> list[dict[str, Any]]:
         document = msgspec.json.decode(_content(path))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WhatifError(f"{path}: expected an execution trace to read, got '{reason}'.") from error
+        raise WhatifError(f"{path}: expected a readable execution trace, got '{reason}'.") from error
     except (msgspec.DecodeError, EOFError, ValueError, RecursionError) as error:
-        raise WhatifError(f"{path}: expected an execution trace as JSON, got a file that is none or ends early.") from (
-            error
-        )
+        raise WhatifError(
+            f"{path}: expected an execution trace as JSON, got a file that is not JSON or ends early."
+        ) from (error)
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not _SCHEMA.match(schema) or not isinstance(document.get("nodes"), list):
         raise WhatifError(

@@ -92,8 +92,8 @@ def _refuse_unanswered(device: str, kernels: Sequence[Kernel], t: Float64) -> No
         return
     listed = ", ".join(f"{name} ({count})" for name, count in missing.most_common(5))
     raise WhatifError(
-        f"predict: no source has the time of {sum(missing.values())} operators on {device}: {listed}; is it a known "
-        "GPU (whatif/hardware/gpus), or one that the op database has rows of? --measure measures them on this machine."
+        f"predict: no source has the times of {sum(missing.values())} operators on {device}: {listed}; name a GPU of "
+        "whatif/hardware/gpus or of the op database, or measure them on this machine with --measure."
     )
 
 

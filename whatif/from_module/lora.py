@@ -28,6 +28,6 @@ def lora_of(spelled: str) -> Lora:
     if options or not sound:
         raise WhatifError(
             f"predict: expected --lora r=16[,targets=q_proj+v_proj][,dropout=0.05], got {spelled!r}; r is a whole "
-            "number above 0, dropout a share below 1."
+            "number above 0, dropout a fraction below 1."
         )
     return Lora(int(rank), tuple(filter(None, targets.split("+"))), float(dropout))

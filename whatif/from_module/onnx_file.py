@@ -30,7 +30,7 @@ def read_onnx(path: Path) -> OperatorGraph:
     onnx, for a damaged file, and if shapes are unknown.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise WhatifError(f"{path}: expected the package onnx to read it, got none; pip install onnx.")
+        raise WhatifError(f"{path}: expected the package onnx, got none; install it with `pip install onnx`.")
     onnx: Any = importlib.import_module("onnx")
     try:
         # Weights in separate files are not needed.

@@ -68,10 +68,11 @@ def _check_folder(path: Path) -> None:
         return
     if (path / "adapter_config.json").is_file():
         raise WhatifError(
-            f"{path}: expected a folder with {CONFIG}, got an adapter without its model; name the model, and --lora."
+            f"{path}: expected a folder with {CONFIG}, got an adapter without its model; name the base model and use "
+            "--lora."
         )
     has_tokenizer = any(path.glob("tokenizer*")) or any(path.glob("vocab*"))
-    got = "a tokenizer alone" if has_tokenizer else f"one without {CONFIG}"
+    got = "only a tokenizer" if has_tokenizer else f"one without {CONFIG}"
     raise WhatifError(
         f"{path}: expected the folder of a Hugging Face model, got {got}; copy the model's {CONFIG} there."
     )
@@ -80,17 +81,17 @@ def _check_folder(path: Path) -> None:
 def _refuse_file(target: str, path: Path, suffix: str) -> None:
     """Raise WhatifError for a target that is neither a name nor a folder."""
     if suffix == ".py":
-        raise WhatifError(f"{target}: expected file.py:Model, got a file alone; name a class or function in it.")
+        raise WhatifError(f"{target}: expected file.py:Model, got only a file; name a class or function in it.")
     if suffix == ".ipynb":
         raise WhatifError(
             f"{target}: expected {_EXPECTED}, got a notebook; put the model into a .py file and name file.py:Model."
         )
     if suffix in _WEIGHTS:
         raise WhatifError(
-            f"{target}: expected {_EXPECTED}, got weights, which name no operators; name the folder with the "
+            f"{target}: expected {_EXPECTED}, got weights, which contain no operators; name the folder with the "
             f"model's {CONFIG}."
         )
     if path.exists():
-        raise WhatifError(f"{target}: expected {_EXPECTED}, got another file.")
+        raise WhatifError(f"{target}: expected {_EXPECTED}, got a file of another type.")
     if _HUB_NAME.fullmatch(target) is None:
         raise WhatifError(f"{target}: expected {_EXPECTED}, got no such file or folder.")
