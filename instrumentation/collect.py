@@ -59,7 +59,7 @@ def collect(
     """
     run = _module_runner(script, args) if module else _script_runner(script, args)
     if not module and Path(output).exists() and Path(output).samefile(script):
-        raise WhatifError(f"{output}: expected another file than the script itself, got the same: name another.")
+        raise WhatifError(f"{output}: expected another file than the script itself, got the script: name a new file.")
     collector = Collector(Path(output), stop=stop, say=say, **options)
     if say is not None:
         say(_plan(script, collector, stop))
@@ -92,7 +92,7 @@ def collect(
 def _plan(script: str, collector: Collector, stop: bool) -> str:
     output, steps = collector.planned, collector.steps_needed
     if stop:
-        return f"running {script} for {steps} steps, to write {output}; --stop then ends it, before its own end."
+        return f"running {script} for {steps} steps to write {output}; --stop then ends the script early."
     return f"running {script} to its end; {output} is written after {steps} steps."
 
 

@@ -162,7 +162,7 @@ class Collector:
         if not writes:
             return signals_wait(lambda signal: None)
         name = self._recording.path.name
-        rule = f"passed on to the script once {name} is written; a second one is passed on at once."
+        rule = f"passed on to the script once {name} is written; a second signal is passed on immediately."
         return signals_wait(lambda signal: self._say(f"{signal}: {rule}"))
 
     def _write_before_exit(self, signal: str) -> None:
@@ -184,8 +184,8 @@ class Collector:
         if self.steps_seen == 0:
             return (
                 "expected calls of a torch optimizer's step(), got none: add --inference if the script only runs a "
-                "model, or call whatif.instrumentation.step() at the end of each step, as where torch.compile holds "
-                "the optimizer's step()."
+                "model, or call whatif.instrumentation.step() at the end of each step, for example if torch.compile "
+                "compiles the optimizer's step()."
             )
         needed, got = self.steps_needed, self.steps_seen - max(self._gave_way_after, self._began_after)
         to_share = got - (needed - self._steps - self._untraced_steps)
@@ -196,7 +196,7 @@ class Collector:
         if self._gave_way_after > self._began_after:
             return f"expected {needed} steps without the script's own profiler, got {got}: switch it off, or {advice}."
         if self._began_after:
-            return f"expected {needed} steps from the script's last new {self._ends_steps} on, got {got}: {advice}."
+            return f"expected {needed} steps with the script's newest {self._ends_steps}, got {got}: {advice}."
         return f"expected {needed} steps, got {got}: {advice}."
 
     def _detach_all(self) -> None:
@@ -284,7 +284,7 @@ class Collector:
         """Stop for a profiler that the program starts; restart the search once it is off."""
         self._abandon()
         if self._profilers is not None and self._profilers.begun == 1:
-            self._say("the script starts a profiler of its own: the recording begins when that is off.")
+            self._say("the script starts its own profiler: the recording begins when that one stops.")
         self._gave_way_after = self.steps_seen
 
     def _own_work(self) -> AbstractContextManager[None]:
@@ -360,8 +360,8 @@ class Collector:
                 self._end_steps_with(last)
         if self._profilers is not None and self._profilers.begun and GPU.of_model(model) is not None:
             raise WhatifError(
-                "expected no profiler before the recording on a GPU, got the script's own, which makes a second one "
-                "slower and wrong: switch it off."
+                "expected no profiler before the recording on a GPU, got the script's own, after which the recording "
+                "would be slower and wrong: switch it off."
             )
         self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
         self._recording.start()

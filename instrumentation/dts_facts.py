@@ -136,8 +136,8 @@ def measure_network(model: nn.Module, *inputs: torch.Tensor) -> NetworkFacts:
             calls[name] += 1
             if weights and calls[name] > 1:
                 raise WhatifError(
-                    f"dts: expected layers with weights that are called once, got {name!r} several times: a cut "
-                    "between its calls would need its weights on both sides."
+                    f"dts: expected each layer with weights to be called once, got several calls of {name!r}: a cut "
+                    "between them would need its weights on both sides."
                 )
             flops = (counting.get_total_flops() - before[name]) / samples
             found.append(
@@ -169,8 +169,8 @@ def measure_power(step: Callable[[], Any], flops: float, samples: int, *, steps:
     """
     if steps < FEWEST_STEPS or flops <= 0 or samples < 1:
         raise WhatifError(
-            f"dts: expected {FEWEST_STEPS} steps or more, FLOPs above 0 and a sample or more, got {steps}, {flops:g}, "
-            f"{samples}."
+            f"dts: expected at least {FEWEST_STEPS} steps, FLOPs above 0 and at least 1 sample, got {steps}, "
+            f"{flops:g}, {samples}."
         )
     for _ in range(WARM_UP_STEPS):
         step()
@@ -215,7 +215,7 @@ def measure_model(
         return facts, measure_power(step, facts.flops, len(batch))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
-        raise WhatifError(f"{target}: expected a model that --input fits, got {message}.") from error
+        raise WhatifError(f"{target}: expected a model that accepts --input, got {message}.") from error
 
 
 def power_of(rates_gflop_s: Sequence[float]) -> Power:

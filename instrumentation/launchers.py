@@ -25,7 +25,7 @@ def launched(name: str, words: list[str], options: list[str]) -> list[str] | Non
         return None
     if name == "accelerate":
         if words[:1] != ["launch"]:
-            raise WhatifError("accelerate: expected `accelerate launch SCRIPT.py`, got another command of it.")
+            raise WhatifError("accelerate: expected `accelerate launch SCRIPT.py`, got another accelerate command.")
         words = words[1:]
     parsed = _parser(module).parse_args(words)
     if getattr(parsed, "no_python", False):

@@ -80,7 +80,7 @@ class Recording:
             ("untraced_steps", untraced_steps, FEWEST_UNTRACED_STEPS),
         ):
             if value < fewest:
-                raise WhatifError(f"expected {name} of at least {fewest}, got {value}: ask for more.")
+                raise WhatifError(f"expected {name} of at least {fewest}, got {value}: increase it.")
         path = of_this_rank(Path(path))
         check_writable(path)
         check_backend(backend, memory=memory, lines=lines)
@@ -153,7 +153,7 @@ class Recording:
             self._warmup_steps: f"timing {self._untraced_steps} steps without the profiler.",
             self._warmup_steps + self._untraced_steps: f"starting the profiler: {TRACER_WARMUP_STEPS} steps of warm-up,"
             f" then {self._recorded_steps} steps to record.",
-            **({self._last_recorded: "noting lines of your code."} if self._lines else {}),
+            **({self._last_recorded: "recording the lines of your code."} if self._lines else {}),
             self.steps_needed: f"writing {self.path.name}.",
         }
         return stages.get(self._count + 1, "")

@@ -71,9 +71,11 @@ def read_json(path: Path, expected: str) -> tuple[Any, bool]:
 
 def read_recording(path: Path) -> tuple[dict[str, Any], bool]:
     """Return a recording, and whether its file is compressed; raises WhatifError for other files."""
-    recording, compressed = read_json(path, "a recording to read")
+    recording, compressed = read_json(path, "a readable recording")
     if not isinstance(recording, dict) or not isinstance(recording.get("whatif"), dict):
-        raise WhatifError(f"{path}: expected a recording of whatif collect, got another file: record the run with it.")
+        raise WhatifError(
+            f"{path}: expected a recording of whatif collect, got another file: record the run with that command."
+        )
     return recording, compressed
 
 

@@ -66,8 +66,8 @@ def check_session(backend: str, *, cuda: bool, lines: bool = False) -> None:
         )
     if lines and sys.gettrace() is not None:  # A thread can have only one.
         raise WhatifError(
-            "expected no trace function beside --lines, got that of a debugger or of coverage: switch it off, or record"
-            " without lines."
+            "expected no trace function besides --lines, got that of a debugger or coverage tool: switch it off, or"
+            " record without lines."
         )
     if cuda and backend == "kineto" and not GPU.traced_by_torch():
         raise WhatifError(
@@ -75,9 +75,7 @@ def check_session(backend: str, *, cuda: bool, lines: bool = False) -> None:
             " wheels, or use backend cupti."
         )
     if cuda and _gpu_recorded:
-        raise WhatifError(
-            "expected one recording on a GPU in a process, got a second: record it in a process of its own."
-        )
+        raise WhatifError("expected one GPU recording per process, got a second: record it in a new process.")
 
 
 def make_tracer(

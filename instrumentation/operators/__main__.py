@@ -19,8 +19,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("recording", type=Path)
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of: %(default)s")
-    parser.add_argument("--budget-s", type=float, help="seconds in all, about; by default 600 recorded steps")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated, by default %(default)s")
+    parser.add_argument(
+        "--budget-s", type=float, help="approximate total time in seconds; by default that of 600 recorded steps"
+    )
     options = parser.parse_args()
     try:
         add_operator_times(options.recording, options.variants.split(","), options.budget_s)

@@ -31,7 +31,7 @@ def resolve(call: RecordedCall) -> Call:
         raise NotReplayable("computes nothing")
     inputs = read_inputs(call)
     if not any(given is not None and given.tensors for given in inputs):
-        raise NotReplayable("makes tensors from nothing")
+        raise NotReplayable("has no tensor inputs")
     for overload in _overloads(op):
         arguments = _match(overload._schema, inputs)
         if arguments is None:
@@ -62,10 +62,10 @@ _SCALAR_TYPES = {"c10::Half": 5, "float": 6, "double": 7, "c10::BFloat16": 15}
 @functools.cache
 def _overloads(op: str) -> Sequence[Any]:
     if not op.isidentifier() or op.startswith("__"):
-        raise NotReplayable("operator not known to this torch")
+        raise NotReplayable("operator unknown to this version of torch")
     packet = getattr(torch.ops.aten, op, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
-        raise NotReplayable("operator not known to this torch")
+        raise NotReplayable("operator unknown to this version of torch")
     untyped: Any = packet
     return tuple(getattr(untyped, name) for name in untyped.overloads())
 

@@ -64,4 +64,4 @@ def _optimizer(
     if kind == "SGD":
         momentum = MOMENTUM if metadata.get("state_bytes") else 0.0
         return torch.optim.SGD(parameters, momentum=momentum, **flags)
-    raise NotReplayable("optimizer is none of Adam, AdamW and SGD")
+    raise NotReplayable("optimizer is not Adam, AdamW or SGD")

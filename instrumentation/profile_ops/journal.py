@@ -100,7 +100,9 @@ class Journal:
             self._write(self._head)
             return
         if lines[0] != self._head:
-            raise WhatifError(f"{self.path}: expected the journal of this device and method, got another; remove it.")
+            raise WhatifError(
+                f"{self.path}: expected the journal of this device and method, got a different one; remove it."
+            )
         if lines[-1]:  # Killed while writing: end the incomplete line.
             self._write(b"")
         for line in filter(None, lines[1:]):
@@ -140,5 +142,5 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WhatifError(
-            f"{path}: expected no other run measuring into this database, got one; wait for its end."
+            f"{path}: expected no other run measuring into this database, got one; wait until it ends."
         ) from error

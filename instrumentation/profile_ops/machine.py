@@ -37,7 +37,7 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
     )  # fmt: skip
     is_cuda = way.device == "cuda"
     if is_cuda and not GPU.available():
-        raise WhatifError("opdb profile: expected a CUDA device, got none; measure with --device cpu, or where one is.")
+        raise WhatifError("opdb profile: expected a CUDA device, got none; use --device cpu or a machine with one.")
     described = describe_environment(is_cuda)
     environment = Environment(
         framework="pytorch", framework_version=str(described["torch"]), os=platform.system(), cpu=described["cpu"],

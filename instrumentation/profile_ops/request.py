@@ -49,7 +49,9 @@ class Request:
         device = self.device or ("cuda" if GPU.available() else "cpu")
         method = self.method or "chain_difference"
         if method == "graph_replay" and device != "cuda":
-            raise WhatifError("opdb profile: expected --method graph_replay with --device cuda alone: CUDA has graphs.")
+            raise WhatifError(
+                f"opdb profile: expected --device cuda for --method graph_replay, got {device}: only CUDA has graphs."
+            )
         # In a step the inputs of large operators are not cached; Tianshu's chains read the same inputs again.
         return Way(device, self.threads, self.cache or ("cold" if self.recording else "hot"), method)
 
@@ -77,11 +79,13 @@ def _questions(request: Request, way: Way) -> tuple[list[Question], Counter[str]
         raise WhatifError(f"opdb profile: expected number formats ({', '.join(DTYPES)}), got {unknown[0][:40]!r}.")
     if request.recording is not None:
         if request.operations:
-            raise WhatifError("opdb profile: expected operations or --from, got both; ask one after the other.")
+            raise WhatifError("opdb profile: expected operations or --from, got both; run them separately.")
         return recorded_questions(request.recording, request.dtypes)
     words = [word.strip() for word in request.operations.split(",") if word.strip()]
     if not words:
-        raise WhatifError("opdb profile: expected operations, as add,mm or all, or a recording with --from, got none.")
+        raise WhatifError(
+            "opdb profile: expected operations such as add,mm or all, or a recording with --from, got none."
+        )
     dtypes = request.dtypes or ("fp32",)
     collectives = [word for word in words if word in LAYOUTS]
     swept = sweep_names(",".join(word for word in words if word not in LAYOUTS))
@@ -95,7 +99,7 @@ def _questions(request: Request, way: Way) -> tuple[list[Question], Counter[str]
 
 def _collectives(names: Sequence[str], request: Request, dtypes: Sequence[str], way: Way) -> list[Described]:
     if "tf32" in dtypes:
-        raise WhatifError("opdb profile: expected collectives of fp32, bf16 or fp16, got tf32, which nothing sends.")
+        raise WhatifError("opdb profile: expected collectives of fp32, bf16 or fp16, got tf32, which is never sent.")
     most = GPU.count() if way.device == "cuda" else MOST_RANKS
     if not all(2 <= count <= most for count in request.ranks):
         raise WhatifError(f"opdb profile: expected groups of 2 to {most} ranks on this machine, got {request.ranks}.")

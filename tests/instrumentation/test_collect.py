@@ -181,9 +181,7 @@ def test_a_new_optimizer_in_the_recorded_steps_begins_the_recording_again(tmp_pa
 
 def test_a_script_whose_optimizers_are_new_too_often_says_what_would_do(tmp_path: Path) -> None:
     path = script(tmp_path, NEW_OPTIMIZERS.format(ALL_STEPS - 2, ALL_STEPS - 1))
-    sentence = (
-        f"expected {ALL_STEPS} steps from the script's last new optimizer on, got {ALL_STEPS - 1}: run more steps"
-    )
+    sentence = f"expected {ALL_STEPS} steps with the script's newest optimizer, got {ALL_STEPS - 1}: run more steps"
     with pytest.raises(WhatifError, match=f"^{sentence}, or try `--steps 3 --untraced-steps 2`"):
         collect(path, [], tmp_path / "run.json", **QUICK)
     assert collect(path, [], tmp_path / "run.json", steps=3, untraced_steps=2)

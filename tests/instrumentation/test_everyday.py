@@ -151,7 +151,7 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     found = run(tmp_path / "run", *COLLECT, "--stop", "train.py", "--steps", "100")
     assert found.returncode == 0
     said = [line for line in found.stderr.splitlines() if line.startswith("whatif: ")]
-    assert "--stop then ends it, before its own end" in said[0]
+    assert "--stop then ends the script early" in said[0]
     assert "stopped train.py after 16 steps: it did not run to its end" in said[-1]
     assert "saved after 15" in found.stdout
 
@@ -259,7 +259,7 @@ def test_a_script_with_a_profiler_of_its_own_goes_first(tmp_path: Path, wait: in
     alone = run(tmp_path / "alone", *words)
     recorded = run(tmp_path / "recorded", *COLLECT, *words)
     assert (recorded.returncode, recorded.stdout) == (0, alone.stdout), recorded.stderr
-    assert recorded.stderr.count("the script starts a profiler of its own") == (wait < 16)
+    assert recorded.stderr.count("the script starts its own profiler") == (wait < 16)
     assert whatif.read(tmp_path / "recorded" / "profiled.json.gz").info.path
 
 
@@ -286,7 +286,7 @@ def test_a_script_that_records_itself_goes_first(tmp_path: Path, before: int) ->
 def test_a_thread_that_ends_while_it_is_recorded_is_reported(tmp_path: Path) -> None:
     found = run(tmp_path / "run", *COLLECT, "--steps", "9", "thread.py")
     assert found.returncode == 1, found.stderr
-    assert "expected the thread that trains to run until the steps are recorded" in found.stderr
+    assert "expected the training thread to run until the steps are recorded" in found.stderr
 
 
 # --multi_gpu asks for several processes; the script itself chooses the CPU.

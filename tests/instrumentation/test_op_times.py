@@ -293,7 +293,7 @@ def test_another_machine_is_refused(tmp_path: Path, own_traces: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"no trace", "expected a recording to read"),
+        (b"no trace", "expected a readable recording"),
         (b'{"traceEvents": []}', "expected a recording of whatif collect"),
         (b'{"whatif": {}, "traceEvents": []}', "expected a recording with ProfilerStep"),
     ],

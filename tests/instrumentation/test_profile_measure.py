@@ -159,7 +159,7 @@ def test_a_process_that_falls_silent_is_ended() -> None:
 
 def test_a_process_that_never_begins_is_one_sentence() -> None:
     with (
-        pytest.raises(WhatifError, match="expected a process that measures, got one that ended") as caught,
+        pytest.raises(WhatifError, match="expected a running measuring process, got one that ended") as caught,
         process.MeasuringProcess("whatif.instrumentation.profile_ops.spelled", {}),
     ):
         pass
@@ -265,12 +265,12 @@ def test_the_command_measures_and_the_database_answers(tmp_path: Path, capsys: p
     ("words", "status", "sentence"),
     [
         (["frobnicate"], 1, "expected operations"),
-        ([], 1, "expected operations, as add,mm or all, or a recording with --from, got none"),
+        ([], 1, "expected operations such as add,mm or all, or a recording with --from, got none"),
         (["add", "--from", "trace.json"], 1, "got both"),
         (["--from", "missing.json"], 1, "missing.json: expected a recording"),
         (["add", "--dtype", "fp12"], 1, "expected number formats"),
-        (["add", "--method", "graph_replay"], 1, "with --device cuda alone"),
-        (["all_reduce", "--dtype", "tf32"], 1, "tf32, which nothing sends"),
+        (["add", "--method", "graph_replay"], 1, "expected --device cuda for --method graph_replay, got cpu"),
+        (["all_reduce", "--dtype", "tf32"], 1, "tf32, which is never sent"),
         (["all_reduce", "--ranks", "9999"], 2, "expected a whole number from 2 to 4096"),
         (["add", "--shapes", "0"], 2, "expected a whole number from 1"),
         (["add", "--budget-s", "nan"], 2, "expected a number of seconds above 0"),

@@ -424,7 +424,7 @@ def test_records_kernels_and_synchronisations_on_a_gpu(tmp_path: Path) -> None:
     launches = {event["args"]["correlation"] for event in events(recorded, "cudaLaunchKernel")}
     kernels = {event["args"]["correlation"] for event in recorded["traceEvents"] if event.get("cat") == "kernel"}
     assert launches <= kernels
-    with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
+    with pytest.raises(WhatifError, match="expected one GPU recording per process, got a second"):
         instrumentation.record(model, optimizer, tmp_path / "again.json").start()
 
 

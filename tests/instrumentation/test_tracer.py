@@ -63,7 +63,7 @@ def test_a_debuggers_trace_function_is_left_in_place(tmp_path: Path) -> None:
     sys.settrace(traced)
     try:
         train(tmp_path / "plain.json")
-        with pytest.raises(WhatifError, match="expected no trace function beside --lines, got that of a debugger"):
+        with pytest.raises(WhatifError, match="expected no trace function besides --lines, got that of a debugger"):
             train(tmp_path / "run.json", lines=True)
         assert sys.gettrace() is traced
     finally:
@@ -73,7 +73,7 @@ def test_a_debuggers_trace_function_is_left_in_place(tmp_path: Path) -> None:
 def test_a_process_records_once_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "_gpu_recorded", True)
     tracer.check_session("kineto", cuda=False)
-    with pytest.raises(WhatifError, match="expected one recording on a GPU in a process, got a second"):
+    with pytest.raises(WhatifError, match="expected one GPU recording per process, got a second"):
         tracer.check_session("cupti", cuda=True)
 
 

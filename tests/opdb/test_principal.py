@@ -130,7 +130,7 @@ def test_thinly_measured_modes_become_inputs() -> None:
 
 def test_too_few_measurements_are_refused() -> None:
     ops, t_s = law(50)
-    with pytest.raises(Exception, match="expected 150 measurements or more"):
+    with pytest.raises(Exception, match="expected at least 150 measurements"):
         fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=True)
 
 

@@ -72,7 +72,7 @@ def search(parameters: tuple[Parameter, ...], t_s: Float64, effort: Effort, *, l
     varying = tuple(i for i in range(len(parameters)) if i not in positions)
     if not varying or count.max() < FEWEST_ROWS:
         raise WhatifError(
-            f"expected {FEWEST_ROWS} measurements or more of one mode that differ in a size, got {count.max()}."
+            f"expected at least {FEWEST_ROWS} measurements of one mode with different sizes, got {count.max()}."
         )
     values = values_of(parameters, varying)
     most = mode == int(np.argmax(count))

@@ -179,7 +179,7 @@ def fine_tune(
         rates = [r for n_layers, _ in architectures if n_layers == layers for r in effort.rates]
         try_networks(layers, widths, rates, [effort.seed + index for index in range(len(widths))], effort.final_steps)
     if best is None or last is None:
-        raise ValueError("expected an architecture at the least, got none")
+        raise ValueError("expected at least one architecture, got none")
     if effort.last_steps:
         layers, width, rate, seed = last
         try_networks(layers, [width], [rate], [seed], effort.last_steps)
