@@ -67,7 +67,8 @@ class KinetoTracer:
             if threading.current_thread() is not self._thread:
                 # Kineto has dropped the events; writing them would crash.
                 raise WhatifError(
-                    "expected the training thread to run until the steps are recorded, got its end: run more steps."
+                    "expected the training thread to run until the steps are recorded, got one that ended: run more "
+                    "steps."
                 )
         self._marks = self._pauses = None
 

@@ -57,7 +57,7 @@ class MeasuringProcess:
         except EndedError as error:
             self.__exit__()
             raise WhatifError(
-                f"expected a running measuring process, got one that ended before its first answer; its last "
+                "expected a running measuring process, got one that ended before its first answer; its last "
                 f"line: {error}."
             ) from None
         except BaseException:  # Ctrl-C while torch is being imported

@@ -76,7 +76,7 @@ def _nodes(path: Path) -> list[dict[str, Any]]:
     except (msgspec.DecodeError, EOFError, ValueError, RecursionError) as error:
         raise WhatifError(
             f"{path}: expected an execution trace as JSON, got a file that is not JSON or ends early."
-        ) from (error)
+        ) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not _SCHEMA.match(schema) or not isinstance(document.get("nodes"), list):
         raise WhatifError(
