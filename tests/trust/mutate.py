@@ -3,8 +3,9 @@
     python -m tests.trust.mutate [ID ...]
 
 A mutant is found by its text, wherever the file lies; ``test_mutate.py`` fails if a text is gone or no longer unique,
-and the mutant needs a new one. The tests run in a copy of the checkout. Prints for each the test that fails, or "SURVIVED" (or that the
-tests took too long to tell), and at last which of these tests fail without a mutant too; takes minutes each.
+and the mutant needs a new one. The tests run in a copy of the checkout. Prints for each the test that fails, or
+"SURVIVED" (or that the tests took too long to tell), and at last which of these tests fail without a mutant too; takes
+minutes each.
 """
 
 # ruff: noqa: E501  (the mutants hold lines of the library as they are)

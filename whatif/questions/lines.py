@@ -29,6 +29,8 @@ MOST_WAITING = 3
 COSTLY, IN_TRAINING = 0.05, 0.1
 # How read_lines names the backward pass of a line's operators.
 BACKWARD_OF = "backward of "
+# The operators that hand a tensor's value to Python: of `.item()`, of a print, of a tensor as a condition.
+READS = frozenset(("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"))
 
 
 class LinePart(Struct, frozen=True):
@@ -230,15 +232,24 @@ class CostlyLine(Struct, frozen=True):
 def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
     """Return the lines outside the layers, the backward pass and the optimizer without which a step gains most.
 
-    None if the recording does not show all three of these. A line whose operators have a backward pass is none either.
+    None if the recording does not show all three of these. Between a step's first layer and its optimizer only lines
+    count that read values (`.item()`, a print): others may belong to the training (clipping, a teacher's forward pass).
+    A line whose operators have a backward pass is none either, nor one of a module's `forward`.
     """
     graph = baseline.graph
     before_ms = mean_step_ms(baseline, baseline.timeline)
     parts = (graph.layer > 0, graph.phase == Phase.BACKWARD, graph.in_optimizer)
     if not before_ms or not all(part.any() for part in parts):
         return ()
-    training = np.logical_or.reduce(parts) | (graph.phase == Phase.DATA) | (graph.kind == TaskKind.COMMUNICATION)
     inside, n_steps = _steps(baseline)
+    begin_ns, end_ns = np.full(graph.info.n_steps + 1, 2**62), np.full(graph.info.n_steps + 1, -(2**62))
+    np.minimum.at(begin_ns, graph.step[parts[0]], graph.start_ns[parts[0]])
+    np.maximum.at(end_ns, graph.step[parts[2]], graph.start_ns[parts[2]])
+    reads = np.array([name in READS for name in graph.names], dtype=np.bool_).take(graph.name) & (lines.code >= 0)
+    read = np.isin(lines.code, lines.code[reads])
+    between = (graph.start_ns >= begin_ns[graph.step]) & (graph.start_ns <= end_ns[graph.step])
+    training = np.logical_or.reduce(parts) | (between & ~read)
+    training |= (graph.phase == Phase.DATA) | (graph.kind == TaskKind.COMMUNICATION)
     main = inside & (lines.code >= 0) & (graph.thread == 0) & graph.on_cpu.mask
 
     def by_line(chosen: Bool) -> Float64:
@@ -246,8 +257,11 @@ def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
         return np.asarray(ns / 1e6 / n_steps)
 
     mean_ms = by_line(main)
-    followed = [name.startswith(BACKWARD_OF) or f"{BACKWARD_OF}{name}" in lines.names for name in lines.names]
-    chosen = (mean_ms >= COSTLY * before_ms) & (by_line(main & training) <= IN_TRAINING * mean_ms) & ~np.array(followed)
+    trained = [
+        name.startswith(BACKWARD_OF) or f"{BACKWARD_OF}{name}" in lines.names or name.endswith(": forward")
+        for name in lines.names
+    ]
+    chosen = (mean_ms >= COSTLY * before_ms) & (by_line(main & training) <= IN_TRAINING * mean_ms) & ~np.array(trained)
     found = [
         CostlyLine(
             lines.names[code], float(mean_ms[code]),

@@ -38,13 +38,9 @@ class LargestBatch(Struct, frozen=True):
     samples: int | None
     factor: float  # 0 if not even the smallest fits; the peak is then that of the smallest
     peak_bytes: int
+    high_bytes: int  # the upper end of the peak's range, which may be more than fits
     capacity_bytes: int  # of the device under the what-ifs
     step: Trial | Refused | None  # None if not even the smallest fits
-
-    @property
-    def high_bytes(self) -> int:
-        """The upper end of the peak's range, bytes, which may be more than fits."""
-        return peak_range_bytes(self.peak_bytes, self.step.transforms if self.step else ())[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as one JSON object; sizes in bytes, times in ms."""
@@ -149,10 +145,11 @@ def largest_batch(
     beyond = first_number(does_not_fit, unit, MOST_TIMES * unit)
     fits = MOST_TIMES * unit if beyond is None else beyond - 1
     written = tuple(map(spelled, others))
-    if not fits:
-        return LargestBatch(written, 0 if batch else None, 0.0, peaks[1], capacity_bytes, None)
-    step = trier.attempt(changed(fits))
-    return LargestBatch(written, fits if batch else None, fits / unit, peaks[fits], capacity_bytes, step)
+    step = trier.attempt(changed(fits)) if fits else None
+    peak_bytes = peaks[fits or 1]
+    high_bytes = peak_range_bytes(peak_bytes, others)[1]
+    samples = fits if batch else None
+    return LargestBatch(written, samples, fits / unit, peak_bytes, high_bytes, capacity_bytes, step)
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:

@@ -90,7 +90,7 @@ def _print_lines(out: Report, advice: Advice) -> None:
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     costly = [(line.line, ms(line.mean_ms), ms(line.gain_ms), f"{line.gain_pct:.1f} %") for line in advice.costly]
     out.table(
-        f"Lines of your code outside the training itself, per mean {CLOCK_NOUNS[advice.baseline.clock]}",
+        f"Lines of your code beside the training itself, per mean {CLOCK_NOUNS[advice.baseline.clock]}",
         ["", "mean CPU ms", "gain ms without it", "gain"],
         costly,
         gives_way=0,

@@ -146,7 +146,7 @@ class Advice(Struct, frozen=True):
         if line is not None:
             mean = f"the mean {CLOCK_NOUNS[self.baseline.clock]} of {line.step_ms:,.2f} ms"
             spared = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
-            do_line = f"Do first: make {line.line} cheaper, or run it less often."
+            do_line = f"Do first: make {line.line} cheaper."
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
