@@ -201,6 +201,12 @@ def test_the_largest_batch_under_what_ifs_fits_and_one_more_does_not(
     assert report(capsys, str(GPT2), *names, "--capacity", capacity)["largest_batch"] == largest
 
 
+def test_the_smallest_batch_has_the_same_range_where_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    largest = report(capsys, str(GPT2), "fsdp:workers=8", "--capacity", "100MB")["largest_batch"]
+    assert largest["batch_size"] == 0
+    assert largest["high_bytes"] == round(1.08 * largest["peak_bytes"])
+
+
 @pytest.mark.parametrize(
     ("names", "capacity", "before"),
     [
