@@ -43,6 +43,15 @@ def found(owner: object, name: str, compute: Callable[[Any], T]) -> T:
     return cache[name]
 
 
+def newest(owner: object, name: str, key: tuple[object, ...], compute: Callable[[], T]) -> T:
+    """Return ``compute()``, cached under ``name`` as above, but only for the last ``key``: the same objects."""
+    cache: dict[str, tuple[tuple[object, ...], T]] = owner.__dict__.setdefault(_CACHE, {})
+    kept = cache.get(name)
+    if kept is None or any(old is not new for old, new in zip(kept[0], key, strict=True)):
+        kept = cache[name] = key, compute()
+    return kept[1]
+
+
 def share(old: object, new: object) -> None:
     """Let ``old`` and ``new`` share their caches."""
     new.__dict__[_CACHE] = old.__dict__.setdefault(_CACHE, {})

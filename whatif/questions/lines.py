@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import SYNC_NAME, Bool, Float64, Int64, Phase, TaskKind
+from whatif.graph.types import SYNC_NAME, Array, Bool, Float64, Int64, Phase, TaskKind
 from whatif.ingest.lines import By, Lines, read_lines
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
@@ -142,14 +142,10 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     names = [*lines.names, nowhere(by)]
     blocked_ns = blocked(baseline)
     inside, n_steps = _steps(baseline)
-
-    def by_line(chosen: Bool, values: Float64) -> Float64:
-        return np.bincount(codes[chosen], weights=values[chosen], minlength=len(names)) / n_steps
-
-    waits = by_line(inside & (blocked_ns > 0), np.ones(len(graph)))
-    blocked_ms = by_line(inside, blocked_ns / 1e6)
+    waits = _sums(codes, len(names), inside & (blocked_ns > 0)) / n_steps
+    blocked_ms = _sums(codes, len(names), inside, blocked_ns / 1e6) / n_steps
     # What only one step in three does may be missing in the reported step.
-    mean_ms = by_line(inside & (graph.thread == 0) & graph.on_cpu.mask, graph.duration_ns / 1e6)
+    mean_ms = _sums(codes, len(names), inside & _on_main(graph), graph.duration_ns / 1e6) / n_steps
     place = {name: code for code, name in enumerate(names)}
     parts = parts_by(baseline, codes, names)
     seen = {part.name for part in parts}
@@ -192,8 +188,8 @@ def waiting_lines(baseline: Baseline, lines: Lines) -> tuple[WaitingLine, ...]:
     inside, n_steps = _steps(baseline)
     chosen = inside & (waiting_ms > 0) & (lines.code >= 0)
     size = len(lines.names)
-    blocked_ms = np.bincount(lines.code[chosen], weights=waiting_ms[chosen], minlength=size) / n_steps
-    waits = np.bincount(lines.code[chosen], minlength=size) / n_steps
+    blocked_ms = _sums(lines.code, size, chosen, waiting_ms) / n_steps
+    waits = _sums(lines.code, size, chosen) / n_steps
     before_ms = mean_step_ms(baseline, baseline.timeline)
     return tuple(
         WaitingLine(
@@ -250,18 +246,16 @@ def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
     between = (graph.start_ns >= begin_ns[graph.step]) & (graph.start_ns <= end_ns[graph.step])
     training = np.logical_or.reduce(parts) | (between & ~read)
     training |= (graph.phase == Phase.DATA) | (graph.kind == TaskKind.COMMUNICATION)
-    main = inside & (lines.code >= 0) & (graph.thread == 0) & graph.on_cpu.mask
-
-    def by_line(chosen: Bool) -> Float64:
-        ns = np.bincount(lines.code[chosen], weights=graph.duration_ns[chosen], minlength=len(lines.names))
-        return np.asarray(ns / 1e6 / n_steps)
-
-    mean_ms = by_line(main)
+    main, size = inside & (lines.code >= 0) & _on_main(graph), len(lines.names)
+    mean_ms, training_ms = (
+        _sums(lines.code, size, mask, graph.duration_ns / 1e6) / n_steps for mask in (main, main & training)
+    )
+    names = frozenset(lines.names)
     trained = [
-        name.startswith(BACKWARD_OF) or f"{BACKWARD_OF}{name}" in lines.names or name.endswith(": forward")
+        name.startswith(BACKWARD_OF) or f"{BACKWARD_OF}{name}" in names or name.endswith(": forward")
         for name in lines.names
     ]
-    chosen = (mean_ms >= COSTLY * before_ms) & (by_line(main & training) <= IN_TRAINING * mean_ms) & ~np.array(trained)
+    chosen = (mean_ms >= COSTLY * before_ms) & (training_ms <= IN_TRAINING * mean_ms) & ~np.array(trained)
     found = [
         CostlyLine(
             lines.names[code], float(mean_ms[code]),
@@ -271,6 +265,16 @@ def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
     ]  # fmt: skip
     costly = [line for line in found if line.gain_ms >= COSTLY * before_ms]
     return tuple(sorted(costly, key=lambda line: -line.gain_ms))
+
+
+def _sums(codes: Array, n_codes: int, chosen: Bool, values: Array | None = None) -> Float64:
+    """Sum the values of the ``chosen`` tasks by their code, or count these, shape (n_codes,)."""
+    weights = None if values is None else values[chosen]
+    return np.bincount(codes[chosen], weights=weights, minlength=n_codes).astype(np.float64)
+
+
+def _on_main(graph: TaskGraph) -> Bool:
+    return np.asarray((graph.thread == 0) & graph.on_cpu.mask)
 
 
 def waits_for_gpu(graph: TaskGraph) -> Int64:

@@ -120,12 +120,7 @@ class Meetings(Struct, frozen=True):
     all_here_ns: Array  # when all have arrived; its own arrival if it waits for none
     transfer_ns: Array
     last_rank: Array  # the index of the rank that arrives last
-    others_here_ns: Array  # for the last rank: when all others had arrived; else its own arrival
-
-    @property
-    def last(self) -> Bool:
-        """The mask of the rows whose rank arrives after all others."""
-        return self.arrival_ns > self.others_here_ns
+    last: Bool  # whether the rank arrives after all others
 
 
 def meetings(timeline: Timeline) -> Meetings:
@@ -146,8 +141,8 @@ def meetings(timeline: Timeline) -> Meetings:
     by_arrival = np.lexsort((place, arrival_ns, group))
     ends = np.append(first[1:], len(group))[: len(first)] - 1
     latest, before = by_arrival[ends], by_arrival[np.maximum(ends - 1, first)]
-    others_here_ns = arrival_ns.copy()
-    others_here_ns[latest] = arrival_ns[before]
+    last = np.zeros(len(arrival), dtype=np.bool_)
+    last[latest] = arrival_ns[latest] > arrival_ns[before]
     return Meetings(
         task=transfer,
         rank=place,
@@ -156,7 +151,7 @@ def meetings(timeline: Timeline) -> Meetings:
         all_here_ns=np.where(part_of[transfer] > 0, all_here_ns, arrival_ns),
         transfer_ns=graph.duration_ns[transfer],
         last_rank=place[latest][group] if len(first) else place,
-        others_here_ns=others_here_ns,
+        last=last,
     )
 
 

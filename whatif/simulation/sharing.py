@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whatif.graph.structure_cache import found
+from whatif.graph.structure_cache import newest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int32, ThreadKind
 from whatif.runtime.errors import WhatifError
@@ -88,14 +88,7 @@ def checked(graph: TaskGraph) -> tuple[Int32, dict[str, Array]]:
     for the last column is cached: a prediction simulates three graphs that differ only in durations.
     """
     uses = graph.attached[USES]
-    kept = found(graph, "fields of uses", _nothing_kept)
-    if not kept or kept[0][0] is not uses or kept[0][1] != len(graph.threads):
-        kept[:] = [(uses, len(graph.threads), _fields(graph, uses))]
-    return kept[0][2]
-
-
-def _nothing_kept(_: object) -> list[tuple[Uses, int, tuple[Int32, dict[str, Array]]]]:
-    return []
+    return newest(graph, "fields of uses", (uses, graph.threads), lambda: _fields(graph, uses))
 
 
 def _fields(graph: TaskGraph, uses: Uses) -> tuple[Int32, dict[str, Array]]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whatif.graph.edit import as_ids, as_numbers
-from whatif.graph.structure_cache import found
+from whatif.graph.structure_cache import found, newest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -86,17 +86,17 @@ class ByPriority:
                 f"priority: expected a number for each of the {len(graph)} tasks, got {column.dtype} of shape "
                 f"{column.shape}{', some of them NaN' if nan else ''}."
             )
-        kept = found(graph, "urgencies", _nothing_kept)  # an attached column is the same in all three simulations
-        if not kept or kept[0][0] is not column or column.flags.writeable:
-            order = np.argsort(column, kind="stable")
-            ordered, behind = column[order], np.zeros(len(graph), dtype=np.int64)
-            behind[order[1:]] = -np.cumsum(ordered[1:] != ordered[:-1], dtype=np.int32)
-            kept[:] = [(column, behind)]
-        return kept[0][1]
+        if column.flags.writeable:
+            return _below_most_urgent(column)
+        # An attached column is the same in all three simulations of a prediction.
+        return newest(graph, "urgencies", (column,), lambda: _below_most_urgent(column))
 
 
-def _nothing_kept(_: object) -> list[tuple[Array, Int64]]:
-    return []
+def _below_most_urgent(column: Array) -> Int64:
+    order = np.argsort(column, kind="stable")
+    ordered, behind = column[order], np.zeros(len(column), dtype=np.int64)
+    behind[order[1:]] = -np.cumsum(ordered[1:] != ordered[:-1], dtype=np.int32)
+    return behind
 
 
 Schedule = Callable[[Frontier], int] | ByPriority
