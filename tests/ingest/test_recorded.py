@@ -49,7 +49,7 @@ def test_each_fact_has_its_type() -> None:
         layers=(Layer("a", "Linear", 6, None, {"weight": (2, 3)}, {"hooks": 1}),),
         gradients=(Gradient("a.weight", "a", 24),),
         ddp=Ddp(2, (Bucket(("a.weight",)),)),
-        precision=Precision("float32", told=frozenset(("autocast", "parameters"))),
+        precision=Precision("float32", present=frozenset(("autocast", "parameters"))),
         untraced_step=StepTimes(3, 2.5, 4.0),
         operator_times=(MeasuredOperator("aten::mm", [[2, 3]], ns={"recorded": 5.0}),),
         other={"mood": "good"},

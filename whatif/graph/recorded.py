@@ -1,7 +1,7 @@
 """The recorder's metadata of a recording, with typed fields; ingest reads it once.
 
-``None`` and empty mean unknown. ``other`` keeps fields that no code reads, unchanged, for writing them back. ``told``
-names the settings that were written, including those that are ``None``: torch's default.
+``None`` and empty mean unknown. ``other`` keeps fields that no code reads, unchanged, for writing them back.
+``present`` names the settings in the file, including those that are ``None``: torch's default.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Precision(Struct, frozen=True):
     matmul: Setting = None
     conv: Setting = None
     cudnn_allow_tf32: Setting = None
-    told: frozenset[str] = frozenset()
+    present: frozenset[str] = frozenset()
     other: Other = field(default_factory=dict)
 
     def with_formats(self, formats: Mapping[str, str]) -> Precision:
         """Return the precision with some settings replaced."""
-        return replace(self, **{**formats, "told": self.told | formats.keys()})
+        return replace(self, **{**formats, "present": self.present | formats.keys()})
 
 
 class Optimizer(Struct, frozen=True):
@@ -76,7 +76,7 @@ class Optimizer(Struct, frozen=True):
     capturable: Setting = None
     parameter_tensors: int | None = None
     state_bytes: int | None = None
-    told: frozenset[str] = frozenset()
+    present: frozenset[str] = frozenset()
     other: Other = field(default_factory=dict)
 
 

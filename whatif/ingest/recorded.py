@@ -65,7 +65,7 @@ def recorded_of(header: Any) -> tuple[Recorded, tuple[str, ...]]:
 def written(facts: Struct) -> dict[str, Any]:
     """Return facts (``Recorded`` or a part of it) in the recorder's format."""
     columns = asdict(facts)
-    result, present = dict(columns.pop("other")), columns.pop("told", frozenset())
+    result, present = dict(columns.pop("other")), columns.pop("present", frozenset())
     for name, value in columns.items():
         if name in present or not (value is None or value in ((), "", {})):
             result[_KEYS.get(name, name)] = _plain(value)
@@ -161,7 +161,7 @@ class _Table(Struct):
         return entries
 
     def settings(self, *keys: str) -> dict[str, Any]:
-        """Settings by name, and under ``told`` the names of those in the file; null is a setting too."""
+        """Settings by name, and under ``present`` the names of those in the file; null is a setting too."""
         found: dict[str, Any] = {}
         for key in keys:
             if key not in self.left:
@@ -172,7 +172,7 @@ class _Table(Struct):
             value = self.take(key, _is_setting)
             if value is not None:
                 found[key] = tuple(value) if isinstance(value, list) else value
-        return {**found, "told": frozenset(found)}
+        return {**found, "present": frozenset(found)}
 
 
 def _recorded(table: _Table) -> Recorded:

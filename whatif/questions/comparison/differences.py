@@ -135,7 +135,7 @@ def _batch(info: GraphInfo) -> Any:
 
 
 def _setting(table: Precision | Optimizer | None, key: str, missing: str) -> Any:
-    if table is None or key not in table.told:
+    if table is None or key not in table.present:
         return None
     value = getattr(table, key)
     return missing if value is None else value

@@ -82,7 +82,7 @@ def _names(what_ifs: str) -> frozenset[str]:
 def _both(tables: Sequence[Precision | Optimizer | None], keys: tuple[str, ...]) -> tuple[Any, Any]:
     """The settings ``keys`` of the two sides; None for a side that does not record all of them."""
     one, other = (
-        None if table is None or not table.told.issuperset(keys) else [getattr(table, key) for key in keys]
+        None if table is None or not table.present.issuperset(keys) else [getattr(table, key) for key in keys]
         for table in tables
     )
     return one, other
