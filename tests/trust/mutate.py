@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(
         "cal3",
         "calibrate",
-        "        return min(max(pace, PACE_LOW * own), PACE_HIGH * own)",
+        "        return min(max(pace, PACE_LOW * scale), PACE_HIGH * scale)",
         "        return pace",
     ),
     Mutant(

@@ -126,13 +126,13 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """Shares by which another run's step may be shorter and longer, by the untraced, else the recorded steps."""
+        """Shares by which another run's step may be shorter and longer, from untraced steps, else the recorded ones."""
         if self.calibration is not None and self.calibration.untraced is not None:
             return self.calibration.spread
         return spread_of_steps(steady(self.graph.info.measured_step_ns.get(self.clock, ()), self.graph, self.clock))
 
     def mean_over_median(self, times_ns: tuple[int, ...]) -> float:
-        """Return the mean of the steady steps in ``times_ns`` over their median: above 1 where some take longer."""
+        """Return the mean of the steady steps in ``times_ns`` over their median: above 1 if some take longer."""
         chosen = steady(times_ns, self.graph, self.clock)
         return float(np.mean(chosen) / np.median(chosen)) if chosen and np.median(chosen) > 0 else 1.0
 
@@ -149,7 +149,7 @@ def bounds_ns(
     if not predicted_ns > 0:
         return 0.0, 0.0
     clock, changed = baseline.clock, simulated_at(changed)
-    low, high = (step_ns(b.step_times_ns(clock), changed, clock) for b in simulate_bounds(changed, schedule))
+    low, high = (step_ns(bound.step_times_ns(clock), changed, clock) for bound in simulate_bounds(changed, schedule))
     ends = range_ns(baseline, changed, np.array([predicted_ns]), np.array([low]), np.array([high]))
     return float(ends[0][0]), float(ends[1][0])
 
@@ -160,18 +160,17 @@ def range_ns(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the ends of that range for n steps of one structure, shape (n,), each above 0 ns.
 
-    ``low_ns`` and ``high_ns`` are the steps with all durations at their low and high bounds, which adds up independent
-    errors; ``sums``, by default those of ``changed``, give the share of that to keep
-    (``whatif.prediction.ranges.error_sums``). The replay error, the spread of the recorded step and the difference
-    between two runs are independent of that and of each other: they add as squares.
+    ``low_ns`` and ``high_ns`` are the steps with all durations at their bounds, which adds up independent errors;
+    ``sums`` (``error_sums``, by default of ``changed``) give the share of that width to keep. The replay error, the
+    spread of steps and the difference between two runs are independent of it and of each other: they add as squares.
     """
-    missed, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
+    replay_error, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
     sums = error_sums(changed) if sums is None else sums
-    shares, by_run = combined_shares(sums), np.full(1, PREDICTED_REST)
+    shares, between_runs = combined_shares(sums), np.full(1, PREDICTED_REST)
     if not changed.info.is_predicted:  # predicted steps have no runs
-        by_run = run_to_run(changed, sums, predicted_ns)
+        between_runs = run_to_run(changed, sums, predicted_ns)
     below, above = (
-        np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + missed**2 + steps**2 + by_run**2)
-        for bound_ns, share, steps in zip((low_ns, high_ns), shares, spread, strict=True)
+        np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + replay_error**2 + step_spread**2 + between_runs**2)
+        for bound_ns, share, step_spread in zip((low_ns, high_ns), shares, spread, strict=True)
     )
     return np.maximum(predicted_ns * (1 - below), 0.0), predicted_ns * (1 + above)

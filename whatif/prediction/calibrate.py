@@ -105,7 +105,7 @@ class Calibration(Struct, frozen=True):
         if self.removed_ns:
             source = "measured with the recording" if self.cost_measured else "our default"
             parts.append(
-                f"{self.removed_ns / 1e6:.2f} ms of CPU time {self._where} are the profiler's overhead "
+                f"{self.removed_ns / 1e6:.2f} ms of CPU time {self._scope} are the profiler's overhead "
                 f"({self.event_cost_ns / 1e3:.2f} µs an event, {source}) and are removed"
             )
         if self.pace != 1:
@@ -115,8 +115,8 @@ class Calibration(Struct, frozen=True):
             )
             each = ", each part of a step by itself" if self.by_parts else ""
             parts.append(f"{rest} is scaled to {self.pace:.3f} of its recorded time{each}{others}")
-        done = ", and ".join(parts) or "nothing had to be corrected"
-        return f"{done}; {self.reason}." if self.reason else f"{done}."
+        corrections = ", and ".join(parts) or "nothing had to be corrected"
+        return f"{corrections}; {self.reason}." if self.reason else f"{corrections}."
 
     @property
     def missed_pct(self) -> float:
@@ -124,7 +124,7 @@ class Calibration(Struct, frozen=True):
         return max(abs(100 * self.missed), 0.01)
 
     @property
-    def _where(self) -> str:
+    def _scope(self) -> str:
         """The scope of the removed time, which is summed over threads and ranks."""
         info = self.graph.info
         return ("a step" if info.n_steps else "in all") + (" on all ranks together" if info.ranks else "")
@@ -135,7 +135,7 @@ class Calibration(Struct, frozen=True):
         assert estimate is not None
         source = "read from the trace" if estimate.read_from_trace else "a constant: the trace does not show it"
         return (
-            f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {self._where} "
+            f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {self._scope} "
             f"({ms * estimate.low:.2f} to {ms * estimate.high:.2f}) are estimated to be the profiler's "
             f"({estimate.operator_us:.2f} µs an operator, {source}) and are removed."
         )
@@ -180,13 +180,13 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     most_ns = DEFAULT_EVENT_COST_NS if given_ns is None else given_ns
     parts = part_times(graph, untraced, most_ns, search.bounded(0), search.bounded(math.inf))
     if parts is None:
-        cost_ns, first = search.event_cost(search.tried(timeline), given_ns)
+        cost_ns, first = search.event_cost(search.trial(timeline), given_ns)
         removed_ns, part_pace = _removed_ns(graph, cost_ns), 1.0
     else:
         removed_ns = _removed_ns(graph, parts.event_cost_ns)
-        given = corrected(graph, parts.event_cost_ns, parts.pace)
-        search = structs.replace(search, graph=given, given_pace=parts.mean_pace)
-        first = search.tried(simulate(search.graph))
+        adjusted = corrected(graph, parts.event_cost_ns, parts.pace)
+        search = structs.replace(search, graph=adjusted, applied_pace=parts.mean_pace)
+        first = search.trial(simulate(search.graph))
         cost_ns, part_pace = parts.mean_event_cost_ns, parts.mean_pace
     pace, last, missed = search.pace(cost_ns, first)
     return Calibration(
@@ -207,18 +207,18 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
 def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, replayed_ns: float) -> Calibration:
     """The graph without the estimated cost of the profiler; its range widens the bounds of CPU tasks."""
     graph = recorded.graph
-    mid, least, most = (_left_ns(graph, factor) for factor in (1.0, estimate.high, estimate.low))
+    mid_ns, least_ns, most_ns = (_left_ns(graph, factor) for factor in (1.0, estimate.high, estimate.low))
     without = graph.replace(
-        duration_ns=mid,
-        low_ns=np.minimum(graph.low_ns, least),
-        high_ns=np.maximum(graph.high_ns - graph.duration_ns, 0) + np.maximum(most, mid),
+        duration_ns=mid_ns,
+        low_ns=np.minimum(graph.low_ns, least_ns),
+        high_ns=np.maximum(graph.high_ns - graph.duration_ns, 0) + np.maximum(most_ns, mid_ns),
         profiler_ns=np.zeros_like(graph.profiler_ns),
         profiler_events=np.where(graph.on_cpu, 0, graph.profiler_events),
         info=replace(graph.info, profiler=None),
     )
     timeline = simulate(without)
     in_step = graph.step >= 0 if graph.info.n_steps else np.ones(len(graph), dtype=np.bool_)
-    removed_ns = float((graph.duration_ns - mid)[in_step].sum()) / max(graph.info.n_steps, 1)
+    removed_ns = float((graph.duration_ns - mid_ns)[in_step].sum()) / max(graph.info.n_steps, 1)
     return Calibration(
         without, timeline, replayed_ns, corrected_ns=step_ns(timeline.step_times_ns(clock), without, clock),
         removed_ns=removed_ns, recorded=recorded, estimate=estimate,
@@ -250,7 +250,7 @@ def _clock_of_steps(graph: TaskGraph, clock: str) -> str:
     return next((c for c in ("gpu", "mark") if c in graph.info.measured_step_ns), clock)
 
 
-class _Tried(Struct, frozen=True):
+class _Trial(Struct, frozen=True):
     """A simulation, and its step by the clock of the search."""
 
     timeline: Timeline
@@ -264,18 +264,18 @@ class _Search(Struct, frozen=True):
     clock: str
     target_ns: float
     running: float
-    given_pace: float = 1.0  # factor on CPU work that ``graph`` has already
+    applied_pace: float = 1.0  # factor already applied to the CPU work of ``graph``
 
-    def tried(self, timeline: Timeline) -> _Tried:
-        return _Tried(timeline, step_ns(timeline.step_times_ns(self.clock), self.graph, self.clock))
+    def trial(self, timeline: Timeline) -> _Trial:
+        return _Trial(timeline, step_ns(timeline.step_times_ns(self.clock), self.graph, self.clock))
 
-    def run(self, cost_ns: float, pace: float) -> _Tried:
-        return self.tried(simulate(corrected(self.graph, cost_ns, pace)))
+    def run(self, cost_ns: float, pace: float) -> _Trial:
+        return self.trial(simulate(corrected(self.graph, cost_ns, pace)))
 
-    def meets(self, tried: _Tried) -> bool:
-        return abs(tried.step_ns - self.target_ns) <= MET * self.target_ns
+    def meets(self, trial: _Trial) -> bool:
+        return abs(trial.step_ns - self.target_ns) <= MET * self.target_ns
 
-    def event_cost(self, recorded: _Tried, given_ns: float | None) -> tuple[float, _Tried]:
+    def event_cost(self, recorded: _Trial, given_ns: float | None) -> tuple[float, _Trial]:
         """Return the cost of an event and the graph without it; an unmeasured cost only as far as needed."""
         if not self.graph.profiler_events.any():
             return 0.0, recorded
@@ -291,7 +291,7 @@ class _Search(Struct, frozen=True):
             without = self.run(cost_ns, 1.0)
         return cost_ns, without
 
-    def pace(self, cost_ns: float, first: _Tried) -> tuple[float, _Tried, str]:
+    def pace(self, cost_ns: float, first: _Trial) -> tuple[float, _Trial, str]:
         """Return the factor on CPU work, the graph with it, and why the target is not met, or ""."""
         if self.meets(first) or not first.step_ns:
             return 1.0, first, ""
@@ -301,41 +301,41 @@ class _Search(Struct, frozen=True):
             # Already tried: 1, which may be a bound if others shared the machine, or the bound of the previous round.
             if at in (1.0, before[0]):
                 break
-            tried = self.run(cost_ns, at)
-            if abs(tried.step_ns - self.target_ns) < abs(best[1].step_ns - self.target_ns):
-                best = at, tried
-            follows = (tried.step_ns / first.step_ns - 1) / (at - 1)
+            trial = self.run(cost_ns, at)
+            if abs(trial.step_ns - self.target_ns) < abs(best[1].step_ns - self.target_ns):
+                best = at, trial
+            follows = (trial.step_ns / first.step_ns - 1) / (at - 1)
             if follows < FOLLOWS and self.graph.has_gpu:
                 return 1.0, first, self._unexplained(first)
-            slope = (tried.step_ns - before[1].step_ns) / (at - before[0])
-            if self.meets(tried) or slope <= 0:
+            slope = (trial.step_ns - before[1].step_ns) / (at - before[0])
+            if self.meets(trial) or slope <= 0:
                 break
-            before, at = (at, tried), self.bounded(at + (self.target_ns - tried.step_ns) / slope)
-        pace, tried = best
-        if abs(tried.step_ns / self.target_ns - 1) <= MISSED:
-            return pace, tried, ""
+            before, at = (at, trial), self.bounded(at + (self.target_ns - trial.step_ns) / slope)
+        pace, trial = best
+        if abs(trial.step_ns / self.target_ns - 1) <= MISSED:
+            return pace, trial, ""
         if self.graph.has_gpu:
             return 1.0, first, self._unexplained(first)
-        return pace, tried, self._at_bound(pace, tried)
+        return pace, trial, self._at_bound(pace, trial)
 
     def bounded(self, pace: float) -> float:
-        own = self.running / self.given_pace
-        return min(max(pace, PACE_LOW * own), PACE_HIGH * own)
+        scale = self.running / self.applied_pace
+        return min(max(pace, PACE_LOW * scale), PACE_HIGH * scale)
 
-    def _unexplained(self, first: _Tried) -> str:
+    def _unexplained(self, first: _Trial) -> str:
         return (
             f"the CPU's pace does not explain why the simulated step {self._differs(first)}, because the GPU's work "
             "bounds it"
         )
 
-    def _at_bound(self, pace: float, tried: _Tried) -> str:
+    def _at_bound(self, pace: float, trial: _Trial) -> str:
         return (
-            f"with the CPU's work at {pace * self.given_pace:.2f} of its recorded time, the limit, the simulated step "
-            f"still {self._differs(tried)}"
+            f"with the CPU's work at {pace * self.applied_pace:.2f} of its recorded time, the limit, the simulated "
+            f"step still {self._differs(trial)}"
         )
 
-    def _differs(self, tried: _Tried) -> str:
-        return f"differs by {100 * (tried.step_ns / self.target_ns - 1):+z.1f} % from the one without the profiler"
+    def _differs(self, trial: _Trial) -> str:
+        return f"differs by {100 * (trial.step_ns / self.target_ns - 1):+z.1f} % from the one without the profiler"
 
 
 def corrected(graph: TaskGraph, cost_ns: float | Float64, pace: float | Float64) -> TaskGraph:

@@ -1,4 +1,4 @@
-"""Several transforms in turn (``in_order``): one graph, one schedule, and what each contributes to the gain."""
+"""The composition of transforms: their order, the one schedule, and the contribution of each to the gain."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Applied(Struct, frozen=True):
         Raises WhatifError if it found nothing to change because kernels are not recorded.
         """
         reorders = transform.schedule is not None and len(after.declined) == len(before.declined)
-        told = (before.info.memory, before.info.samples) != (after.info.memory, after.info.samples)
-        changed = not is_unchanged(before, after) or reorders or told
+        memory_or_samples = (before.info.memory, before.info.samples) != (after.info.memory, after.info.samples)
+        changed = not is_unchanged(before, after) or reorders or memory_or_samples
         if not changed:
             check_kernels_known(before, transform.name)
         return Applied(transform, changed, new_notes(before, after))
@@ -66,9 +66,9 @@ def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator
     simulated = graph.info.recorded.simulated
     names = [spec.partition(":")[0] for spec in simulated.what_ifs.split(" + ")] if simulated else []
     # Scripts named in a file are not run.
-    held = [load_transform(name) for name in names if name in built_in_names()]
+    saved = [load_transform(name) for name in names if name in built_in_names()]
     for transform in transforms:
-        late = [one.name for one in held if transform.place and in_order([one, transform])[-1] is not transform]
+        late = [prior.name for prior in saved if transform.place and in_order([prior, transform])[-1] is not transform]
         if late:
             yield (
                 f"{transform.name}: applied behind {' and '.join(late)}, which {Path(graph.info.path).name} already "
@@ -130,12 +130,12 @@ def _text(value: object) -> str:
 
 
 # Fields of a graph that have no effect on its timeline.
-_BESIDE_THE_TIMELINE = {"info", "attached", "notes", "declined"}
+_WITHOUT_EFFECT = {"info", "attached", "notes", "declined"}
 
 
 def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
     """Whether a transform kept the tasks and their dependencies; notes and metadata may differ."""
-    columns = {field.name for field in fields(TaskGraph)} - _BESIDE_THE_TIMELINE
+    columns = {field.name for field in fields(TaskGraph)} - _WITHOUT_EFFECT
     same_queue = before.info.queue_depth == after.info.queue_depth
     same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share a resource slow each other
     return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in columns)
@@ -185,12 +185,12 @@ def contributions(baseline: Baseline, transforms: Sequence[Transform], predicted
     """
     steps_ns = [baseline.step_ns]
     graph = baseline.graph
-    before: tuple[Applied, ...] = ()
+    applied: tuple[Applied, ...] = ()
     for transform in transforms[:-1]:
-        changed, this = applied_in_turn(graph, [transform])
-        before += this
-        same = is_without_effect(graph, changed, this)
-        steps_ns.append(steps_ns[-1] if same else _step_ns(baseline, changed, before))
+        changed, added = applied_in_turn(graph, [transform])
+        applied += added
+        same = is_without_effect(graph, changed, added)
+        steps_ns.append(steps_ns[-1] if same else _step_ns(baseline, changed, applied))
         graph = changed
     steps_ns.append(predicted_ns)
     parts = []

@@ -11,10 +11,10 @@ from whatif.simulation.breakdown import Breakdown
 from whatif.simulation.steps import CLOCK_NOUNS
 from whatif.simulation.timeline import Timeline
 
-# Steps whose mean exceeds their median by more than this factor are not one kind of step; for predicted ones in either
-# direction, and also relative to the recorded ones.
+# If the mean of the steps exceeds their median by more than this factor, the steps differ in kind. Predicted steps: in
+# either direction, and also relative to the recorded ones.
 UNEVEN_STEPS = 1.1
-# A GPU busy for a smaller share of the step waits for the CPU, whatever a transform changed.
+# A GPU busy for a smaller share of the step waits for the CPU, with any transform.
 HOST_BOUND_PCT = 50.0
 # A change below this is within the replay error.
 NOTHING_PCT = 1.0
@@ -47,7 +47,7 @@ def doubts_of(baseline: Baseline, timeline: Timeline) -> tuple[str, ...]:
 
 
 def why_nothing_changes(baseline: Baseline, predicted_ms: float, after: Breakdown) -> str:
-    """Return why a step with the parts ``after`` is hardly shorter than the baseline's; "" if it is."""
+    """Return why a step with the parts ``after`` is hardly shorter than the baseline's, if known; else ""."""
     before, baseline_ms = baseline.breakdown, baseline.step_ms
     gain_pct = 100.0 * (1 - predicted_ms / baseline_ms) if baseline_ms else 0.0
     if not baseline.graph.has_gpu or gain_pct >= NOTHING_PCT or not baseline_ms:

@@ -51,7 +51,7 @@ def plug_ins() -> list[PlugIn]:
 
 
 def find_plug_in(name: str) -> PlugIn | None:
-    """Return the one plug-in of that name, None without one. Raises WhatifError if several packages offer it."""
+    """Return the plug-in of the given name, or None. Raises WhatifError if several packages offer it."""
     found = [plug_in for plug_in in plug_ins() if plug_in.name == name]
     if len(found) > 1:
         packages = " and ".join(repr(plug_in.package) for plug_in in found)

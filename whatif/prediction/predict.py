@@ -126,7 +126,7 @@ class Prediction:
 
     @property
     def verdict(self) -> str:
-        """Return why little or nothing changes; "" if much does."""
+        """The reason why the step hardly gets shorter, if known; else ""."""
         return why_nothing_changes(self.baseline, self.predicted_ms, self.breakdown)
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,10 +188,9 @@ def apply(
 ) -> Prediction:
     """Return the prediction for a graph, or for the trace in a file, under transforms, in ``in_order``.
 
-    ``graph`` is also what ``read_ranks`` returns. A transform is a name with options as text, the path of a script, a
-    loaded ``Transform`` or a function from graph to graph. ``clock`` and
-    ``calibrated`` are those of ``Baseline.of``, for a graph that is no baseline yet. Raises WhatifError if a script
-    fails its checks or breaks the graph, or if two of them override the schedule.
+    ``graph`` may also be the result of ``read_ranks``. A transform is a name with options as text, a script's path, a
+    ``Transform`` or a function from graph to graph. ``clock`` and ``calibrated``, as in ``Baseline.of``, do not apply
+    to a baseline. Raises WhatifError if a script fails its checks or breaks the graph, or if two override the schedule.
     """
     baseline = graph if isinstance(graph, Baseline) else Baseline.of(_as_graph(graph), clock, calibrated=calibrated)
     loaded = tuple(_as_transform(t) for t in transforms)

@@ -23,8 +23,8 @@ RUN_TO_RUN, RUN_TO_RUN_WORKERS = 0.05, 0.07
 # Assumed: no two runs of one program on a GPU are available. Recordings of two versions of modded-nanogpt that should
 # take equally long differ by 0.9 %.
 RUN_TO_RUN_GPU = 0.02
-# Chosen on the pairs of the lab, not left out when they are scored: the share of a collective's upper end, which is
-# NCCL's beside other kernels of its GPU (Daydream, figure 9), that applies to gloo beside a CPU's work.
+# The upper end of a collective is NCCL's next to other kernels on its GPU (Daydream, figure 9). This share of it is
+# gloo's next to CPU work; chosen on the lab's pairs, which are not left out when they are scored.
 GLOO_SLOWED = 0.15
 # A model of a GPU's kernels has errors by family, products in one direction and layer norms in the other (the
 # pairs of docs/device.md): this share of a kernel's bound is the same error for all of them. Chosen on those pairs.
@@ -43,11 +43,11 @@ def simulated_at(graph: TaskGraph) -> TaskGraph:
     """Return the graph whose bounds are simulated: collectives on a CPU have a separate upper end."""
     if graph.has_gpu:
         return graph
-    sent = (graph.kind == TaskKind.COMMUNICATION) & (sources(graph) == Source.PAPER)
-    if not sent.any():
+    collectives = (graph.kind == TaskKind.COMMUNICATION) & (sources(graph) == Source.PAPER)
+    if not collectives.any():
         return graph
     more_ns = np.rint(GLOO_SLOWED * (graph.high_ns - graph.duration_ns)).astype(np.int64)
-    return graph.replace(high_ns=np.where(sent, graph.duration_ns + more_ns, graph.high_ns))
+    return graph.replace(high_ns=np.where(collectives, graph.duration_ns + more_ns, graph.high_ns))
 
 
 def error_sums(graph: TaskGraph) -> Float64:
@@ -70,15 +70,15 @@ def error_sums(graph: TaskGraph) -> Float64:
     return np.concatenate([*columns, [float(graph.duration_ns[counted].sum())]])[None, :]
 
 
-def _by_family(graph: TaskGraph, wide_ns: Int64, share: float) -> list[Float64]:
-    """One chain estimates all kernels: its error on one kernel of a family applies to all of them."""
+def _by_family(graph: TaskGraph, width_ns: Int64, share: float) -> list[Float64]:
+    """Sum widths by family: one chain of estimators has the same error on all kernels of a family."""
     group = np.where(graph.on_gpu.mask, graph.family.astype(np.int64) + 1, 0)
-    together = np.bincount(group, weights=wide_ns.astype(np.float64), minlength=len(KernelFamily) + 1)
-    return [np.array([wide_ns.sum()], dtype=np.float64), np.asarray(share * together, dtype=np.float64)]
+    by_family = np.bincount(group, weights=width_ns.astype(np.float64), minlength=len(KernelFamily) + 1)
+    return [np.array([width_ns.sum()], dtype=np.float64), np.asarray(share * by_family, dtype=np.float64)]
 
 
 def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]:
-    """Most durations are as recorded: their sum is that of all less that of the others."""
+    """Sum widths by source, operator and family; the sum of recorded tasks is the total less all others."""
     rows, source = int(graph.measured.max(initial=-1)) + 1, sources(graph)
     waits = graph.kind == TaskKind.WAIT
     others = np.flatnonzero((source != Source.RECORDED) | waits)
@@ -90,21 +90,21 @@ def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]
     family = graph.family[others[modelled]] + 1  # no family is -1
     columns = []
     for least_ns, most_ns in ends_ns:
-        of_others_ns, all_ns = most_ns[others] - least_ns[others], int(most_ns.sum()) - int(least_ns.sum())
-        wide_ns = of_others_ns.astype(np.float64)
-        alone = measured[wide_ns[measured] > 0]
-        tasks = others[alone]
+        others_ns, total_ns = most_ns[others] - least_ns[others], int(most_ns.sum()) - int(least_ns.sum())
+        width_ns = others_ns.astype(np.float64)
+        uncertain = measured[width_ns[measured] > 0]
+        tasks = others[uncertain]
         # Caches affect all operators measured alone in the same way; the rest is each measurement's noise.
-        own_ns = np.maximum(wide_ns[alone] - CONTEXT_SPREAD * graph.duration_ns[tasks], 0)
+        noise_ns = np.maximum(width_ns[uncertain] - CONTEXT_SPREAD * graph.duration_ns[tasks], 0)
         operator = np.where(graph.measured[tasks] >= 0, graph.measured[tasks], rows + graph.name[tasks])
-        together = np.bincount(group, weights=wide_ns, minlength=2 * len(Source))
-        together[Source.RECORDED] = all_ns - int(of_others_ns.sum())
-        together[Source.MEASURED] -= own_ns.sum()
-        own = np.bincount(operator, weights=own_ns, minlength=rows + len(graph.names))
-        apart_ns = (1 - SHARED_BY_FAMILIES) * wide_ns[modelled]
-        together -= np.bincount(group[modelled], weights=apart_ns, minlength=len(together))
-        by_family = np.bincount(family, weights=apart_ns, minlength=len(KernelFamily) + 1)
-        columns += [np.array([float(all_ns)]), together, own, by_family]
+        by_source = np.bincount(group, weights=width_ns, minlength=2 * len(Source))
+        by_source[Source.RECORDED] = total_ns - int(others_ns.sum())
+        by_source[Source.MEASURED] -= noise_ns.sum()
+        by_operator = np.bincount(operator, weights=noise_ns, minlength=rows + len(graph.names))
+        independent_ns = (1 - SHARED_BY_FAMILIES) * width_ns[modelled]
+        by_source -= np.bincount(group[modelled], weights=independent_ns, minlength=len(by_source))
+        by_family = np.bincount(family, weights=independent_ns, minlength=len(KernelFamily) + 1)
+        columns += [np.array([float(total_ns)]), by_source, by_operator, by_family]
     return columns
 
 
@@ -143,5 +143,5 @@ def spread_of_steps(times_ns: tuple[int, ...]) -> tuple[float, float]:
     if len(times_ns) < 2 or not np.median(times_ns) > 0:
         return 0.0, 0.0
     q25, median, q75 = quartiles(times_ns)
-    by = (STEPS_OF_A_MEDIAN / min(len(times_ns), STEPS_OF_A_MEDIAN)) ** 0.5
-    return by * (1 - q25 / median), by * (q75 / median - 1)
+    scale = (STEPS_OF_A_MEDIAN / min(len(times_ns), STEPS_OF_A_MEDIAN)) ** 0.5
+    return scale * (1 - q25 / median), scale * (q75 / median - 1)

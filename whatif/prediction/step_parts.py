@@ -18,7 +18,7 @@ from whatif.prediction.untraced import Untraced
 # The recorder's names; its `outside` still includes `loading`.
 OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "backward", "update", "loading")
 _FORWARD, _UPDATE = 0, 1
-# The part between two such marks, by which one ended and which one begins next.
+# The part of tasks between two of these, by the one before (row) and the one after (column).
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
 # Our choice: if the warm-up steps differ more from the untraced one, their parts do not give its shares.
 AGREES = 0.5
@@ -41,8 +41,8 @@ def part_times(
     Paces lie from ``least`` to ``most``. None if the recording lacks the parts, or they are not those of a step on one
     CPU thread.
     """
-    told = graph.info.recorded.warmup_parts_ms
-    if untraced.clock != "cpu" or set(told) | {LOADING} != set(PARTS) or not graph.info.n_steps:
+    parts_ms = graph.info.recorded.warmup_parts_ms
+    if untraced.clock != "cpu" or set(parts_ms) | {LOADING} != set(PARTS) or not graph.info.n_steps:
         return None
     part = _parts(graph)
     if part is None:
@@ -50,25 +50,27 @@ def part_times(
     first, last = graph.info.steady
     counted = (graph.step >= first) & (graph.step < last)
     loading = (part == PARTS.index(OUTSIDE)) & (graph.phase == Phase.DATA)
-    loading_ms = told.get(LOADING, 0.0)
-    if not loading_ms < told[OUTSIDE] or not (loading & counted).any():
+    loading_ms = parts_ms.get(LOADING, 0.0)
+    if not loading_ms < parts_ms[OUTSIDE] or not (loading & counted).any():
         loading_ms = 0.0
     if loading_ms:
         part[loading] = PARTS.index(LOADING)
-    target_ns = 1e6 * np.array([told[OUTSIDE] - loading_ms, told[FORWARD], told[BACKWARD], told[UPDATE], loading_ms])
+    target_ns = 1e6 * np.array(
+        [parts_ms[OUTSIDE] - loading_ms, parts_ms[FORWARD], parts_ms[BACKWARD], parts_ms[UPDATE], loading_ms]
+    )
     if not abs(target_ns.sum() / untraced.median_ns - 1) <= AGREES:
         return None
     target_ns *= untraced.median_ns / target_ns.sum()
     place = (graph.step[counted].astype(np.int64) - first) * len(PARTS) + part[counted]
 
-    def a_step(amount: Float64) -> Float64:
+    def per_step(amount: Float64) -> Float64:
         sums = np.bincount(place, weights=amount[counted], minlength=(last - first) * len(PARTS))
         return np.asarray(np.median(sums.reshape(-1, len(PARTS)), axis=0), dtype=np.float64)
 
     time_ns, events = graph.duration_ns.astype(np.float64), graph.profiler_events.astype(np.float64)
-    n_events = a_step(events)
-    cost_ns = np.clip((a_step(time_ns) - target_ns) / np.maximum(n_events, 1), 0, event_cost_ns)
-    left_ns = a_step(np.maximum(time_ns - cost_ns[part] * events, 0))
+    n_events = per_step(events)
+    cost_ns = np.clip((per_step(time_ns) - target_ns) / np.maximum(n_events, 1), 0, event_cost_ns)
+    left_ns = per_step(np.maximum(time_ns - cost_ns[part] * events, 0))
     pace = np.clip(target_ns / np.maximum(left_ns, 1), least, most)
     return PartTimes(
         cost_ns[part],
@@ -91,7 +93,7 @@ def _parts(graph: TaskGraph) -> Int64 | None:
     at = np.arange(len(order))
     before = np.maximum.accumulate(np.where(known >= 0, at, -1))
     after = np.minimum.accumulate(np.where(known >= 0, at, len(order))[::-1])[::-1]
-    # A step is cut at both ends: a forward pass follows an update.
+    # The recording may begin and end inside a step; the two alternate.
     first, last = known[after[0]], known[before[-1]]
     ended = np.where(before >= 0, known[before], 1 - first)
     begins = np.where(after < len(order), known[np.minimum(after, len(order) - 1)], 1 - last)

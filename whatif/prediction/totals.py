@@ -25,7 +25,7 @@ class Totals(Struct, frozen=True):
 
     @property
     def device_s(self) -> float:
-        """Paid device seconds: the step's on every device."""
+        """Paid device seconds: the step's time on every device."""
         return self.step_s * self.devices
 
     @property

@@ -69,7 +69,7 @@ PLACE, PLACES = "PLACE", (
     "sharing",  # of the device and the links
     "host",  # the host, which also runs what others add
 )  # fmt: skip
-# These see all workers' work, but look into passes, which are one task each after this axis.
+# These apply to the work of all workers, but need the operators of a pass: it is one task once this axis is applied.
 LATE, WHOLE = ("launches", "loading"), "pipeline"
 
 # A script that sets this sees all ranks of a graph at once; any other gets one rank after the other.
@@ -107,22 +107,22 @@ class Transform:
 
         Raises WhatifError if the script names another axis.
         """
-        told = self._script.get(AXIS)
-        if told is not None and told not in AXES:
-            raise WhatifError(f"transform {self.name!r}: expected AXIS to be one of {', '.join(AXES)}, got {told!r}.")
-        return -1 if told is None else AXES.index(told)
+        axis = self._script.get(AXIS)
+        if axis is not None and axis not in AXES:
+            raise WhatifError(f"transform {self.name!r}: expected AXIS to be one of {', '.join(AXES)}, got {axis!r}.")
+        return -1 if axis is None else AXES.index(axis)
 
     @property
     def place(self) -> str | None:
         """The script's place among ``PLACES``, if it has one. Raises WhatifError if a file names another."""
-        told = self._script.get(PLACE)
-        if told not in PLACES:
-            if told is not None and self.source:
+        place = self._script.get(PLACE)
+        if place not in PLACES:
+            if place is not None and self.source:
                 raise WhatifError(
-                    f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {told!r}."
+                    f"transform {self.name!r}: expected PLACE to be one of {', '.join(PLACES)}, got {place!r}."
                 )
-            told = None  # in a notebook the name may mean something else
-        return AXES[self.axis] if told is None and self.axis >= 0 else told
+            place = None  # in a notebook the name may mean something else
+        return AXES[self.axis] if place is None and self.axis >= 0 else place
 
     @property
     def _script(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Transform:
         from whatif.graph.task_graph import TaskGraph
 
         try:
-            result = self._called(graph)
+            result = self._run(graph)
         except WhatifError:
             raise
         except (Exception, SystemExit) as error:
@@ -163,29 +163,29 @@ class Transform:
             )
         return result
 
-    def _called(self, graph: TaskGraph) -> TaskGraph:
-        """The function's graph; each of several ranks is transformed separately, as scripts are written for one."""
-        told = self._script
-        built_in = told.get("__name__", "").startswith(BUILT_IN_PACKAGE)
-        if built_in and self.axis < AXES.index("pipeline") and not told.get(WHOLE_PASSES):
+    def _run(self, graph: TaskGraph) -> TaskGraph:
+        """Call the function, once for each rank if there are several: scripts are written for one."""
+        script = self._script
+        built_in = script.get("__name__", "").startswith(BUILT_IN_PACKAGE)
+        if built_in and self.axis < AXES.index("pipeline") and not script.get(WHOLE_PASSES):
             _check_operators(graph, self.name)
-        if not graph.info.ranks or told.get(ACROSS_RANKS):
+        if not graph.info.ranks or script.get(ACROSS_RANKS):
             return self.function(graph, **self.options)
         from whatif.ingest.ranks.merge import rank_by_rank
 
-        return rank_by_rank(graph, lambda one: self.function(one, **self.options))
+        return rank_by_rank(graph, lambda rank: self.function(rank, **self.options))
 
 
 def _check_operators(graph: TaskGraph, name: str) -> None:
     """Raise WhatifError if each pass of the steps is one task; the what-if ``name`` needs their operators."""
     from whatif.graph.types import Change
 
-    made = {Change.IN_STAGES: "pipeline", Change.ON_SEVERAL_PROCESSORS: "dts"}
+    maker = {Change.IN_STAGES: "pipeline", Change.ON_SEVERAL_PROCESSORS: "dts"}
     for change in graph.info.changes:
-        if change in made:
+        if change in maker:
             raise WhatifError(
-                f"{name}: expected steps of operators and kernels, got those that {made[change]} made, in which each "
-                f"pass is one task; name {name} before {made[change]}."
+                f"{name}: expected steps of operators and kernels, got those that {maker[change]} made, in which each "
+                f"pass is one task; name {name} before {maker[change]}."
             )
 
 

@@ -66,7 +66,7 @@ class Trust(Struct, frozen=True):
         return f"{path}: {worst.sentence}; {worst.remedy}, or answer anyway with --force."
 
     def __str__(self) -> str:
-        """Return the value in one sentence."""
+        """Return the verdict in one sentence."""
         worst = self.worst
         if worst is None:
             return f"No problems found in the checks below: {self.meets}."
@@ -76,7 +76,7 @@ class Trust(Struct, frozen=True):
         return f"{start}: {worst.sentence}{more}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value as a JSON object."""
+        """Return the verdict as a JSON object."""
         return {
             "level": self.level,
             "sentence": str(self),
@@ -95,7 +95,7 @@ class Trust(Struct, frozen=True):
 
     @staticmethod
     def together(trusts: Sequence[Trust], names: Sequence[str]) -> Trust:
-        """Return the value of an answer from several recordings; ``names`` are the recordings' names in findings."""
+        """Return the trust in an answer from several recordings; ``names`` are the recordings' names in findings."""
         found = [
             replace(finding, sentence=f"{name}: {finding.sentence}")
             for name, trust in zip(names, trusts, strict=True)
@@ -137,13 +137,13 @@ def trust_of(baseline: Baseline) -> Trust:
 def _profiler(baseline: Baseline) -> list[Finding]:
     """Findings that the replay cannot show, as it reproduces the recording, not the program without the profiler."""
     info, calibration = baseline.graph.info, baseline.calibration
-    told, severity = "", Severity.NOTE  # a correction that ranges include
+    remark, severity = "", Severity.NOTE  # a correction that ranges include
     if calibration and calibration.met:
         if not 1 / DOUBTFUL_PACE <= calibration.own_pace <= DOUBTFUL_PACE:
             aside = ", beside what other programs took" if calibration.own_pace != calibration.pace else ""
-            told = f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}{aside}"
+            remark = f"to match the step without the profiler, CPU work is scaled by {calibration.own_pace:.2f}{aside}"
     elif info.untraced_step_ns and baseline.clock != "span":
         times = baseline.measured_ns / info.untraced_step_ns
         if times > DOUBTFUL_SLOWDOWN:
-            told, severity = f"the profiler made the step {times:.1f} times as long", Severity.DOUBT
-    return [Finding(PROFILER, severity, 1, told, "record with fewer options of the profiler")] if told else []
+            remark, severity = f"the profiler made the step {times:.1f} times as long", Severity.DOUBT
+    return [Finding(PROFILER, severity, 1, remark, "record with fewer options of the profiler")] if remark else []

@@ -1,4 +1,4 @@
-"""Work that a what-if adds and no task waits for: the time of a step that ends before it excludes it."""
+"""Added work that no task waits for and that still runs when its step ends: the step's time excludes it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _is_waited_for(timeline: Timeline, clock: str) -> Bool:
     waited: Bool = graph.start_ns >= 0
     if clock != "span":
         waited[edge_tasks(graph, clock)[0]] = True  # a what-if may replace all recorded tasks
-    # A task waits for the one that ran before it on its thread, whatever chose the order.
+    # A task waits for the one that ran before it on its thread, even if a schedule chose the order.
     order, derived = np.lexsort((np.arange(len(graph)), timeline.start_ns, graph.thread)), graph.derived
-    behind = graph.thread[order[1:]] == graph.thread[order[:-1]]
-    source = np.concatenate([graph.dependencies.source, derived.source, order[:-1][behind]])
-    target = np.concatenate([graph.dependencies.target, derived.target, order[1:][behind]])
+    same_thread = graph.thread[order[1:]] == graph.thread[order[:-1]]
+    source = np.concatenate([graph.dependencies.source, derived.source, order[:-1][same_thread]])
+    target = np.concatenate([graph.dependencies.target, derived.target, order[1:][same_thread]])
     of_added = ~waited[source]
     source, target = source[of_added], target[of_added]
     while len(reached := source[waited[target] & ~waited[source]]):

@@ -18,8 +18,8 @@ IMPLAUSIBLE = 10.0
 class Untraced(Struct, frozen=True):
     """The step without the profiler, ns: median and quartiles, by the ``wall`` or the ``cpu`` clock.
 
-    ``running`` is the share of the recorded steps in which the CPU clock ran on: in the rest other programs had the
-    core. 1 for the wall clock, and if the recording does not contain it.
+    ``running`` is the share of the recorded steps' wall time in which the CPU clock advanced; in the rest other
+    programs had the core. 1 for the wall clock, and if the recording does not contain it.
     """
 
     median_ns: float
@@ -80,11 +80,11 @@ def _running(recorded: Recorded) -> float:
     return min(cpu.median_ns / wall.median_ns, 1.0) if cpu and wall else 1.0
 
 
-def _quartiles(told: StepTimes | None, clock: str) -> Untraced | None:
+def _quartiles(times: StepTimes | None, clock: str) -> Untraced | None:
     """A summary of the recorder's times; None if its median is invalid."""
-    if told is None or told.median_ms is None:
+    if times is None or times.median_ms is None:
         return None
-    median_ms, q25_ms, q75_ms = told.median_ms, told.q25_ms, told.q75_ms
+    median_ms, q25_ms, q75_ms = times.median_ms, times.q25_ms, times.q75_ms
     if q25_ms is None or q75_ms is None or not q25_ms <= median_ms <= q75_ms <= 2 * median_ms:
         q25_ms = q75_ms = median_ms
     return Untraced(median_ms * 1e6, q25_ms * 1e6, q75_ms * 1e6, clock)

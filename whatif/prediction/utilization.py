@@ -1,4 +1,4 @@
-"""The share of a GPU's peak that a step's products use: MFU and HFU, defined alike for recordings and predictions.
+"""The share of a GPU's peak that a step's products use: MFU and HFU, of recordings and predictions alike.
 
 Source: Chowdhery et al., "PaLM" (2022), appendix B: MFU counts the model's FLOPs once, HFU those of recomputed forward
 passes too.
@@ -20,8 +20,8 @@ CONVENTION = (
     "skips what the mask hides, else in full (eager); MFU excludes recomputation; rates above the peak (Winograd, FFT) "
     "count as the peak"
 )
-# Recomputing every activation repeats the forward pass once; gradients of gradients build twice that. The middle.
-_MOST_AGAIN = 1.5
+# Recomputation repeats at most one forward pass; gradients of gradients build a graph of two. Midway between both.
+_MOST_RECOMPUTED = 1.5
 
 
 class Utilization(Struct, frozen=True):
@@ -41,16 +41,16 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
     """Return the use of ``gpu`` in the steady steps of a graph, each of which takes ``step_ns`` by ``clock``."""
     chosen, n_steps = counted(graph, clock)
     flops = np.where(chosen & (graph.flops > 0), graph.flops, 0).astype(np.float64)
-    again = graph.recomputed
-    built_twice = bool(flops[again].sum() > _MOST_AGAIN * flops[graph.phase == Phase.FORWARD].sum())
+    recomputed = graph.recomputed
+    built_twice = bool(flops[recomputed].sum() > _MOST_RECOMPUTED * flops[graph.phase == Phase.FORWARD].sum())
     if built_twice:
-        again = np.zeros(len(graph), dtype=np.bool_)
+        recomputed = np.zeros(len(graph), dtype=np.bool_)
     mfu_pct = hfu_pct = None
     if gpu is not None and step_ns > 0 and graph.has_gpu and flops.sum() > 0:
         ns = np.minimum(at_peak(graph, gpu, flops)[0], graph.duration_ns)
-        own_ns, again_ns = (float(ns[which].sum()) / n_steps for which in (~again, again))
-        mfu_pct, hfu_pct = 100 * own_ns / step_ns, 100 * (own_ns + again_ns) / step_ns
-    tflop = [float(flops[which].sum()) / n_steps / 1e12 for which in (~again, again)]
+        model_ns, recomputed_ns = (float(ns[tasks].sum()) / n_steps for tasks in (~recomputed, recomputed))
+        mfu_pct, hfu_pct = 100 * model_ns / step_ns, 100 * (model_ns + recomputed_ns) / step_ns
+    tflop = [float(flops[tasks].sum()) / n_steps / 1e12 for tasks in (~recomputed, recomputed)]
     return Utilization(tflop[0], tflop[1], mfu_pct, hfu_pct, built_twice)
 
 
@@ -74,10 +74,10 @@ def at_peak(graph: TaskGraph, gpu: Gpu, flops: Float64) -> tuple[Float64, Array]
     Formats are positions in ``RATE_DTYPES``. fp32 work faster than the fp32 peak counts as TF32.
     """
     peaks = np.array([gpu.matrix_tflops(name) for name in RATE_DTYPES]) * 1e3  # 1 TFLOP/s is 1,000 FLOPs/ns
-    form = graph.dtype.astype(np.int64)
+    dtypes = graph.dtype.astype(np.int64)
     fp32, tf32 = DTYPES.index("fp32"), DTYPES.index("tf32")
-    single = (form == fp32) | (form == 0)
+    single = (dtypes == fp32) | (dtypes == 0)
     if gpu.tf32_by_default:
-        form = np.where(single & (graph.family == KernelFamily.CONVOLUTION), tf32, form)
-        form = np.where(single & (flops > peaks[fp32] * graph.duration_ns), tf32, form)
-    return flops / peaks[form], form
+        dtypes = np.where(single & (graph.family == KernelFamily.CONVOLUTION), tf32, dtypes)
+        dtypes = np.where(single & (flops > peaks[fp32] * graph.duration_ns), tf32, dtypes)
+    return flops / peaks[dtypes], dtypes
