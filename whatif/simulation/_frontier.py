@@ -49,18 +49,18 @@ class Threads:
     free_order: cython.const[cython.uchar][::1]  # threads whose order is chosen
     ready_ns: cython.longlong[::1]  # of each task
     free_ns: cython.longlong[::1]  # of each thread
-    task_on: cython.int[::1]  # that runs on each thread and shares something; -1 for none
+    task_on: cython.int[::1]  # the running task of each thread that shares a resource; -1 for none
     event_ns: cython.longlong[::1]  # of that task
     winner: cython.int[::1]
     leaves: cython.Py_ssize_t
     thread: cython.const[cython.int][::1]  # of each task
-    missing: cython.int[::1]  # how much each task waits for
+    missing: cython.int[::1]  # number of unmet dependencies of each task
     shares: cython.bint
-    row: cython.const[cython.int][::1]  # of each task in what says what tasks use; empty where nothing is shared
-    device: cython.const[cython.int][::1]  # by that row what is shared, 0 for nothing
+    row: cython.const[cython.int][::1]  # each task's row in the columns of uses; empty if nothing is shared
+    device: cython.const[cython.int][::1]  # the shared device of that row; 0 for none
     link: cython.const[cython.int][::1]
-    at_once: cython.bint  # whether a task of an ordered thread that shares nothing runs once what it waits for has run
-    alone: cython.int[::1]  # those of them that are ready
+    at_once: cython.bint  # whether tasks of ordered threads that share nothing run as soon as their predecessors have
+    alone: cython.int[::1]  # the ready ones of these tasks
     n_alone: cython.Py_ssize_t
 
     def __init__(
@@ -350,9 +350,9 @@ class Sharing:
     link_share: cython.const[cython.double][::1]
     head: cython.int[::1]
     behind: cython.int[::1]
-    leading: cython.int[::1]  # whether the running task of a thread has not come to use anything yet
+    leading: cython.int[::1]  # whether a thread's running task does not use its resources yet
     left: cython.double[::1]  # of the running task, ns
-    since_ns: cython.longlong[::1]  # until when ``left`` has been reckoned
+    since_ns: cython.longlong[::1]  # the time up to which ``left`` is computed
     rate: cython.double[::1]
     at_device: cython.double[::1]
     at_link: cython.double[::1]
@@ -608,7 +608,7 @@ def simulate(
                     threads.meet(following[task], 0, t)
                 for row in range(offsets[task], offsets[task + 1]):
                     threads.meet(targets[row], (start_ns if anchors[row] == 1 else end_ns) + lags_ns[row], t)
-                if threads.has_event(t):  # a thread that had none, and has none, plays no part
+                if threads.has_event(t):  # without an event before and after, it is not in the tournament
                     threads.climb(t)
             t = threads.winner[1]
             if t < 0:

@@ -365,7 +365,7 @@ def sweep_scenarios(
             if delay != 0.0 or slope != 0.0:
                 _delay(free, t, delay)
         for t in range(len(thread_lag_ns)):
-            if thread_lag_ns[t] == 0:  # where the thread is free its last task has ended
+            if thread_lag_ns[t] == 0:  # the thread is free when its last task ends
                 _keep_most(makespan, 0, free, t)
 
 
@@ -374,7 +374,7 @@ def sweep_scenarios(
 @cython.inline
 @cython.exceptval(check=False)
 def _rounded(value: cython.double) -> cython.double:
-    """To a whole number, halves to even: what is below 2^52 has no place for a fraction above it."""
+    """Round to a whole number, halves to even: doubles of 2^52 and more have no fraction."""
     return (value + 4503599627370496.0) - 4503599627370496.0 if value < 4503599627370496.0 else value
 
 
@@ -399,7 +399,7 @@ def sweep_groups(
     seen_start: cython.double[:, ::1],
     seen_end: cython.double[:, ::1],
 ) -> None:
-    """Sweep the scenarios (group, factor) of ``n_groups`` groups from ``first`` on: times in that one are scaled.
+    """Sweep the scenarios (group, factor) of ``n_groups`` groups from ``first`` on; each scales its group's durations.
 
     ``groups`` has shape (n_columns, n_tasks): a task is in one group of each column, -1 for none. Factors are at most
     1. ``rows`` and ``watched`` are those of ``sweep_scenarios``, ``ends`` and ``free`` scratch as there. Results are
@@ -432,7 +432,7 @@ def sweep_groups(
                 # Only ends are kept: a start is the end less the duration.
                 source, lasted = rows[point], duration_ns[point]
                 _reach(free, t, ends, source, lag - lasted)
-                # Where the source is scaled it started later than that, for no factor is above 1.
+                # If the source is scaled, it starts later than that: factors are at most 1.
                 for column in range(n_columns):
                     group = groups[column, point] - first
                     if 0 <= group < n_groups:

@@ -37,31 +37,31 @@ def simulate_groups(
     nanosecond. If a thread's order is free, the scenarios are simulated one by one. Raises WhatifError on a factor
     out of range.
     """
-    parts = np.asarray(factors, dtype=np.float64)
-    if not np.all((parts >= 0) & (parts <= 1)):
-        raise WhatifError(f"simulate_groups: expected factors from 0 to 1, got {parts.tolist()}.")
+    scales = np.asarray(factors, dtype=np.float64)
+    if not np.all((scales >= 0) & (scales <= 1)):
+        raise WhatifError(f"simulate_groups: expected factors from 0 to 1, got {scales.tolist()}.")
     if not in_fixed_order(graph):
-        return _one_by_one(graph, groups, n_groups, parts, observed, counted)
+        return _one_by_one(graph, groups, n_groups, scales, observed, counted)
     (offsets, points, lags_ns), thread_lag_ns = graph.incoming, graph.thread_lag_ns
     rows, n_rows = live_rows(graph)
     distinct, place = np.unique(observed, return_inverse=True)
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
-    result = _nothing_yet(observed, n_groups, len(parts))
-    at_once = max(BLOCK // max(len(parts), 1), 1)
-    for first in range(0, n_groups, at_once):
-        many = min(at_once, n_groups - first)
+    result = _empty_times(observed, n_groups, len(scales))
+    block_size = max(BLOCK // max(len(scales), 1), 1)
+    for first in range(0, n_groups, block_size):
+        n_block = min(block_size, n_groups - first)
         ends, free, begin, until, seen_start, seen_end = (
-            np.zeros((height, many * len(parts)))
+            np.zeros((height, n_block * len(scales)))
             for height in (n_rows, len(graph.threads), 1, 1, len(distinct), len(distinct))
         )
         begin[:] = np.inf
         sweeps.sweep_groups(
-            graph.thread, graph.duration_ns, np.ascontiguousarray(groups, dtype=np.int32), first, many, parts,
+            graph.thread, graph.duration_ns, np.ascontiguousarray(groups, dtype=np.int32), first, n_block, scales,
             offsets, points, lags_ns, thread_lag_ns, rows, watched, counted.view(np.uint8), ends, free, begin, until,
             seen_start, seen_end,
         )  # fmt: skip
-        block, shape = slice(first, first + many), (many, len(parts))
+        block, shape = slice(first, first + n_block), (n_block, len(scales))
         result.start_ns[:, block] = seen_start.reshape(-1, *shape)[place]
         result.end_ns[:, block] = seen_end.reshape(-1, *shape)[place]
         result.begin_ns[block], result.until_ns[block] = begin.reshape(shape), until.reshape(shape)
@@ -71,7 +71,7 @@ def simulate_groups(
 def _one_by_one(
     graph: TaskGraph, groups: Int32, n_groups: int, factors: Array, observed: Int64, counted: Bool
 ) -> GroupTimes:
-    result = _nothing_yet(observed, n_groups, len(factors))
+    result = _empty_times(observed, n_groups, len(factors))
     for group in range(n_groups):
         scaled = (groups == group).any(axis=0)
         for place, factor in enumerate(factors.tolist()):
@@ -84,7 +84,7 @@ def _one_by_one(
     return result
 
 
-def _nothing_yet(observed: Int64, n_groups: int, n_factors: int) -> GroupTimes:
+def _empty_times(observed: Int64, n_groups: int, n_factors: int) -> GroupTimes:
     start_ns, end_ns = (np.zeros((len(observed), n_groups, n_factors)) for _ in range(2))
     begin_ns, until_ns = (np.zeros((n_groups, n_factors)) for _ in range(2))
     return GroupTimes(start_ns, end_ns, begin_ns, until_ns)

@@ -19,7 +19,7 @@ def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
 
 
 def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Return the interval that holds each time, -1 for none, shape (n,); sorted by start, the later ends no earlier."""
+    """Return the interval that contains each time, shape (n,), -1 for none; starts and ends are ascending."""
     if not len(start_ns):
         return np.full(len(time_ns), -1, dtype=np.int64)
     at = places(start_ns, time_ns, side="right") - 1

@@ -87,7 +87,7 @@ class _Running:
 
     def __init__(self, task: int, event_ns: int) -> None:
         self.task, self.event_ns = task, event_ns
-        self.leading = True  # it has not come to use anything yet
+        self.leading = True  # it does not use its resources yet
         self.left, self.rate, self.since_ns = 0.0, 1.0, 0
         self.at_device = self.at_link = 1.0
 
@@ -126,47 +126,47 @@ class _Shared:
 
     def next_event(self) -> _Running | None:
         """Return the running task that has the earliest end (or end of its lead), ties by id."""
-        return min(self.running.values(), key=lambda one: (one.event_ns, one.task)) if self.running else None
+        return min(self.running.values(), key=lambda active: (active.event_ns, active.task)) if self.running else None
 
-    def join(self, one: _Running, now_ns: int, left: float) -> None:
+    def join(self, active: _Running, now_ns: int, left: float) -> None:
         """Let a task use its resources from now on, with ``left`` of its work remaining."""
-        one.leading, one.left, one.since_ns, one.event_ns = False, left, now_ns, now_ns + round(left)
-        task = one.task
-        self.occupies(task, one.event_ns)
+        active.leading, active.left, active.since_ns, active.event_ns = False, left, now_ns, now_ns + round(left)
+        task = active.task
+        self.busy_until(task, active.event_ns)
         if self.device[task]:
             self._enter(self._devices, self.device[task], User(*self._user[task]), now_ns)
         if self.link[task]:
             user = User(self._link_share[task], task, 0.0, _SHARES, 0.0)
             self._enter(self._links, self.link[task], user, now_ns)
 
-    def occupies(self, task: int, end_ns: int) -> None:
-        """Give the schedule the time at which a running task's thread is free at present rates: not before its end."""
+    def busy_until(self, task: int, end_ns: int) -> None:
+        """Show the schedule that a running task's thread is busy until its end at present rates."""
         t = self._thread[task]
         self._free_ns[t] = end_ns + self._lag_ns[t]
 
-    def leave(self, one: _Running, now_ns: int) -> None:
+    def leave(self, active: _Running, now_ns: int) -> None:
         """Remove a finished task."""
-        task = one.task
+        task = active.task
         del self.running[task]
-        for things, thing in ((self._devices, self.device[task]), (self._links, self.link[task])):
-            if thing:
-                things[thing] = [user for user in things[thing] if user.task != task]
-                self._reckon(things, thing, now_ns)
+        for users_of, resource in ((self._devices, self.device[task]), (self._links, self.link[task])):
+            if resource:
+                users_of[resource] = [user for user in users_of[resource] if user.task != task]
+                self._update_rates(users_of, resource, now_ns)
 
-    def _enter(self, things: dict[int, list[User]], thing: int, user: User, now_ns: int) -> None:
-        things[thing] = sorted([*things.get(thing, ()), user])
-        self._reckon(things, thing, now_ns)
+    def _enter(self, users_of: dict[int, list[User]], resource: int, user: User, now_ns: int) -> None:
+        users_of[resource] = sorted([*users_of.get(resource, ()), user])
+        self._update_rates(users_of, resource, now_ns)
 
-    def _reckon(self, things: dict[int, list[User]], thing: int, now_ns: int) -> None:
-        users = things[thing]
+    def _update_rates(self, users_of: dict[int, list[User]], resource: int, now_ns: int) -> None:
+        users = users_of[resource]
         for user, rate in zip(users, rates(users), strict=True):
-            one = self.running[user.task]
-            if things is self._devices:
-                one.at_device = rate
+            active = self.running[user.task]
+            if users_of is self._devices:
+                active.at_device = rate
             else:
-                one.at_link = rate
-            if one.proceed(now_ns):
-                self.occupies(one.task, one.event_ns)
+                active.at_link = rate
+            if active.proceed(now_ns):
+                self.busy_until(active.task, active.event_ns)
 
 
 def by_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int64:
@@ -202,18 +202,18 @@ class _Simulation:
         ready_ns = {int(task): 0 for task in np.flatnonzero(missing == 0)}
         self.frontier = Frontier(graph, ready_ns, self.free_ns, self.thread)
         self.shared = _Shared(graph, self.free_ns)
-        self.clock_ns = 0  # until when shares have been reckoned
+        self.clock_ns = 0  # the time up to which shares are computed
         self.done = 0
 
     def run(self, schedule: Callable[[Frontier], int]) -> Int64:
         ready_ns, shared, n = self.frontier.ready_ns, self.shared, len(self.thread)
         by_default = schedule is Frontier.earliest
         while ready_ns or shared.running:
-            following, first = shared.next_event(), -1
-            if following is not None or by_default:
+            event, first = shared.next_event(), -1
+            if event is not None or by_default:
                 first = self.frontier.earliest()
-                if following is not None and (first < 0 or following.event_ns <= self.frontier.start_ns(first)):
-                    self._happens(following)
+                if event is not None and (first < 0 or event.event_ns <= self.frontier.start_ns(first)):
+                    self._process(event)
                     continue
             task = first if by_default else schedule(self.frontier)
             ready = ready_ns.pop(task, None)
@@ -221,10 +221,10 @@ class _Simulation:
                 raise not_ready(task, len(ready_ns))
             t = self.thread[task]
             # A schedule may take a task that is not the first to start: process all earlier ends.
-            while (following := shared.next_event()) is not None and (
-                self.busy[t] or following.event_ns <= max(ready, self.free_ns[t])
+            while (event := shared.next_event()) is not None and (
+                self.busy[t] or event.event_ns <= max(ready, self.free_ns[t])
             ):
-                self._happens(following)
+                self._process(event)
             start_ns = max(ready, self.free_ns[t])
             self._start(task, start_ns)
         if self.done < n:
@@ -240,27 +240,27 @@ class _Simulation:
             self._end(task, start_ns + duration_ns)
             return
         self.busy[self.thread[task]] = True
-        one = shared.running[task] = _Running(task, start_ns + lead_ns)
-        shared.occupies(task, start_ns + duration_ns)
+        active = shared.running[task] = _Running(task, start_ns + lead_ns)
+        shared.busy_until(task, start_ns + duration_ns)
         if not lead_ns:
-            self._happens(one)
+            self._process(active)
 
-    def _happens(self, one: _Running) -> None:
+    def _process(self, active: _Running) -> None:
         """Process the end of a running task's lead, or of the task."""
-        task, shared = one.task, self.shared
-        if one.leading:
-            behind_ns = max(self.clock_ns - one.event_ns, 0)
-            left = self.duration_ns[task] - shared.lead_ns[task] - behind_ns
+        task, shared = active.task, self.shared
+        if active.leading:
+            late_ns = max(self.clock_ns - active.event_ns, 0)
+            left = self.duration_ns[task] - shared.lead_ns[task] - late_ns
             if left > 0:
-                self.clock_ns = max(self.clock_ns, one.event_ns)
-                shared.join(one, self.clock_ns, float(left))
+                self.clock_ns = max(self.clock_ns, active.event_ns)
+                shared.join(active, self.clock_ns, float(left))
                 return
             del shared.running[task]
             end_ns = self.starts[task] + self.duration_ns[task]
         else:
-            end_ns = one.event_ns
+            end_ns = active.event_ns
             self.clock_ns = max(self.clock_ns, end_ns)
-            shared.leave(one, end_ns)
+            shared.leave(active, end_ns)
         self.busy[self.thread[task]] = False
         self._end(task, end_ns)
 
@@ -271,7 +271,7 @@ class _Simulation:
         self.done += 1
         after = self.following[task]
         if after >= 0:
-            self._one_less(after)
+            self._meet_dependency(after)
         self._release(task, end_ns, at_start=False)
 
     def _release(self, task: int, time_ns: int, *, at_start: bool) -> None:
@@ -279,9 +279,9 @@ class _Simulation:
             if bool(anchor) == at_start:
                 if time_ns + lag > self.reached_ns[target]:
                     self.reached_ns[target] = time_ns + lag
-                self._one_less(target)
+                self._meet_dependency(target)
 
-    def _one_less(self, task: int) -> None:
+    def _meet_dependency(self, task: int) -> None:
         self.missing[task] -= 1
         if not self.missing[task]:
             self.frontier.ready_ns[task] = self.reached_ns[task]

@@ -52,13 +52,13 @@ def in_fixed_order(graph: TaskGraph) -> bool:
 
 
 def uses_of(graph: TaskGraph) -> Uses:
-    """Return a copy of the column, shape (n_tasks,), zeros where no what-if has set anything yet."""
+    """Return a copy of the column, shape (n_tasks,), zeros if no what-if has set a value."""
     found = graph.attached.get(USES)
     return np.zeros(len(graph), dtype=COLUMN) if found is None else found.copy()
 
 
 # Compute kernels beside collectives took 18.9 % longer on average and 40 % at most on A100, H100, MI210 and MI250
-# (arXiv 2507.03114): the upper end is 1.5 times the held share. The lower end of a new collective is theory.
+# (arXiv 2507.03114): the upper end is 1.5 times the held share. The lower end assumes no slowdown.
 HELD_AT_MOST, MOST_HELD = 1.5, 0.9
 
 
@@ -76,8 +76,8 @@ def at_bounds(graph: TaskGraph) -> tuple[TaskGraph, TaskGraph]:
     low, high = uses.copy(), uses.copy()
     low["slowed"][new] = 0.0
     for name in ("compute", "memory"):
-        held = high[name][new]
-        high[name][new] = np.maximum(held, np.minimum(held * HELD_AT_MOST, MOST_HELD))
+        share = high[name][new]
+        high[name][new] = np.maximum(share, np.minimum(share * HELD_AT_MOST, MOST_HELD))
     return graph.attach(**{USES: low}), graph.attach(**{USES: high})
 
 

@@ -40,8 +40,8 @@ class Frontier:
 
     ``ready_ns`` maps the id of each ready task to the time from which it can run; ``free_ns`` lists when each thread
     becomes free; ``graph`` has all columns, and ``thread`` is its thread column as a list, which is faster to read
-    one by one. A schedule keeps its own state between picks in ``memory``.
-    To delay a ready task, a schedule raises the task's entry in ``ready_ns``.
+    one by one. A schedule keeps its state between picks in ``memory``. To delay a ready task, it raises the
+    task's entry in ``ready_ns``.
     """
 
     graph: TaskGraph
@@ -80,11 +80,11 @@ class ByPriority:
     def behind(self, graph: TaskGraph) -> Int64:
         """Return each task's rank below the most urgent ones, shape (n_tasks,). Raises WhatifError."""
         column = np.asarray(self.priority(graph))
-        nan = column.dtype.kind == "f" and np.isnan(column).any()
-        if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or nan:
+        has_nan = column.dtype.kind == "f" and np.isnan(column).any()
+        if column.shape != (len(graph),) or column.dtype.kind not in "biuf" or has_nan:
             raise WhatifError(
                 f"priority: expected a number for each of the {len(graph)} tasks, got {column.dtype} of shape "
-                f"{column.shape}{', some of them NaN' if nan else ''}."
+                f"{column.shape}{', some of them NaN' if has_nan else ''}."
             )
         if column.flags.writeable:
             return _below_most_urgent(column)
@@ -111,7 +111,7 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
     """
     _expect_graph("simulate", graph)
     if isinstance(schedule, ByPriority):
-        times = _by_events(graph, _with_name(schedule.priority, schedule.behind, graph))
+        times = _by_events(graph, _run_user_function(schedule.priority, schedule.behind, graph))
     elif schedule is not None:
         times = _with_schedule(graph, schedule)
     elif in_fixed_order(graph):
@@ -147,7 +147,7 @@ def simulate_scenarios(
     if not all(thread.ordered for thread in graph.threads):
         raise WhatifError("simulate_scenarios: expected every thread in fixed order; simulate scenarios one by one.")
     offsets, points, lags_ns, thread_lag_ns = _prepared(graph)
-    values, slopes = (as_numbers("simulate_scenarios", of).astype(np.float64, copy=False) for of in (x, slope_ns))
+    values, slopes = (as_numbers("simulate_scenarios", given).astype(np.float64, copy=False) for given in (x, slope_ns))
     if values.ndim != 1 or slopes.shape != (len(graph),):
         raise WhatifError(
             f"simulate_scenarios: expected a list of x and a slope for each of the {len(graph)} tasks, got shapes "
@@ -158,25 +158,25 @@ def simulate_scenarios(
     distinct, place = np.unique(wanted, return_inverse=True)
     watched = np.full(len(graph), -1, dtype=np.int64)
     watched[distinct] = np.arange(len(distinct))
-    seen, makespan = np.zeros((len(distinct), len(values))), np.zeros(len(values))
+    observed_ns, makespan = np.zeros((len(distinct), len(values))), np.zeros(len(values))
     # Blocks of scenarios keep the rows that are still waited for in the cache.
     for first in range(0, len(values), BLOCK):
-        part = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
-        ends, free, last, of_watched = (
-            np.zeros((height, part.shape[1])) for height in (n_rows, len(graph.threads), 1, len(distinct))
+        block = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
+        ends, free, last, watched_ends = (
+            np.zeros((height, block.shape[1])) for height in (n_rows, len(graph.threads), 1, len(distinct))
         )
         sweeps.sweep_scenarios(
-            graph.thread, graph.duration_ns, slopes, part, offsets, points, lags_ns, thread_lag_ns, rows, watched,
-            ends, free, last, of_watched,
+            graph.thread, graph.duration_ns, slopes, block, offsets, points, lags_ns, thread_lag_ns, rows, watched,
+            ends, free, last, watched_ends,
         )  # fmt: skip
-        seen[:, first : first + BLOCK], makespan[first : first + BLOCK] = of_watched, last[0]
-    return seen[place], makespan
+        observed_ns[:, first : first + BLOCK], makespan[first : first + BLOCK] = watched_ends, last[0]
+    return observed_ns[place], makespan
 
 
 def _expect_graph(function: str, given: Any) -> None:
     if not isinstance(given, TaskGraph):
-        held = "take its .graph" if hasattr(given, "graph") else "whatif.read(path) gives one"
-        raise WhatifError(f"{function}: expected a TaskGraph, got {type(given).__name__}; {held}.")
+        hint = "take its .graph" if hasattr(given, "graph") else "whatif.read(path) gives one"
+        raise WhatifError(f"{function}: expected a TaskGraph, got {type(given).__name__}; {hint}.")
 
 
 def live_rows(graph: TaskGraph) -> tuple[Int32, int]:
@@ -215,8 +215,8 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     offsets, dependencies = graph.outgoing
     following, missing = graph.waits_for
     shares = USES in graph.attached
-    nothing = np.zeros(0, dtype=np.int32), {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
-    row, uses = checked(graph) if shares else nothing
+    no_uses = np.zeros(0, dtype=np.int32), {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
+    row, uses = checked(graph) if shares else no_uses
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
     times = np.empty(2 * n, dtype=np.int64)
     done = _frontier.simulate(
@@ -235,14 +235,14 @@ def _with_schedule(graph: TaskGraph, schedule: Callable[[Frontier], int]) -> Int
     if USES in graph.attached:
         from whatif.simulation.rate_sharing import by_schedule  # most graphs do not need it
 
-        return _with_name(schedule, lambda graph: by_schedule(graph, schedule), graph)
-    return _with_name(schedule, lambda graph: _by_schedule(graph, schedule), graph)
+        return _run_user_function(schedule, lambda graph: by_schedule(graph, schedule), graph)
+    return _run_user_function(schedule, lambda graph: _by_schedule(graph, schedule), graph)
 
 
-def _with_name(function: Callable[..., Any], run: Callable[[TaskGraph], Int64], graph: TaskGraph) -> Int64:
+def _run_user_function(function: Callable[..., Any], run: Callable[[TaskGraph], Int64], graph: TaskGraph) -> Int64:
     """Run a user's function. Raises WhatifError, naming it, if it fails."""
     name = getattr(function, "__name__", "schedule")
-    returns = "a number for each task" if name == "priority" else "one of the keys of frontier.ready_ns"
+    expected = "a number for each task" if name == "priority" else "one of the keys of frontier.ready_ns"
     try:
         return run(graph)
     except (WhatifError, MemoryError):
@@ -253,7 +253,7 @@ def _with_name(function: Callable[..., Any], run: Callable[[TaskGraph], Int64], 
         where = f" of {code.co_filename}" if code is not None else ""
         raise WhatifError(
             f"{name}(){where} failed: {type(error).__name__}: {error}; "
-            f"it has to return {returns}, and --debug shows where."
+            f"it has to return {expected}, and --debug shows where."
         ) from error
 
 

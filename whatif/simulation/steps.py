@@ -50,7 +50,7 @@ def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int6
 
 
 def edge_tasks(graph: TaskGraph, clock: str) -> tuple[Int64, Bool]:
-    """Return the ids of the tasks at the edges of the steps of a clock (not of the span), and a mask: the start counts.
+    """Return the tasks (ids) at the edges of a clock's steps (not the span's), and a mask of those whose start counts.
 
     After the marks come the GPU tasks at the edges of the GPU's clock.
     """
@@ -64,29 +64,29 @@ def edge_times_ns(graph: TaskGraph, start_ns: Array, end_ns: Array, clock: str) 
     if clock == "gpu":
         return np.maximum.accumulate(edges)
     n_marks = int(by_start.sum()) + by_start.any()
-    return _held_up(graph, edges[:n_marks], np.maximum.accumulate(edges[n_marks:]))
+    return _delayed_by_gpu(graph, edges[:n_marks], np.maximum.accumulate(edges[n_marks:]))
 
 
-def _held_up(graph: TaskGraph, marks_ns: Array, ends_ns: Array) -> Array:
+def _delayed_by_gpu(graph: TaskGraph, marks_ns: Array, ends_ns: Array) -> Array:
     """The marks, delayed so that no step takes a smaller share of its recorded time than the GPU's step before it.
 
     Counted from the second mark, and only if both clocks give as many steps as were recorded.
     """
-    told = graph.info.measured_step_ns
-    by_mark, by_gpu = (np.array(told.get(clock, ()), dtype=np.int64) for clock in ("mark", "gpu"))
+    recorded_ns = graph.info.measured_step_ns
+    by_mark, by_gpu = (np.array(recorded_ns.get(clock, ()), dtype=np.int64) for clock in ("mark", "gpu"))
     if len(by_gpu) < 1 or not len(by_mark) == len(marks_ns) - 1 == len(ends_ns) == len(by_gpu) + 1:
         return marks_ns
     shape = (-1, *[1] * (marks_ns.ndim - 1))
     share = np.diff(ends_ns, axis=0) / np.maximum(by_gpu, 1).reshape(shape)
-    held_ns = marks_ns[1] + np.rint(np.cumsum(by_mark[1:].reshape(shape) * share, axis=0)).astype(marks_ns.dtype)
-    return np.concatenate([marks_ns[:2], np.maximum(marks_ns[2:], held_ns)])
+    delayed_ns = marks_ns[1] + np.rint(np.cumsum(by_mark[1:].reshape(shape) * share, axis=0)).astype(marks_ns.dtype)
+    return np.concatenate([marks_ns[:2], np.maximum(marks_ns[2:], delayed_ns)])
 
 
 def span_tasks(graph: TaskGraph) -> Bool:
     """Return a mask of the tasks whose first start and last end define the span."""
-    told = graph.attached.get(COUNTED)
-    if told is not None:
-        return np.asarray(told, dtype=np.bool_)
+    counted = graph.attached.get(COUNTED)
+    if counted is not None:
+        return np.asarray(counted, dtype=np.bool_)
     return (graph.on_gpu & graph.of_clock if graph.has_gpu else graph.of_clock).mask
 
 

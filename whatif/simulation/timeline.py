@@ -63,7 +63,7 @@ class Timeline:
 
     @cached_property
     def order_of_free_threads(self) -> Dependencies:
-        """The order in which the threads that may choose ran their tasks."""
+        """The order in which threads without a fixed order ran their tasks."""
         graph = self.graph
         free = np.array([not thread.ordered for thread in graph.threads], dtype=np.bool_)
         tasks = np.flatnonzero(free.take(graph.thread))
@@ -82,12 +82,12 @@ class Timeline:
         n = len(graph)
         if not n:
             return np.empty(0, dtype=np.int64)
-        every = Dependencies.concatenate([graph.all_dependencies(), self.order_of_free_threads])
-        reached = np.where(every.anchor == Anchor.START, self.start_ns[every.source], self.end_ns[every.source])
-        binding = every.take(reached + every.lag_ns == self.start_ns[every.target])
+        edges = Dependencies.concatenate([graph.all_dependencies(), self.order_of_free_threads])
+        reached_ns = np.where(edges.anchor == Anchor.START, self.start_ns[edges.source], self.end_ns[edges.source])
+        binding = edges.take(reached_ns + edges.lag_ns == self.start_ns[edges.target])
         previous = _binding_predecessor(n, binding, graph)
-        path, seen = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.uint8)
-        count = loops.walk_back(previous, int(self.end_ns.argmax()), seen, path)
+        path, visited = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.uint8)
+        count = loops.walk_back(previous, int(self.end_ns.argmax()), visited, path)
         return path[:count][::-1].copy()
 
     def __repr__(self) -> str:

@@ -105,8 +105,8 @@ class Parts(NamedTuple):
 def parts_of(graph: TaskGraph, transfers: Array) -> Parts:
     """Return the parts of ``transfers`` (ids or a mask); if no CPU sends, their duration is the network's."""
     work_ns, messages_ns = (column[transfers].astype(np.float64) for column in cpu_work_of(graph))
-    told_ns = graph.attached.get(NETWORK, np.zeros(len(graph)))[transfers]
-    network_ns = np.where(work_ns > 0, told_ns, graph.duration_ns[transfers]).astype(np.float64)
+    stored_ns = graph.attached.get(NETWORK, np.zeros(len(graph)))[transfers]
+    network_ns = np.where(work_ns > 0, stored_ns, graph.duration_ns[transfers]).astype(np.float64)
     return Parts(latency_of(graph)[transfers].astype(np.float64), network_ns, work_ns, messages_ns)
 
 
@@ -141,14 +141,14 @@ def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float
     place = np.full(len(graph), -1, dtype=np.int64)
     place[transfers] = np.arange(len(transfers))
     edges, work = graph.dependencies, (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask
-    behind, ahead = np.full(len(transfers), -1, dtype=np.int64), np.full(len(transfers), len(graph), dtype=np.int64)
+    before, after = np.full(len(transfers), -1, dtype=np.int64), np.full(len(transfers), len(graph), dtype=np.int64)
     into, out = (place[edges.target] >= 0) & work[edges.source], (place[edges.source] >= 0) & work[edges.target]
-    np.maximum.at(behind, place[edges.target[into]], edges.source[into])
-    np.minimum.at(ahead, place[edges.source[out]], edges.target[out])
+    np.maximum.at(before, place[edges.target[into]], edges.source[into])
+    np.minimum.at(after, place[edges.source[out]], edges.target[out])
     found = np.zeros(len(transfers))
-    between = (behind >= 0) & (ahead < len(graph))
-    for stream in each_once(graph.thread[behind[between]]):
+    between = (before >= 0) & (after < len(graph))
+    for stream in each_once(graph.thread[before[between]]):
         done_ns = np.append(0.0, np.cumsum(np.where(work & (graph.thread == stream), duration_ns, 0.0)))
-        mine = between & (graph.thread[behind] == stream)
-        found[mine] = np.maximum(done_ns[ahead[mine]] - done_ns[behind[mine] + 1], 0.0)
+        on_stream = between & (graph.thread[before] == stream)
+        found[on_stream] = np.maximum(done_ns[after[on_stream]] - done_ns[before[on_stream] + 1], 0.0)
     return found
