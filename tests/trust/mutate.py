@@ -143,8 +143,8 @@ MUTANTS = [
     Mutant(
         "der2",
         "derive",
-        "own = rank[graph.thread[waits.task]] == rank[stream]",
-        "own = rank[graph.thread[waits.task]] == rank[graph.thread[waits.task]]",
+        "same_rank = rank[graph.thread[waits.task]] == rank[stream]",
+        "same_rank = rank[graph.thread[waits.task]] == rank[graph.thread[waits.task]]",
     ),
     Mutant(
         "der3",
@@ -166,7 +166,7 @@ MUTANTS = [
         "    np.minimum(low, duration, out=low)\n    np.maximum(high, duration, out=high)\n",
         "",
     ),
-    Mutant("ed2", "edit", "whole // of + (part < whole % of)", "whole // of"),
+    Mutant("ed2", "edit", "total // n + (part < total % n)", "total // n"),
     Mutant(
         "ed3",
         "edit",
@@ -182,7 +182,7 @@ MUTANTS = [
         "waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
         "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
     ),
-    Mutant("in1", "insert", "rank.append(place_in_turn + 2)", "rank.append(-(place_in_turn + 2))"),
+    Mutant("in1", "insert", "turn.append(first_turn + 2)", "turn.append(-(first_turn + 2))"),
     Mutant("in2", "edit", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
     Mutant(
         "in3",

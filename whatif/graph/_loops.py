@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="valid-type, no-any-return, untyped-decorator"
-"""The hot loops of the task graph: one source, compiled ahead of time where a compiler is at hand (runtime.loops)."""
+"""The hot loops of the task graph: one source, compiled ahead of time if a compiler is available (runtime.loops)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPILED = cython.compiled
 
 
 def _small(n: int) -> Any:
-    """Scratch of int32: a list is quicker than an array where nothing is compiled."""
+    """Scratch of int32: uncompiled, a list is faster than an array."""
     return np.zeros(n, dtype=np.int32) if cython.compiled else [0] * n
 
 
@@ -31,10 +31,10 @@ def group_by_target(
     points: cython.int[::1],
     lags: cython.longlong[::1],
 ) -> bool:
-    """Fill ``offsets`` and, by target, the indices into (starts, ends) and the lags: counted.
+    """Fill ``offsets`` and, by target, the indices into (starts, ends) and the lags, with a counting sort.
 
-    ``offsets``, shape (n_tasks + 2,) and zero at first, are where each target's begin and the last one's end; what is
-    behind that is scratch. Return whether every source comes before its target.
+    ``offsets``, shape (n_tasks + 2,) and zero at first, become the begin of each target's rows and the end of the last
+    one's; the last entry is scratch. Return whether every source comes before its target.
     """
     row: cython.Py_ssize_t
     task: cython.Py_ssize_t
@@ -42,7 +42,7 @@ def group_by_target(
     forward: cython.bint = True
     n_rows: cython.Py_ssize_t = len(target)
     with cython.nogil:
-        # Counted two places on, so that offsets[task + 1] is where the task's rows begin and, below, runs to their end.
+        # Counted two places on: offsets[task + 1] becomes the begin of the task's rows and, below, moves to their end.
         for row in range(n_rows):
             if source[row] >= target[row]:
                 forward = False
@@ -66,7 +66,7 @@ def group_rows(
 ) -> None:
     """Fill ``grouped`` with the rows by their code, in order, and ``offsets`` as above, zero at first.
 
-    A code often follows itself: within such a run its counter stays in a register.
+    Codes come in runs: within one the counter stays in a register.
     """
     i: cython.Py_ssize_t
     first: cython.Py_ssize_t
@@ -142,10 +142,10 @@ def held_back(
     source: cython.int[::1],
     target: cython.int[::1],
 ) -> int:
-    """Fill ``target`` with the calls that a full queue of a stream holds back, ``source`` with what each waits for.
+    """Fill ``target`` with the calls that a full queue of a stream blocks, ``source`` with the task each waits for.
 
-    Return how many there are. ``first`` is scratch for the tasks that count: of one call the first. ``seen``, shape
-    (n_tasks,), says of which stream a call has launched last.
+    Return their number. ``first`` is scratch for the tasks that count, the first of each call. ``seen``, shape
+    (n_tasks,), is the stream that each call launched on last.
     """
     task: cython.int
     call: cython.int
@@ -176,9 +176,9 @@ def kept_neighbours(
     previous: cython.int[::1],
     following: cython.int[::1],
 ) -> None:
-    """Fill the nearest tasks that are not ``gone`` before and after each one on its thread, itself if it is not.
+    """Fill in the nearest tasks that are not ``gone`` before and after each task on its thread, itself if kept.
 
-    ``newest``, shape (n_threads,), is scratch of -1, and so is what is found where there is none.
+    -1 if there is none. ``newest``, shape (n_threads,), is scratch of -1.
     """
     task: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(thread)
@@ -201,10 +201,10 @@ def smallest_first(
     missing: cython.int[::1],
     order: cython.int[::1],
 ) -> int:
-    """Fill ``order`` with the tasks, sources before targets and the smallest id first; return how many there are.
+    """Fill ``order`` with the tasks, sources before targets and the smallest id first; return their number.
 
-    ``targets`` are those of each task's dependencies, ``missing`` counts what it waits for and is used up. A task that
-    is next in the order of the ids runs at once; only others go through a heap.
+    ``targets`` are those of each task's dependencies; ``missing``, each task's number of predecessors, is consumed. A
+    task that is next in id order is taken at once; only others go through a heap.
     """
     n: cython.Py_ssize_t = len(missing)
     first: cython.Py_ssize_t = 0  # no task before this one is waiting outside the heap
@@ -219,12 +219,12 @@ def smallest_first(
     heap: cython.int[::1] = _small(n)
     with cython.nogil:
         while True:
-            # Tasks behind ``first`` have not been looked at: they are in the heap only if something made them ready.
+            # Tasks from ``first`` on have not been visited; earlier ones enter the heap when they become ready.
             if first < n and (size == 0 or first <= heap[0]):
                 task = first
                 first += 1
                 if missing[task] != 0:
-                    continue  # it comes through the heap, or has come
+                    continue  # it enters the heap when it becomes ready
             elif size > 0:
                 task = heap[0]
                 size -= 1
@@ -268,9 +268,9 @@ def walk_back(
     seen: cython.uchar[::1],
     path: cython.longlong[::1],
 ) -> int:
-    """Fill ``path`` with ``last``, the task before it, and so on to one without any; return how many there are.
+    """Fill ``path`` with ``last``, the task before it, and so on to one without any; return their number.
 
-    ``before`` is -1 where there is none. ``seen``, zero at first, ends the walk where it comes back to a task.
+    ``before`` is -1 if there is none. ``seen``, zero at first, ends the walk at a cycle.
     """
     task: cython.Py_ssize_t = last
     done: cython.Py_ssize_t = 0
@@ -311,9 +311,9 @@ def places(
     right: cython.bint,
     found: cython.longlong[::1],
 ) -> None:
-    """Fill ``found`` with where each wanted value would stand among the ordered ones, behind equal ones if ``right``.
+    """Fill ``found`` with each wanted value's insertion point among the ordered ones, after equal ones if ``right``.
 
-    The search begins at the place of the value before: what is wanted in order, or nearly so, is found in a few steps.
+    Each search begins at the previous insertion point: nearly sorted values take a few steps.
     """
     n: cython.Py_ssize_t = len(ordered)
     i: cython.Py_ssize_t
@@ -343,7 +343,7 @@ def places(
                     low -= step
                     step += step
                 low = low + 1 if low >= 0 else 0
-            # All before ``low`` stand before the value, all from ``high`` on behind it.
+            # All before ``low`` are before the value, all from ``high`` on after it.
             while low < high:
                 middle = (low + high) >> 1
                 if ordered[middle] < value or (right and ordered[middle] == value):

@@ -86,7 +86,7 @@ def _filled(n_tasks: int, values: npt.ArrayLike, dtype: type[np.generic]) -> Arr
 def compact(columns: dict[str, Any]) -> dict[str, Any]:
     """Return the columns with less memory: one value for all tasks is stored once, and equal times are one array.
 
-    Those that loops read (thread, durations) stay full arrays.
+    Columns that loops read (thread, durations) stay full arrays.
     """
     if not len(columns["duration_ns"]):
         return columns
@@ -115,8 +115,8 @@ def taken(column: Array, rows: Array) -> Array:
 def one_table(tables: Iterable[Iterable[_T]]) -> tuple[tuple[_T, ...], list[Int32]]:
     """Return one table of all distinct entries, and for each table the places of its entries in it."""
     code: dict[_T, int] = {}
-    where = [np.array([code.setdefault(entry, len(code)) for entry in table], dtype=np.int32) for table in tables]
-    return tuple(code), where
+    places = [np.array([code.setdefault(entry, len(code)) for entry in table], dtype=np.int32) for table in tables]
+    return tuple(code), places
 
 
 def concatenated(parts: Sequence[Table]) -> Table:

@@ -41,16 +41,16 @@ def _tables(graph: TaskGraph) -> dict[str, list[str]]:
 
 
 def _distinct(words: Iterable[str]) -> list[str]:
-    seen: set[str] = set()
+    taken: set[str] = set()
     found = []
     for code, word in enumerate(words):
-        spelled = f"{word} #{code}" if word in seen else word
-        seen.add(spelled)
-        found.append(spelled)
+        unique = f"{word} #{code}" if word in taken else word
+        taken.add(unique)
+        found.append(unique)
     return found
 
 
-def _spelled(graph: TaskGraph) -> dict[str, Any]:
+def _readable_columns(graph: TaskGraph) -> dict[str, Any]:
     """Every column, codes as words."""
     tables = _tables(graph)
     return {
@@ -63,7 +63,7 @@ def to_pandas(graph: TaskGraph) -> pandas.DataFrame:
     """See ``TaskGraph.to_pandas``."""
     import pandas
 
-    return pandas.DataFrame(_spelled(graph))
+    return pandas.DataFrame(_readable_columns(graph))
 
 
 def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
@@ -71,13 +71,13 @@ def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
     import networkx
 
     result = networkx.DiGraph()
-    columns = {name: column.tolist() for name, column in _spelled(graph).items()}
+    columns = {name: column.tolist() for name, column in _readable_columns(graph).items()}
     for task in range(len(graph)):
         result.add_node(task, **{name: column[task] for name, column in columns.items()})
     derived = len(graph.dependencies)
-    every = graph.all_dependencies()
-    rows = zip(every.source.tolist(), every.target.tolist(), every.kind.tolist(), every.lag_ns.tolist(),
-               every.anchor.tolist(), strict=True)  # fmt: skip
+    edges = graph.all_dependencies()
+    rows = zip(edges.source.tolist(), edges.target.tolist(), edges.kind.tolist(), edges.lag_ns.tolist(),
+               edges.anchor.tolist(), strict=True)  # fmt: skip
     for row, (source, target, kind, lag_ns, anchor) in enumerate(rows):
         stored = row < derived
         if result.has_edge(source, target) and not stored:
@@ -93,21 +93,21 @@ def to_networkx(graph: TaskGraph) -> networkx.DiGraph:
     return result
 
 
-def from_networkx(exchanged: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
+def from_networkx(edited: networkx.DiGraph, like: TaskGraph) -> TaskGraph:
     """See ``TaskGraph.from_networkx``: node attributes and edges that are not derived may have been edited."""
-    if not hasattr(exchanged, "nodes"):
-        raise WhatifError(f"expected a networkx graph, got {type(exchanged).__name__}.")
-    nodes = sorted(exchanged.nodes)
+    if not hasattr(edited, "nodes"):
+        raise WhatifError(f"expected a networkx graph, got {type(edited).__name__}.")
+    nodes = sorted(edited.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     columns, tables = {}, _tables(like)
     for name in TASK_COLUMNS:
-        values = [exchanged.nodes[node][name] for node in nodes]
+        values = [edited.nodes[node][name] for node in nodes]
         if name in tables:
             values = _coded(name, values, tables[name])
             if name == "family":
                 values = [code if code < len(KernelFamily) else -1 for code in values]
         columns[name] = np.array(values, dtype=getattr(like, name).dtype)
-    edges = [(place[s], place[t], d) for s, t, d in exchanged.edges(data=True) if not d.get("derived")]
+    edges = [(place[s], place[t], d) for s, t, d in edited.edges(data=True) if not d.get("derived")]
     dependencies = Dependencies(
         np.array([e[0] for e in edges], dtype=np.int32),
         np.array([e[1] for e in edges], dtype=np.int32),

@@ -16,7 +16,7 @@ PHASES = ("fwd", "dgrad", "wgrad", "bwd", "update")
 
 
 class Family(Struct, frozen=True):
-    """A family of operators whose times follow one law.
+    """A family of operators whose times follow one model.
 
     Times are interpolated along `sizes`; `modes` have to be equal. Together they are the attributes.
     """
@@ -104,12 +104,12 @@ class Described(Struct, frozen=True):
     layout: str = ""
 
 
-def check_described(what: Described) -> None:
+def check_described(operator: Described) -> None:
     """Raise ValueError if an operator from a file has an unknown word or an impossible size."""
-    family = FAMILIES.get(what.family)
-    if family is None or what.dtype not in DTYPES or what.phase not in PHASES:
-        raise ValueError(f"an operator of {what.family[:40]!r}, {what.dtype[:40]!r}, {what.phase[:40]!r}")
-    if sorted(name for name, _ in what.integers) != sorted(family.attributes):
-        raise ValueError(f"an operator of {what.family!r} with other sizes")
-    if not all(0 <= value <= _LARGEST_PRODUCT for _, value in what.integers):
-        raise ValueError(f"an operator of {what.family!r} of an impossible size")
+    family = FAMILIES.get(operator.family)
+    if family is None or operator.dtype not in DTYPES or operator.phase not in PHASES:
+        raise ValueError(f"an operator of {operator.family[:40]!r}, {operator.dtype[:40]!r}, {operator.phase[:40]!r}")
+    if sorted(name for name, _ in operator.integers) != sorted(family.attributes):
+        raise ValueError(f"an operator of {operator.family!r} with other sizes")
+    if not all(0 <= value <= _LARGEST_PRODUCT for _, value in operator.integers):
+        raise ValueError(f"an operator of {operator.family!r} of an impossible size")

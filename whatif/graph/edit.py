@@ -44,13 +44,13 @@ def scale(
     """See ``TaskGraph.scale``. Raises WhatifError on a factor that is negative or not finite."""
     ids = as_ids(graph, tasks)  # numpy gathers five times faster by number than by mask
     factors = [as_numbers("scale", factor if given is None else given) for given in (factor, low, high)]
-    for by in factors:
-        if not np.all(np.isfinite(by) & (by >= 0)):
-            raise WhatifError(f"scale: expected a factor of 0 or more, got {by}.")
-        if by.size != 1 and by.shape != ids.shape:
-            raise WhatifError(f"scale: expected one factor, or one for each of the {len(ids)} tasks, got {by.size}.")
+    for each in factors:
+        if not np.all(np.isfinite(each) & (each >= 0)):
+            raise WhatifError(f"scale: expected a factor of 0 or more, got {each}.")
+        if each.size != 1 and each.shape != ids.shape:
+            raise WhatifError(f"scale: expected one factor, or one for each of the {len(ids)} tasks, got {each.size}.")
     columns = (graph.duration_ns, graph.low_ns, graph.high_ns)
-    centre, least, most = (column[ids] * by for column, by in zip(columns, factors, strict=True))
+    centre, least, most = (column[ids] * each for column, each in zip(columns, factors, strict=True))
     return with_duration(graph, ids, centre, low_ns=least, high_ns=most)
 
 
@@ -101,11 +101,11 @@ def split(graph: TaskGraph, tasks: Tasks, parts: int) -> TaskGraph:
     old = graph.dependencies
     source = np.where(old.anchor == Anchor.START, first[old.source], last[old.source])
     cut = with_rows(graph, index, replace(old, source=source, target=first[old.target]), first)
-    of = repeats[index]
+    n = repeats[index]
     divided = {}
     for name in (column.name for column in COLUMNS if column.divides):
-        whole = getattr(cut, name)
-        divided[name] = np.where(whole < 0, whole, whole // of + (part < whole % of)).astype(whole.dtype, copy=False)
+        total = getattr(cut, name)
+        divided[name] = np.where(total < 0, total, total // n + (part < total % n)).astype(total.dtype, copy=False)
     return cut.replace(**divided)
 
 
@@ -144,12 +144,12 @@ def reorder(graph: TaskGraph) -> tuple[TaskGraph, Int32]:
     place = np.arange(len(graph), dtype=np.int32)
     # The tasks that a wait waits for depend on the order: check the new order again.
     for _ in range(MAX_ORDERS):
-        told = graph.dependencies, graph.derived
-        if all(bool(np.all(d.source < d.target)) for d in told):
+        tables = graph.dependencies, graph.derived
+        if all(bool(np.all(d.source < d.target)) for d in tables):
             return graph, place
         ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.bool_)
         thread = graph.thread if ordered.all() else np.where(ordered.take(graph.thread), graph.thread, np.int32(-1))
-        order = topological_order(len(graph), Dependencies.concatenate([*told]), thread)
+        order = topological_order(len(graph), Dependencies.concatenate([*tables]), thread)
         if len(order) < len(graph):
             break
         graph, moved = permuted(graph, order)
@@ -161,8 +161,8 @@ def permuted(graph: TaskGraph, order: Array) -> tuple[TaskGraph, Int32]:
     """Return the graph with its tasks in ``order``, their old ids, and each task's new id."""
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
-    by = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type
-    return with_rows(graph, by, renumbered(graph.dependencies, place), place), place
+    index = order.astype(np.intp)  # numpy gathers two to three times faster with its own index type
+    return with_rows(graph, index, renumbered(graph.dependencies, place), place), place
 
 
 def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id: Int32) -> TaskGraph:
@@ -189,10 +189,10 @@ def woven_in(
     """
     is_old = np.ones(len(graph) + len(place), dtype=np.bool_)
     is_old[place] = False
-    stands = np.flatnonzero(is_old)
-    moved = stands.astype(np.int32)
+    old_places = np.flatnonzero(is_old)
+    moved = old_places.astype(np.int32)
     if order is not None:
-        moved[order] = stands
+        moved[order] = old_places
     skipped = np.sort(np.asarray(place, dtype=np.int64))
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
@@ -209,24 +209,24 @@ def woven_in(
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), moved
 
 
-def as_ns(values: npt.ArrayLike, what: str = "durations") -> Int64:
+def as_ns(values: npt.ArrayLike, label: str = "durations") -> Int64:
     """Return whole nanoseconds. Raises WhatifError if a value is not finite or longer than a task can last."""
-    numbers = as_numbers(what, values)
+    numbers = as_numbers(label, values)
     if not np.all(np.abs(numbers) <= MAX_DURATION_NS):
         raise WhatifError(
-            f"{what}: expected 0 ns or more and below {MAX_DURATION_NS / 3.6e12:.0f} hours, got another one."
+            f"{label}: expected 0 ns or more and below {MAX_DURATION_NS / 3.6e12:.0f} hours, got another one."
         )
     return np.rint(numbers).astype(np.int64)
 
 
-def as_numbers(what: str, values: npt.ArrayLike) -> Array:
-    """Return an array of numbers. Raises WhatifError, naming ``what`` they describe, if they are not numbers."""
+def as_numbers(label: str, values: npt.ArrayLike) -> Array:
+    """Return an array of numbers. Raises WhatifError, which begins with ``label``, if they are not numbers."""
     try:
         numbers = np.asarray(values)
     except ValueError:  # lists of several lengths
         numbers = np.empty(0, dtype=object)
     if numbers.dtype.kind not in "biuf":
-        raise WhatifError(f"{what}: expected numbers, got {str(values)[:60]!r}.")
+        raise WhatifError(f"{label}: expected numbers, got {str(values)[:60]!r}.")
     return numbers
 
 
@@ -249,9 +249,9 @@ def as_index(graph: TaskGraph, tasks: Tasks) -> Array:
             + ("; -1 stands for an unknown task, as in launch_of: leave it out." if least == -1 else ".")
         )
     if tasks.dtype.kind == "f":
-        broken = tasks[tasks != np.rint(tasks)]
-        if len(broken):
-            raise WhatifError(f"expected whole ids of tasks, got {broken[0]}.")
+        fractional = tasks[tasks != np.rint(tasks)]
+        if len(fractional):
+            raise WhatifError(f"expected whole ids of tasks, got {fractional[0]}.")
         return tasks.astype(np.int64)
     return tasks
 

@@ -91,7 +91,7 @@ def insert(graph: TaskGraph, tasks: NewTasks) -> Inserted:
 
 
 def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
-    """Insert several groups of new tasks at once, in the time of one; all ids in ``after`` are those of ``graph``.
+    """Insert several groups of new tasks in the time of one insertion; all ids in ``after`` are those of ``graph``.
 
     New tasks after the same task come in the order of the groups, and of the arrays in them. Raises WhatifError if ids
     or durations are out of range.
@@ -99,33 +99,33 @@ def insert_all(graph: TaskGraph, parts: Sequence[NewTasks]) -> list[Inserted]:
     n = len(graph)
     names = {name: code for code, name in enumerate(graph.names)}
     new: list[Columns] = []
-    behind, rank, counts = [], [], []
-    done = 0
+    after_old, turn, counts = [], [], []
+    n_turns = 0
     for tasks in parts:
         _check_given(tasks)
         after = as_ids(graph, tasks.after)
         count = len(after)
         launched_after, launched_by = (
-            _for_each(graph, tasks, what, count) for what in ("launched_after", "launched_by")
+            _for_each(graph, tasks, name, count) for name in ("launched_after", "launched_by")
         )
         counts.append((count, 0 if launched_after is None else count))
         if not count:
             continue
-        place_in_turn = done + 2 * np.arange(count)
-        done += 2 * count
+        first_turn = n_turns + 2 * np.arange(count)
+        n_turns += 2 * count
         rows = _rows(graph, tasks, after, names.setdefault(tasks.name, len(names)))
         new.append(rows)
-        behind.append(np.max([ids for ids in (after, launched_after, launched_by) if ids is not None], axis=0))
-        rank.append(place_in_turn + 2)
+        after_old.append(np.max([ids for ids in (after, launched_after, launched_by) if ids is not None], axis=0))
+        turn.append(first_turn + 2)
         if launched_after is not None:
             name_id = names.setdefault(tasks.launch_name, len(names))
             new.append(_launch_rows(graph, tasks, launched_after, name_id, rows))
-            behind.append(launched_after)
-            rank.append(place_in_turn + 1)
+            after_old.append(launched_after)
+            turn.append(first_turn + 1)
     if not new:
-        nothing = np.empty(0, np.int32)
-        return [Inserted(graph, nothing, nothing, np.arange(n, dtype=np.int32)) for _ in parts]
-    return _woven(graph, parts, counts, tuple(names), new, np.concatenate(behind), np.concatenate(rank))
+        empty = np.empty(0, np.int32)
+        return [Inserted(graph, empty, empty, np.arange(n, dtype=np.int32)) for _ in parts]
+    return _woven(graph, parts, counts, tuple(names), new, np.concatenate(after_old), np.concatenate(turn))
 
 
 def _check_given(tasks: NewTasks) -> None:
@@ -139,28 +139,28 @@ def _check_given(tasks: NewTasks) -> None:
         raise WhatifError(f"insert: expected a TaskKind, as in TaskKind.KERNEL, got {tasks.kind!r}.")
 
 
-def _for_each(graph: TaskGraph, tasks: NewTasks, what: str, count: int) -> Int64 | None:
-    given = getattr(tasks, what)
-    return None if given is None else _one_or_each(tasks, what, as_ids(graph, given), count)
+def _for_each(graph: TaskGraph, tasks: NewTasks, name: str, count: int) -> Int64 | None:
+    given = getattr(tasks, name)
+    return None if given is None else _one_or_each(tasks, name, as_ids(graph, given), count)
 
 
-def _one_or_each(tasks: NewTasks, what: str, given: Array, count: int) -> Array:
+def _one_or_each(tasks: NewTasks, name: str, given: Array, count: int) -> Array:
     if given.size not in (1, count):
         raise WhatifError(
-            f"insert: expected one {what}, or one for each of the {count} new tasks {tasks.name!r}, got {given.size}."
+            f"insert: expected one {name}, or one for each of the {count} new tasks {tasks.name!r}, got {given.size}."
         )
     return np.broadcast_to(given, count)
 
 
 def _woven(
     graph: TaskGraph, parts: Sequence[NewTasks], counts: list[tuple[int, int]], names: tuple[str, ...],
-    new: list[Columns], behind: Int64, rank: Int64,
+    new: list[Columns], after_old: Int64, turn: Int64,
 ) -> list[Inserted]:  # fmt: skip
     """The graph with the new rows, each right after an old one, and the result for each group."""
     # Only the new rows are sorted: each is right after an old one, and the old rows keep their order.
-    order = np.lexsort((rank, behind))
+    order = np.lexsort((turn, after_old))
     place = np.empty(len(order), dtype=np.int64)
-    place[order] = behind[order] + 1 + np.arange(len(order))
+    place[order] = after_old[order] + 1 + np.arange(len(order))
     rows = {name: np.concatenate([block[name] for block in new]) for name in new[0]}
     edited, moved = woven_in(graph, rows, place)
     found, at = [], 0
@@ -173,12 +173,12 @@ def _woven(
             dependencies.append(Dependencies.of(launches, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
         launched_by = _for_each(graph, tasks, "launched_by", len(ids))
         if launched_by is not None:
-            by = moved[launched_by]
-            dependencies.append(Dependencies.of(by, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
+            calls = moved[launched_by]
+            dependencies.append(Dependencies.of(calls, ids, DependencyKind.LAUNCH, graph.info.launch_lag_ns))
         if tasks.waits_for is not None:
             waiting = np.broadcast_to(np.asarray(tasks.kind), len(ids)) == TaskKind.WAIT
-            told = as_numbers("insert: waits_for", tasks.waits_for)
-            scope = _one_or_each(tasks, "waits_for", told, len(ids))[waiting]
+            scopes = as_numbers("insert: waits_for", tasks.waits_for)
+            scope = _one_or_each(tasks, "waits_for", scopes, len(ids))[waiting]
             lag_ns = np.full(len(scope), tasks.return_ns, dtype=np.int64)
             waits.append(Waits(ids[waiting].astype(np.int32), scope.astype(np.int32), lag_ns))
     edited = edited.replace(
@@ -186,16 +186,16 @@ def _woven(
         dependencies=Dependencies.concatenate(dependencies) if len(dependencies) > 1 else dependencies[0],
         waits=Waits(*(np.concatenate([getattr(w, column) for w in waits]) for column in Waits.__slots__)),
     )
-    again = None
+    reordered = None
     # CPU tasks fit at their place; only GPU tasks and waits can change the order.
     if among(rows["kind"], GPU_KINDS).any() or len(waits) > 1:
-        edited, again = reorder(edited)
+        edited, reordered = reorder(edited)
 
-    def at_last(ids: Array) -> Int32:
-        return ids.astype(np.int32) if again is None else again[ids]
+    def final_ids(ids: Array) -> Int32:
+        return ids.astype(np.int32) if reordered is None else reordered[ids]
 
-    moved = at_last(moved)
-    return [Inserted(edited, at_last(ids), at_last(launches), moved) for ids, launches in found]
+    moved = final_ids(moved)
+    return [Inserted(edited, final_ids(ids), final_ids(launches), moved) for ids, launches in found]
 
 
 def _rows(graph: TaskGraph, tasks: NewTasks, after: Int64, name_id: int) -> Columns:

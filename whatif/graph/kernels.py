@@ -182,7 +182,7 @@ def _dtype_of(name: str, lowered: str) -> str:
         return _TENSILE_DTYPES[tensile[1]]
     if nvjet := _NVJET.match(lowered):
         return next((dtype for letter, dtype in _NVJET_DTYPES if letter in nvjet[1]), "")
-    if "opaquetype" in lowered:  # PyTorch moves elements of a size, whatever they are
+    if "opaquetype" in lowered:  # PyTorch copies elements by size, of any type
         return ""
     if name.startswith("_ZN2ck") and _CK_BF16.search(name):
         return "bf16"

@@ -33,11 +33,11 @@ class LayerMemory(NamedTuple):
     kept_input: int = 0  # part of ``activations``: its input, the output of an earlier layer
     full_precision: int = 0  # part of ``activations``: what autocast leaves in full precision
     input: int = 0  # size of its input, whichever layer keeps it
-    fixed_workspace: int = 0  # part of ``backward_workspace``: as large as parameters, whatever the batch
+    fixed_workspace: int = 0  # part of ``backward_workspace``: as large as parameters, independent of the batch
     weights: int = 0  # parameters that its products and convolutions read
     copied: int = 0  # full-precision tensors kept elsewhere; autocast keeps a 16-bit copy of them for its products
     scores: int = 0  # part of ``activations``: the size of attention scores, which a fused attention does not keep
-    fixed_forward: int = 0  # part of ``forward_workspace``: as large as parameters, whatever the batch
+    fixed_forward: int = 0  # part of ``forward_workspace``: as large as parameters, independent of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def moments(memory: Memory) -> Iterator[Moment]:
         yield Moment(Phase.FORWARD, layer.name, *resident, gradients, activations, layer.forward_workspace)
     gradients = memory.gradients if memory.gradients_stay else 0
     for layer in reversed(memory.layers):
-        if memory.gradients_stay:  # the new gradient is there until it is added to the old one
+        if memory.gradients_stay:  # the new gradient exists until it is added to the old one
             workspace = layer.backward_workspace + layer.gradients
             yield Moment(Phase.BACKWARD, layer.name, *resident, gradients, activations, workspace)
         else:
@@ -133,7 +133,7 @@ def fullest(memories: Sequence[Memory | None]) -> tuple[int, Memory | None]:
 
 
 def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
-    """Let the rows [first, end) of each of ``runs`` keep the input of the first alone; in the order of the rows."""
+    """Let each of ``runs``, rows [first, end) in ascending order, keep only the input of its first row."""
     rows = list(memory.layers)
     ended = -1
     for first, end in runs:
@@ -145,20 +145,20 @@ def recomputed(memory: Memory, runs: Sequence[tuple[int, int]]) -> Memory:
 
 
 def _recomputed(rows: Sequence[LayerMemory], gradient: int, *, from_segment: bool) -> list[LayerMemory]:
-    """One visit of a segment; ``from_segment``: the layer that computed its input no longer keeps it."""
+    """The rows of one recomputed segment; ``from_segment``: the layer that computed its input no longer keeps it."""
     kept = rows[0].input if from_segment else min(rows[0].input, rows[0].kept_input)
-    again = most = 0
+    rebuilt = most = 0
     found: list[LayerMemory] = []
     for row in rows:
-        again += max(row.activations - kept, 0)
-        most = max(most, again + row.forward_workspace + gradient)
+        rebuilt += max(row.activations - kept, 0)
+        most = max(most, rebuilt + row.forward_workspace + gradient)
         found.append(
             row._replace(
                 activations=kept,
                 kept_input=kept,
                 full_precision=min(row.full_precision, kept),
                 forward_workspace=row.forward_workspace + row.activations - min(kept, row.activations),
-                backward_workspace=row.backward_workspace + again,
+                backward_workspace=row.backward_workspace + rebuilt,
                 scores=0,
             )
         )

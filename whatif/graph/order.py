@@ -1,6 +1,6 @@
 """Order: a topological one that changes as little as possible, and the dependencies that follow from position.
 
-Derived dependencies are found anew in every edited graph and never stored.
+Derived dependencies are recomputed for every edited graph and never stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ loops = Loops("whatif.graph._loops")
 
 
 def places(ordered: Array, wanted: Array, side: Literal["left", "right"] = "left") -> Int64:
-    """Return what ``np.searchsorted`` does, faster for int64 that is nearly sorted."""
+    """Return the same as ``np.searchsorted``; faster for int64 if ``wanted`` is nearly sorted."""
     if not loops.compiled or not ordered.dtype == wanted.dtype == np.int64:
         return np.searchsorted(ordered, wanted, side=side)
     found = np.empty(len(wanted), dtype=np.int64)
@@ -30,14 +30,14 @@ def places(ordered: Array, wanted: Array, side: Literal["left", "right"] = "left
 
 
 def spread(column: Array, skipped: Int64, n: int) -> Array:
-    """Return the column's values in their order at those of ``n`` places that are not ``skipped`` (ascending).
+    """Return an array of ``n`` entries: the column's values in order, except at the indices ``skipped`` (ascending).
 
-    What stands at the skipped ones is for the caller to write.
+    The caller sets the skipped entries.
     """
     result = np.empty(n, dtype=column.dtype)
     if loops.compiled and column.dtype.kind in "biuf":
-        whole = np.ascontiguousarray(column)
-        loops.spread(whole.view(np.uint8), skipped, column.itemsize, result.view(np.uint8))
+        contiguous = np.ascontiguousarray(column)
+        loops.spread(contiguous.view(np.uint8), skipped, column.itemsize, result.view(np.uint8))
     else:
         kept = np.ones(n, dtype=np.bool_)
         kept[skipped] = False
@@ -46,21 +46,21 @@ def spread(column: Array, skipped: Int64, n: int) -> Array:
 
 
 def each_once(values: Array) -> Array:
-    """Return what ``np.unique`` does of integers, without its table of hashes and the module that it loads."""
+    """Return the same as ``np.unique`` for integers, without its hash table and the module that it imports."""
     ordered = np.sort(values)
     found: Array = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return found
 
 
 def quartiles(values: npt.ArrayLike) -> tuple[float, float, float]:
-    """Return what ``np.percentile`` does of values for 25, 50 and 75, without the module that it loads."""
+    """Return the 25th, 50th and 75th percentiles, as ``np.percentile`` without the module that it imports."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     low, median, high = np.interp((0.25, 0.5, 0.75), np.linspace(0, 1, len(ordered)), ordered).tolist()
     return low, median, high
 
 
 def order_by(first: Array, *then: Array) -> Int64:
-    """Return the stable order by ``first`` and, where that is equal, by ``then``; fast where ``first`` is in runs."""
+    """Return the stable order by ``first``, ties by ``then``; fast if ``first`` consists of runs."""
     order = np.argsort(first, kind="stable")
     ordered = first[order]
     same = ordered[1:] == ordered[:-1]
@@ -72,7 +72,7 @@ def order_by(first: Array, *then: Array) -> Int64:
 
 
 def numbered(*columns: Array) -> Int64:
-    """Return a number for each row, shape (n,): the same one where all of its columns, integers, are the same."""
+    """Number the rows, shape (n,): rows that are equal in all ``columns`` (integers) get the same number."""
     order = np.lexsort(columns)
     number = np.zeros(len(order), dtype=np.int64)
     for column in columns:
@@ -82,12 +82,12 @@ def numbered(*columns: Array) -> Int64:
 
 
 def before_on_thread(graph: TaskGraph, tasks: Array) -> Int64:
-    """Return the task before each of a few ``tasks`` (ids) on its thread, shape (n,); -1 where there is none."""
+    """Return the task before each of a few ``tasks`` (ids) on its thread, shape (n,); -1 if there is none."""
     found, thread = np.full(len(tasks), -1, dtype=np.int64), graph.thread[tasks]
     for code in each_once(thread).tolist():
-        mine, on_it = thread == code, np.flatnonzero(graph.thread == code)
-        place = np.searchsorted(on_it, tasks[mine])
-        found[mine] = np.where(place > 0, on_it[place - 1], -1)
+        rows, of_thread = thread == code, np.flatnonzero(graph.thread == code)
+        place = np.searchsorted(of_thread, tasks[rows])
+        found[rows] = np.where(place > 0, of_thread[place - 1], -1)
     return found
 
 
@@ -96,19 +96,19 @@ def outgoing(n_tasks: int, dependencies: Dependencies) -> tuple[Int64, Int64]:
     return grouped(n_tasks, dependencies.source)
 
 
-def grouped(n_tasks: int, ends: Int32) -> tuple[Int64, Int64]:
-    """Group rows by their code in ``ends``: the row offsets, shape (n_tasks + 1,), and the rows in that order."""
-    if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < n_tasks:
-        raise WhatifError(f"graph: a code lies outside its table of {n_tasks} entries; see graph.check().")
-    offsets, rows = np.zeros(n_tasks + 2, dtype=np.int64), np.empty(len(ends), dtype=np.int64)
-    loops.group_rows(np.arange(len(ends)), ends, offsets, rows)
+def grouped(n_codes: int, codes: Int32) -> tuple[Int64, Int64]:
+    """Group rows by their entry in ``codes``: the row offsets, shape (n_codes + 1,), and the rows in that order."""
+    if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < n_codes:
+        raise WhatifError(f"graph: a code lies outside its table of {n_codes} entries; see graph.check().")
+    offsets, rows = np.zeros(n_codes + 2, dtype=np.int64), np.empty(len(codes), dtype=np.int64)
+    loops.group_rows(np.arange(len(codes)), codes, offsets, rows)
     return offsets[:-1], rows
 
 
 def topological_order(n_tasks: int, dependencies: Dependencies, thread: Int32 | None = None) -> Int32:
-    """Return the tasks so that sources come before targets, smallest id first; shorter than n_tasks on a cycle.
+    """Return the tasks, sources before targets and smallest id first; shorter than n_tasks on a cycle.
 
-    Those of one ``thread``, shape (n_tasks,), stay in the order of their ids; -1 are of none.
+    Tasks of one ``thread``, shape (n_tasks,), stay in the order of their ids; -1 is no thread.
     """
     source, target = dependencies.source, dependencies.target
     backward = source >= target
@@ -142,10 +142,10 @@ def _smallest_first(n_tasks: int, before: Int32, after: Int32) -> Int32:
 
 
 def derived_dependencies(graph: TaskGraph) -> Dependencies:
-    """Return the waits for all that was launched before, and the launches that a full queue holds back.
+    """Return the dependencies of waits on all earlier launches, and of launches that a full queue blocks.
 
-    They follow from the order of each thread alone. Where ids are out of order, as an insertion can leave them for a
-    moment, some point backward; ``reorder`` mends that.
+    They follow from the order of each thread alone. If ids are out of order, as right after an insertion, some point
+    backward; ``reorder`` corrects that.
     """
     if not len(graph.waits.task) and not graph.info.queue_depth:
         return Dependencies.concatenate([])
@@ -164,7 +164,7 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 
 def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
-    """Each stream's tasks in order, and for each the position from which on it counts as launched."""
+    """Each stream's tasks in order, and for each the CPU task after which it counts as launched."""
     n, on_gpu = len(graph.threads), graph.on_gpu.mask
     is_stream = np.array([thread.kind == ThreadKind.STREAM for thread in graph.threads], dtype=np.uint8)
     offsets, newest = np.zeros(n + 2, dtype=np.int64), np.full(n, -1, dtype=np.int64)
@@ -181,14 +181,14 @@ def _waits(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> Dependen
     waits = graph.waits
     rank = np.array([thread.rank for thread in graph.threads], dtype=np.int32)
     for stream, tasks, launched in queues:
-        own = rank[graph.thread[waits.task]] == rank[stream]  # all streams of a machine, not of others
-        concerned = ((waits.scope == ALL_STREAMS) & own) | (waits.scope == stream)
-        wait = waits.task[concerned]
+        same_rank = rank[graph.thread[waits.task]] == rank[stream]  # all streams of a machine, not of others
+        in_scope = ((waits.scope == ALL_STREAMS) & same_rank) | (waits.scope == stream)
+        wait = waits.task[in_scope]
         # The last task that was launched before the wait, if there is one.
         last = np.searchsorted(launched, wait, side="left") - 1
         found = last >= 0
         parts.append(
-            Dependencies.of(tasks[last[found]], wait[found], DependencyKind.SYNC, waits.lag_ns[concerned][found])
+            Dependencies.of(tasks[last[found]], wait[found], DependencyKind.SYNC, waits.lag_ns[in_scope][found])
         )
     return Dependencies.concatenate(parts)
 
@@ -198,12 +198,12 @@ def _back_pressure(graph: TaskGraph, queues: list[tuple[int, Int32, Int64]]) -> 
     depth = graph.info.queue_depth
     if not depth:
         return Dependencies.concatenate([])
-    parts, seen = [], np.full(len(graph), -1, dtype=np.int32)
+    parts, last_stream = [], np.full(len(graph), -1, dtype=np.int32)
     for code, tasks, _ in queues:
         if len(tasks) <= depth:
             continue
         # A graph launch puts many tasks into the queue with one call: only its first one counts.
         first, source, target = (np.empty(len(tasks), dtype=np.int32) for _ in range(3))
-        n = loops.held_back(tasks, graph.launch_of, depth, code, seen, first, source, target)
+        n = loops.held_back(tasks, graph.launch_of, depth, code, last_stream, first, source, target)
         parts.append(Dependencies.of(source[:n], target[:n], DependencyKind.QUEUE, anchor=Anchor.START))
     return Dependencies.concatenate(parts)

@@ -93,16 +93,16 @@ def _with_gaps(graph: TaskGraph, gone: Bool) -> Bool:
     calls = np.flatnonzero(gone & (graph.start_ns >= 0) & among(graph.kind, [TaskKind.RUNTIME, TaskKind.CPU_OP]))
     result = gone.copy()
     # The wait of a removed call is between the call and its gap.
-    waits = _behind(graph, calls, TaskKind.WAIT)
-    result[waits] = result[_behind(graph, np.concatenate([calls, waits]), TaskKind.GAP)] = True
+    waits = _next_of_kind(graph, calls, TaskKind.WAIT)
+    result[waits] = result[_next_of_kind(graph, np.concatenate([calls, waits]), TaskKind.GAP)] = True
     return result
 
 
-def _behind(graph: TaskGraph, tasks: Int64, kind: TaskKind) -> Int64:
+def _next_of_kind(graph: TaskGraph, tasks: Int64, kind: TaskKind) -> Int64:
     """The tasks of a kind that come right after one of ``tasks`` (ids) on its thread."""
-    behind = graph.neighbours[1][tasks]
-    behind = behind[behind >= 0]
-    return np.asarray(behind[graph.kind[behind] == kind], dtype=np.int64)
+    following = graph.neighbours[1][tasks]
+    following = following[following >= 0]
+    return np.asarray(following[graph.kind[following] == kind], dtype=np.int64)
 
 
 def _kept_neighbours(graph: TaskGraph, gone: Bool) -> tuple[Int32, Int32]:
@@ -164,15 +164,15 @@ def _through_chains(graph: TaskGraph, gone: Bool, previous: Int32, following: In
         before = newest.get(thread)
         # Only tasks of one run of removed neighbours pass on their dependencies; else a kept task is between them.
         joined = before is not None and previous[before] == previous[task]
-        mine = dict(reached[before]) if joined and before is not None else {}
+        last_kept = dict(reached[before]) if joined and before is not None else {}
         if previous[task] >= 0:
-            mine[thread] = int(previous[task])
+            last_kept[thread] = int(previous[task])
         for source in into.get(task, ()):
             for other, last in (reached[source] if gone[source] else {int(graph.thread[source]): source}).items():
-                mine[other] = max(mine.get(other, -1), last)
-        reached[task], newest[thread] = mine, task
+                last_kept[other] = max(last_kept.get(other, -1), last)
+        reached[task], newest[thread] = last_kept, task
         targets = [*out.get(task, ()), *([int(following[task])] if following[task] >= 0 else [])]
-        found.update((last, target) for target in targets for last in mine.values()
+        found.update((last, target) for target in targets for last in last_kept.values()
                      if graph.thread[last] != graph.thread[target])  # fmt: skip
     pairs = np.array(sorted(found), dtype=np.int32).reshape(-1, 2)
     return Dependencies.of(pairs[:, 0], pairs[:, 1], DependencyKind.EVENT)
@@ -216,11 +216,11 @@ def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
     if not gone.any():
         return graph, np.arange(len(graph), dtype=np.int32)
     tasks = np.flatnonzero(gone)
-    heir = fate[tasks]
+    heir = fate[tasks]  # the task that replaces each removed one
     # If tasks of the same thread replace all removed ones, neighbours are not needed.
-    alone = (heir < 0) | (graph.thread[tasks] != graph.thread[heir])
-    before = after = none = np.full(len(graph), -1, dtype=np.int32)
-    if alone.any():
+    elsewhere = (heir < 0) | (graph.thread[tasks] != graph.thread[heir])
+    before = after = not_computed = np.full(len(graph), -1, dtype=np.int32)
+    if elsewhere.any():
         before, after = _kept_neighbours(graph, gone)
 
     old = graph.dependencies
@@ -228,31 +228,31 @@ def contracted(graph: TaskGraph, fate: Int64) -> tuple[TaskGraph, Int32]:
     source_gone, target_gone = gone.take(old.source), gone.take(old.target)
     # A launch starts only what it launched: a removed kernel leaves nothing to start.
     rows = np.flatnonzero((source_gone | target_gone) & ~(launch & target_gone))
-    source, target = _standing(old.source[rows], fate, before), _standing(old.target[rows], fate, after)
+    source, target = _replaced(old.source[rows], fate, before), _replaced(old.target[rows], fate, after)
     backward = (source >= target) & target_gone[rows]
-    if backward.any() and after is none:
+    if backward.any() and after is not_computed:
         after = _kept_neighbours(graph, gone)[1]
     target = np.where(backward, after[old.target[rows]], target)
-    sound = (source >= 0) & (target >= 0) & (source < target)
-    rows, source, target = rows[sound], source[sound], target[sound]
+    valid = (source >= 0) & (target >= 0) & (source < target)
+    rows, source, target = rows[valid], source[valid], target[valid]
     # A lag is the time between two particular tasks; between other tasks only a zero lag is known.
     lag_ns = np.where(launch[rows], old.lag_ns[rows], np.minimum(old.lag_ns[rows], 0))
     bridged = Dependencies(source.astype(np.int32), target.astype(np.int32), old.kind[rows], lag_ns, old.anchor[rows])
     untouched = old.take(~(source_gone | target_gone))
-    across = _across_threads(graph, heir[alone], after[tasks[alone]])
+    across = _across_threads(graph, heir[elsewhere], after[tasks[elsewhere]])
     return _without(graph, gone, Dependencies.concatenate([untouched, bridged, across]))
 
 
-def _standing(tasks: Int32, fate: Int64, neighbour: Int32) -> Int64:
-    """The replacement of each of ``tasks`` (ids): itself, the task of its fate, or else its ``neighbour``."""
-    of = fate.take(tasks)
-    return np.where(of >= 0, of, np.where(of == STAYS, tasks, neighbour.take(tasks)))
+def _replaced(tasks: Int32, fate: Int64, neighbour: Int32) -> Int64:
+    """The replacement of each of ``tasks`` (ids): the task itself, that of its fate, or its ``neighbour``."""
+    fates = fate.take(tasks)
+    return np.where(fates >= 0, fates, np.where(fates == STAYS, tasks, neighbour.take(tasks)))
 
 
 def _across_threads(graph: TaskGraph, heir: Int64, after: Int32) -> Dependencies:
-    """Make the task ``after`` another on its thread, shape (n,), follow that one's ``heir`` on another thread.
+    """Dependencies from the ``heir`` of each removed task to the task ``after`` it on its thread, shape (n,) each.
 
-    No dependency without an heir, or if that comes later.
+    None without an heir, or if the heir comes later.
     """
     follows = (heir >= 0) & (after > heir)
     pairs = each_once(heir[follows] * len(graph) + after[follows])

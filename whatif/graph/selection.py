@@ -96,10 +96,10 @@ class Selection:
             raise WhatifError("expected ids, got a selection, which numpy reads as a mask; use its .ids.")
         return self.mask.astype(self.mask.dtype if dtype is None else dtype, copy=bool(copy))
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
-        if method == "__call__" and ufunc in _COMPOSE and not how:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and ufunc in _COMPOSE and not kwargs:
             return self._composed(ufunc, *inputs)
-        return getattr(ufunc, method)(*(_plain(each) for each in inputs), **how)
+        return getattr(ufunc, method)(*(_plain(each) for each in inputs), **kwargs)
 
     def __repr__(self) -> str:
         return f"Selection({len(self):,} of {len(self.mask):,} tasks)"

@@ -159,9 +159,9 @@ class TaskGraph:
         a valid regular expression, or if a criterion has another type, such as a text for a phase.
         """
         mask = np.ones(len(self), dtype=np.bool_)
-        asked: Any = kind
-        kinds = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
-        for what, given, fits in (
+        wanted: Any = kind
+        kinds = list(wanted) if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
+        for expected, values, fits in (
             ("TaskKind, as in TaskKind.KERNEL", kinds, partial(_is_code_of, TaskKind)),
             ("phase as in Phase.BACKWARD", [phase], partial(_is_code_of, Phase)),
             ("thread's number", [thread], _is_whole),
@@ -169,9 +169,9 @@ class TaskGraph:
             ("regular expression for name", [name], _is_text),
             ("regular expression for layer", [layer], _is_text),
         ):
-            for each in given:
+            for each in values:
                 if each is not None and not fits(each):
-                    raise WhatifError(f"select: expected a {what}, got {each!r}.")
+                    raise WhatifError(f"select: expected a {expected}, got {each!r}.")
         if kind is not None:
             mask &= among(self.kind, kinds)
         if name is not None:
@@ -190,8 +190,8 @@ class TaskGraph:
     def of_clock(self) -> Selection:
         """The tasks of the first rank, whose steps are reported."""
         first = self.threads[0].rank if self.threads else 0
-        mine = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
-        return Selection(np.ones(len(self), dtype=np.bool_) if mine.all() else mine.take(self.thread), self.order)
+        chosen = np.array([thread.rank == first for thread in self.threads], dtype=np.bool_)
+        return Selection(np.ones(len(self), dtype=np.bool_) if chosen.all() else chosen.take(self.thread), self.order)
 
     @property
     def thread_lag_ns(self) -> Int64:
@@ -215,10 +215,10 @@ class TaskGraph:
     def neighbours(self) -> tuple[Int32, Int32]:
         """The task before and the task after each one on its thread, shape (n_tasks,) each; -1 if none."""
         order, thread = self.by_thread, self.thread[self.by_thread]
-        ends = thread[1:] != thread[:-1]
+        boundary = thread[1:] != thread[:-1]
         previous, following = (np.full(len(self), -1, dtype=np.int32) for _ in range(2))
         previous[order[1:]], following[order[:-1]] = order[:-1], order[1:]
-        previous[order[1:][ends]] = following[order[:-1][ends]] = -1
+        previous[order[1:][boundary]] = following[order[:-1][boundary]] = -1
         return previous, following
 
     # -- dependencies ------------------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ class TaskGraph:
             name: as_index(self, column) if isinstance(column, Selection) else column
             for name, column in columns.items()
         }
-        others = columns.keys() >= set(TASK_COLUMNS) or len(columns.get("duration_ns", self.duration_ns)) != len(self)
+        new_ids = columns.keys() >= set(TASK_COLUMNS) or len(columns.get("duration_ns", self.duration_ns)) != len(self)
         edited = replace(self, **columns)
-        if others:
+        if new_ids:
             return edited
         edited.__dict__["order"] = self.order
         info = columns.get("info", self.info)
@@ -304,7 +304,7 @@ class TaskGraph:
         low_ns: npt.ArrayLike | None = None,
         high_ns: npt.ArrayLike | None = None,
     ) -> TaskGraph:
-        """Set the durations of ``tasks`` to one number or one per task, with bounds where known."""
+        """Set the durations of ``tasks`` to one number or one per task, with their bounds if known."""
         return edit.with_duration(self, tasks, duration_ns, low_ns=low_ns, high_ns=high_ns)
 
     def remove(self, tasks: Tasks) -> TaskGraph:
