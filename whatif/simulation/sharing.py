@@ -58,7 +58,7 @@ def uses_of(graph: TaskGraph) -> Uses:
 
 
 # Compute kernels beside collectives took 18.9 % longer on average and 40 % at most on A100, H100, MI210 and MI250
-# (arXiv 2507.03114): the upper end is 1.5 times the held share. The lower end assumes no slowdown.
+# (arXiv 2507.03114): the upper end is 1.5 times the held share. At the lower end a new collective is not slowed.
 HELD_AT_MOST, MOST_HELD = 1.5, 0.9
 
 
