@@ -18,8 +18,8 @@ from whatif.graph.types import Phase, TaskKind
 from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.change_candidates import accumulated_passes, batch_factor
 from whatif.questions.comparison.compare import compare
+from whatif.questions.comparison.constraints import constraints_between
 from whatif.questions.comparison.describe_change import describe_change
-from whatif.questions.comparison.told_changes import constraints_between
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.simulation.simulator import simulate
 
@@ -59,7 +59,7 @@ def test_nothing_is_tried_where_there_is_nothing_to_describe() -> None:
 def test_what_both_tell_is_accounted_for() -> None:
     def told(one: dict[str, Any], other: dict[str, Any]) -> tuple[set[str], list[set[str]]]:
         found = constraints_between(GraphInfo(**one), GraphInfo(**other))
-        return set(found.ruled_out), [set(group) for group in found.asked_for]
+        return set(found.ruled_out), [set(group) for group in found.required]
 
     def precision(autocast: str | None, matmul: str = "ieee") -> dict[str, Any]:
         table = {"autocast": autocast, "parameters": "float32", "matmul": matmul, "conv": "ieee"}

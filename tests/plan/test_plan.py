@@ -28,12 +28,12 @@ from whatif.runtime.errors import WhatifError
 CLUSTER = "dgx-h100"
 
 
-def assert_torchrun_starts(told: str, devices: int) -> None:
-    """Check by torchrun's own parser that a command starts so many processes."""
+def assert_torchrun_starts(line: str, devices: int) -> None:
+    """Check with torchrun's parser that a command starts the given number of processes."""
     need("torch")
     from torch.distributed.run import get_args_parser
 
-    command = shlex.split(told)
+    command = shlex.split(line)
     assert command[0] == "torchrun"
     args = get_args_parser().parse_args(command[1:])
     assert int(args.nnodes) * int(args.nproc_per_node) == devices
@@ -123,8 +123,8 @@ def test_a_plan_of_two_passes_is_what_its_what_ifs_say(predicted: Baseline) -> N
     way = Plan(1, 1, 4, ZERO_1, BATCH, 2, recompute=False)
     asked = asked_of(predicted, 4, CLUSTER, global_batch=8 * BATCH)
     (one,) = Composer(predicted.graph, CLUSTER).estimates(iter([way]), None)
-    found, told = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
-    assert (found.step_ms, found.low_ms, found.high_ms) == (told.predicted_ms, told.low_ms, told.high_ms)
+    found, applied = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
+    assert (found.step_ms, found.low_ms, found.high_ms) == (applied.predicted_ms, applied.low_ms, applied.high_ms)
 
 
 @pytest.mark.parametrize("way", [Plan(1, 1, 4, DDP, BATCH, 16, recompute=False), Plan(1, 2, 2, DDP, 1, 24, False)])
@@ -132,11 +132,11 @@ def test_many_passes_have_the_range_of_their_what_ifs(predicted: Baseline, way: 
     """The ends grew with the step, whose exchange is there once: ranges were 3 to 8 % narrower than those of apply."""
     asked = asked_of(predicted, 4, CLUSTER, global_batch=way.samples)
     (one,) = Composer(predicted.graph, CLUSTER).estimates(iter([way]), None)
-    found, told = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
-    assert found.step_ms == pytest.approx(told.predicted_ms, rel=1e-3)
+    found, applied = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
+    assert found.step_ms == pytest.approx(applied.predicted_ms, rel=1e-3)
     assert found.low_ms is not None
     assert found.high_ms is not None
-    assert found.high_ms - found.low_ms == pytest.approx(told.high_ms - told.low_ms, rel=0.01)
+    assert found.high_ms - found.low_ms == pytest.approx(applied.high_ms - applied.low_ms, rel=0.01)
 
 
 def test_pieces_agree_where_steps_are_captured(predicted: Baseline) -> None:
@@ -235,21 +235,21 @@ def test_a_stock_trace_gives_the_same_table_and_launch_flags(
     shared_traces: Path, predicted_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stock = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
-    told = []
+    answers = []
     for path in (stock, Path("traces/resnet18_cifar_cpu.json.gz"), predicted_file):
         assert main(["plan", str(path), "--gpus", "8", "--cluster", CLUSTER, "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-        assert_torchrun_starts(told[-1]["launch"]["torchrun"], 8)
-    assert {tuple(one) for one in told} == {tuple(told[0])}
-    assert {tuple(one["plans"][0]) for one in told} == {tuple(told[0]["plans"][0])}
-    assert [one["unit"] for one in told] == ["recorded batches", "samples", "samples"]
-    assert [bool(one["notes"]) for one in told] == [True, False, False]
+        answers.append(json.loads(capsys.readouterr().out))
+        assert_torchrun_starts(answers[-1]["launch"]["torchrun"], 8)
+    assert {tuple(one) for one in answers} == {tuple(answers[0])}
+    assert {tuple(one["plans"][0]) for one in answers} == {tuple(answers[0]["plans"][0])}
+    assert [one["unit"] for one in answers] == ["recorded batches", "samples", "samples"]
+    assert [bool(one["notes"]) for one in answers] == [True, False, False]
     # Where the batch is unknown a what-if's micro-batch counts recorded batches.
-    cut = next(one for one in told[0]["plans"] if one["pipeline"] > 1)
+    cut = next(one for one in answers[0]["plans"] if one["pipeline"] > 1)
     assert main(["apply", *cut["what_ifs"], str(stock), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_ms"] == pytest.approx(cut["predicted_ms"], rel=0.1)
     # The span of the stock trace is one step: its estimate and its simulation are of the same.
-    best = told[0]["plans"][0]
+    best = answers[0]["plans"][0]
     assert sum(best["parts"].values()) == pytest.approx(best["predicted_ms"], rel=0.05)
 
 
@@ -273,13 +273,13 @@ def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.Captur
     words = ["plan", str(predicted_file), "--gpus", "8", "--cluster", CLUSTER, "--global-batch", "64"]
     plot = tmp_path / "plan.svg"
     assert main([*words, "--json", "--plot", str(plot)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     assert plot.read_text().startswith("<?xml")
-    first = told["plans"][0]
+    first = answer["plans"][0]
     assert first["devices"] == 8
     assert first["simulated"]
     assert first["samples_per_s"] == pytest.approx(64e3 / first["predicted_ms"])
-    assert set(told["plain"]) == {"DDP", "FSDP"}
+    assert set(answer["plain"]) == {"DDP", "FSDP"}
     assert main(words) == 0
     out = capsys.readouterr().out
     assert out.startswith("fastest: ")
@@ -313,9 +313,9 @@ def test_what_is_wrong_is_said(
     predicted_file: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(predicted_file), *words]) in (1, 2)
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

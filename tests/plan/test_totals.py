@@ -43,9 +43,9 @@ def test_all_devices_count(predicted: Baseline, what_ifs: list[str], devices: in
     assert found.totals.devices == devices
     assert found.totals.samples_per_s == pytest.approx(batches * BATCH / step_s)
     assert found.totals.energy_j == pytest.approx(devices * step_s * 700)
-    told = found.to_dict()
-    assert told["devices"] == {"baseline": 1, "predicted": devices}
-    assert told["samples_per_s"]["predicted"] == found.totals.samples_per_s
+    answer = found.to_dict()
+    assert answer["devices"] == {"baseline": 1, "predicted": devices}
+    assert answer["samples_per_s"]["predicted"] == found.totals.samples_per_s
 
 
 def test_a_sweep_counts_devices_and_bytes(predicted: Baseline) -> None:

@@ -1,4 +1,4 @@
-"""Which line of the source a step spends its time on, what each line waits for, and what removing it would gain."""
+"""The time of a step by source line, the lines' waits for the GPU, and the gain from removing each."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ READS = frozenset(("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"
 
 
 class LinePart(Struct, frozen=True):
-    """A line's part of a step, ms; ``gain_ms`` is what the mean step gains without it, None if not simulated."""
+    """A line's part of a step, ms; ``gain_ms`` is the mean step's gain without it, None if not simulated."""
 
     part: Part
-    mean_ms: float  # the main thread's work on it in the mean step, with what only some steps do
+    mean_ms: float  # the main thread's work on it in the mean step, including work that only some steps do
     waits: float  # calls per step that wait for the GPU
     blocked_ms: float  # time per step in which they wait
     gain_ms: float | None  # without the CPU's work and the waits of the line; the GPU's work stays
@@ -68,36 +68,36 @@ class LineParts(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """Name what gains most, and the line that waits longest for the GPU."""
-        what, step_ms = CLOCK_NOUNS[self.baseline.clock], mean_step_ms(self.baseline, self.baseline.timeline)
+        """One sentence: the costliest line, the one that waits longest for the GPU, and the one that gains most."""
+        step_noun, step_ms = CLOCK_NOUNS[self.baseline.clock], mean_step_ms(self.baseline, self.baseline.timeline)
         none = nowhere(self.by)
         known = [line for line in self.parts if line.part.name != none]
         if not known:
-            shown, how = "no code of your own", "whatif collect --lines"
+            missing, command = "no code of your own", "whatif collect --lines"
             if self.by == "layer":
-                shown, how = "no forward function of a model", "whatif collect"
-            return f"no {self.by} of the {what} is known: its call stacks show {shown}; record with `{how}`."
+                missing, command = "no forward function of a model", "whatif collect"
+            return f"no {self.by} of the {step_noun} is known: its call stacks show {missing}; record with `{command}`."
         most = max(known, key=lambda line: line.part.critical_ms)
-        told = (
+        sentence = (
             f"{most.part.name} holds more of the critical path than any other {self.by}: {most.part.critical_ms:,.2f} "
             f"of {self.baseline.step_ms:,.2f} ms"
         )
         unknown_ms = sum(line.part.critical_ms for line in self.parts if line.part.name == none)
         if unknown_ms > most.part.critical_ms:
-            told += f" ({unknown_ms:,.2f} ms belong to no {self.by} that is known)"
+            sentence += f" ({unknown_ms:,.2f} ms belong to no {self.by} that is known)"
         waiting = max(known, key=lambda line: line.blocked_ms)
         if waiting.blocked_ms > 0:
-            told += (
+            sentence += (
                 f"; {waiting.part.name} waits for the GPU {waiting.waits:.3g} time{'s' * (waiting.waits != 1)} a "
-                f"{what}, {waiting.blocked_ms:,.2f} ms"
+                f"{step_noun}, {waiting.blocked_ms:,.2f} ms"
             )
         gaining = max(known, key=lambda line: line.gain_ms or 0.0)
         if gaining.gain_ms:
-            told += (
-                f"; removing the CPU part of {gaining.part.name} shortens the mean {what} of {step_ms:,.2f} ms by "
+            sentence += (
+                f"; removing the CPU part of {gaining.part.name} shortens the mean {step_noun} of {step_ms:,.2f} ms by "
                 f"{gaining.gain_ms:,.2f} ms"
             )
-        return f"{told}."
+        return f"{sentence}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the lines as a JSON object."""
@@ -128,10 +128,10 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
         lines = Lines(by, graph.layers, np.where(graph.layer > 0, graph.layer, -1).astype(np.int32))
     elif graph.info.ranks:
         held = held_up_by(baseline)
-        which = f"rank {held[0]}, for which the others wait longest" if held else "one rank"
+        suggested = f"rank {held[0]}, for which the others wait longest" if held else "one rank"
         raise WhatifError(
             f"{graph.info.path}: expected the file of one rank alone, whose call stacks name each {by}, got "
-            f"{counted(len(graph.info.ranks), 'rank')} of a run; name the file of {which}."
+            f"{counted(len(graph.info.ranks), 'rank')} of a run; name the file of {suggested}."
         )
     else:
         lines = read_lines(graph, by)
@@ -148,8 +148,8 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
     mean_ms = _sums(codes, len(names), inside & _on_main(graph), graph.duration_ns / 1e6) / n_steps
     place = {name: code for code, name in enumerate(names)}
     parts = parts_by(baseline, codes, names)
-    seen = {part.name for part in parts}
-    parts += [Part(names[code], 0.0, 0.0, 0.0, 0.0) for code in np.flatnonzero(mean_ms) if names[code] not in seen]
+    listed = {part.name for part in parts}
+    parts += [Part(names[code], 0.0, 0.0, 0.0, 0.0) for code in np.flatnonzero(mean_ms) if names[code] not in listed]
     parts.sort(key=lambda part: -max(part.critical_ms, blocked_ms[place[part.name]], mean_ms[place[part.name]]))
     before_ms = mean_step_ms(baseline, baseline.timeline)
     found = []
@@ -164,7 +164,7 @@ def line_parts(baseline: Baseline, by: By, top: int = 10) -> LineParts:
 
 
 class WaitingLine(Struct, frozen=True):
-    """A line that waits for the GPU: how often and how long in a step, and what the mean step gains without it, ms."""
+    """A line that waits for the GPU: its waits in a step, their time, and the mean step's gain without it, ms."""
 
     line: str
     waits: float
@@ -202,7 +202,7 @@ def waiting_lines(baseline: Baseline, lines: Lines) -> tuple[WaitingLine, ...]:
 
 
 class CostlyLine(Struct, frozen=True):
-    """A line outside the training itself: the main thread's work on it, and what the mean step gains without, ms."""
+    """A line outside the training itself: the main thread's work on it, and the mean step's gain without it, ms."""
 
     line: str
     mean_ms: float
@@ -229,8 +229,8 @@ def costly_lines(baseline: Baseline, lines: Lines) -> tuple[CostlyLine, ...]:
     """Return the lines outside the layers, the backward pass and the optimizer without which a step gains most.
 
     None if the recording does not show all three of these. Between a step's first layer and its optimizer only lines
-    count that read values (`.item()`, a print): others may belong to the training (clipping, a teacher's forward pass).
-    A line whose operators have a backward pass is none either, nor one of a module's `forward`.
+    that read values (`.item()`, a print) count: others may belong to the training (clipping, a teacher's forward pass).
+    Lines whose operators have a backward pass do not count either, nor those of a module's `forward`.
     """
     graph = baseline.graph
     before_ms = mean_step_ms(baseline, baseline.timeline)
@@ -285,7 +285,7 @@ def waits_for_gpu(graph: TaskGraph) -> Int64:
 
 
 def blocked(baseline: Baseline) -> Float64:
-    """Return how long each wait for the GPU lasts in the simulated baseline, ns, shape (n_tasks,); 0 for others."""
+    """Return the length of each wait for the GPU in the simulated baseline, ns, shape (n_tasks,); 0 for other tasks."""
     graph, timeline = baseline.graph, baseline.timeline
     waiting = np.zeros(len(graph))
     tasks = waits_for_gpu(graph)

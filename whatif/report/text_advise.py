@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whatif.prediction.baseline import Baseline
 from whatif.questions.advice.advise import Advice, Ranked
-from whatif.questions.advice.reasons import peak_told
+from whatif.questions.advice.reasons import peak_cell
 from whatif.questions.advice.trial import Refusal, Refused
 from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
@@ -149,7 +149,7 @@ def _ranked_rows(advice: Advice, entries: Sequence[Ranked], places: Sequence[int
             effort(entry),
         ]
         if with_memory:
-            row.insert(5, peak_told(trial, advice.peak_bytes))
+            row.insert(5, peak_cell(trial, advice.peak_bytes))
         rows.append(row)
     return headers, rows
 

@@ -1,1 +1,1 @@
-"""Which what-ifs to try, what came of them, and what to do first."""
+"""Choose what-ifs to try on a run, try them, and rank them."""

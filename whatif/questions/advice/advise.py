@@ -1,4 +1,4 @@
-"""Which what-ifs would help this run: all that one can do, tried alone and in promising combinations, ranked."""
+"""Rank the what-ifs that would help a run: each applicable one alone, and promising combinations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ranked(Struct, frozen=True):
     trial: Trial
     reason: str
     range_ms: tuple[float, float] | None = None  # None after the first ``top`` rows
-    alone_pct: tuple[float | None, ...] = ()  # of a combination: what each what-if gains alone, if it applies
+    alone_pct: tuple[float | None, ...] = ()  # of a combination: the gain of each what-if alone, if it applies
 
     @property
     def gain_range_pct(self) -> tuple[float, float] | None:
@@ -76,7 +76,7 @@ class Ranked(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """What would help a run; every list is sorted by gain or in the order of the names."""
+    """The what-ifs tried on a run, and what to do first; every list is sorted by gain or by name."""
 
     baseline: Baseline
     bound: str  # the sentence that says what limits the step
@@ -89,7 +89,7 @@ class Advice(Struct, frozen=True):
     too_large: tuple[Ranked, ...]  # more than the device's memory
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
-    warm_up: str = ""  # what of the step later ones seem to lack; else ""
+    warm_up: str = ""  # the part of the step that later steps seem not to have; else ""
     waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
     costly: tuple[CostlyLine, ...] = ()  # lines outside the training itself, if the trace has lines
 
@@ -97,8 +97,8 @@ class Advice(Struct, frozen=True):
     def first(self) -> Ranked | None:
         """What to do first: the best of small effort, unless more effort gains twice as much; None if none gains.
 
-        If the step waits for data or for communication, what removes that is preferred. Another batch comes first only
-        if nothing else gains: it may need another learning rate.
+        If the step waits for data or communication, what-ifs that remove the wait are preferred. Another batch comes
+        first only if nothing else gains: it may need another learning rate.
         """
         same = [entry for entry in self.gaining if entry.trial.same_training] or list(self.gaining)
         same = [entry for entry in same if self._relieves(entry.trial)] or same
@@ -128,7 +128,7 @@ class Advice(Struct, frozen=True):
         return next((name for kind, name in kinds.items() if self.critical_path_ms.get(kind, 0.0) >= least_ms), "")
 
     def _relieves(self, trial: Trial) -> bool:
-        """Whether a trial takes away most of the loading or the communication that the step waits for."""
+        """Whether a trial removes most of the loading or the communication that the step waits for."""
         if self._waited_for == "loading":
             return trial.work.loading_ms / trial.samples <= self.before.loading_ms / 2
         if self._waited_for == "communication":
@@ -137,15 +137,15 @@ class Advice(Struct, frozen=True):
 
     @property
     def verdict(self) -> tuple[str, str, str]:
-        """Three sentences: what bounds the step, what to do first, what that gains and what can be had on top.
+        """Three sentences: what bounds the step, what to do first, and its gain alone and with more what-ifs.
 
-        If the step looks like the first one of a program, what to do first is to record a later one.
+        If the step looks like the first one of a program, the second sentence advises to record a later one.
         """
         first, line = self.first, self.first_line
-        spared, do_line = "", ""
+        line_gain, do_line = "", ""
         if line is not None:
             mean = f"the mean {CLOCK_NOUNS[self.baseline.clock]} of {line.step_ms:,.2f} ms"
-            spared = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
+            line_gain = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
             do_line = f"Do first: make {line.line} cheaper."
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
@@ -153,11 +153,11 @@ class Advice(Struct, frozen=True):
             most = f"; the most is {best.trial.label} with {best.trial.gain_pct:+z.1f} %." if best else "."
             return (
                 self.bound,
-                self._again or do_line or "No optimization helps this run as it is.",
-                f"{spared}None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
+                self._record_again or do_line or "No optimization helps this run as it is.",
+                f"{line_gain}None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
             )
         trial, gains = first.trial, first.gain_range_pct
-        how = trial.effort.how.rstrip(".")
+        instructions = trial.effort.how.rstrip(".")
         unit = "for the whole span" if self.baseline.clock == "span" else "a step"
         if not trial.same_training:
             unit = f"for the samples of {RECORDED[self.baseline.clock]}"
@@ -165,9 +165,9 @@ class Advice(Struct, frozen=True):
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 4
-        subject = f"As it was recorded, {first.trial.label}" if self._again else "It"
+        subject = f"As it was recorded, {first.trial.label}" if self._record_again else "It"
         if line is not None:
-            subject = f"{spared}Of the what-ifs, {first.trial.label}"
+            subject = f"{line_gain}Of the what-ifs, {first.trial.label}"
         gain = (
             f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
         )
@@ -176,11 +176,11 @@ class Advice(Struct, frozen=True):
             gain += f"; {best.trial.label} together gain {best.trial.gain_pct:.0f} %"
         if self._waited_for and not self._relieves(trial):
             gain += f"; no what-if that was tried removes the {self._waited_for}"
-        do_first = f"Do first: {first.trial.label}" + (f" ({how})." if how else ".")
-        return self.bound, self._again or do_line or do_first, gain + "."
+        do_first = f"Do first: {first.trial.label}" + (f" ({instructions})." if instructions else ".")
+        return self.bound, self._record_again or do_line or do_first, gain + "."
 
     @property
-    def _again(self) -> str:
+    def _record_again(self) -> str:
         return f"Record again, after some steps of warm-up: {self.warm_up}." if self.warm_up else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,11 +223,11 @@ def advise(
     path: Path | None = None,
     progress: Progress | None = None,
 ) -> Advice:
-    """Try every candidate on ``baseline``, then the promising combinations; by default all that is installed.
+    """Try every candidate on ``baseline``, then promising combinations; by default all installed transforms.
 
-    Ranges are found for the ``top`` entries of each list. ``progress(done, total)`` counts what was tried alone. A
-    transform that does not apply, or fails, is listed with its reason and stops nothing. ``path`` is the trace, for the
-    lines of code, if the graph no longer records it.
+    Ranges are computed for the ``top`` entries of each list. ``progress(done, total)`` counts trials of single
+    transforms. A transform that does not apply or fails is listed with its reason, and the others still run. ``path``
+    is the trace, for the lines of code, if the graph no longer records it.
     """
     candidates = installed() if candidates is None else candidates
     refused = list(candidates.broken)
@@ -279,6 +279,6 @@ def advise(
     if first is None or first.range_ms is not None:
         return result
     # The verdict shows the range, whatever the rank of the entry.
-    told = replace(first, range_ms=trier.range_ms(first.trial))
-    gaining = tuple(told if entry is first else entry for entry in result.gaining)
+    completed = replace(first, range_ms=trier.range_ms(first.trial))
+    gaining = tuple(completed if entry is first else entry for entry in result.gaining)
     return replace(result, gaining=gaining)

@@ -25,9 +25,9 @@ VARIANTS = {
     "data_loading": ("data_loading:workers=4",),
     "fused_adam": ("fused_adam", "fused_adam:to=foreach"),
 }
-# A step that is faster on several GPUs is one on another machine, and no advice for this one.
+# Not advised: these take more GPUs than the recorded step has.
 OTHER_MACHINES = ("tensor_parallel",)
-# Not advised if a run does it in part already, as its author chose: functions that state how much, or "".
+# Not advised if the run's author already applied it in part: functions that return how much, or "".
 IN_PART = {"fp8": chosen_for_fp8}
 
 

@@ -1,7 +1,7 @@
-"""Promising combinations of what-ifs: pairs that relieve different parts of the machine, and the best one made larger.
+"""Promising combinations of what-ifs: pairs that relieve different parts of the machine, and extensions of the best.
 
-All pairs of thirty what-ifs would be hundreds; those that gain alone, and those that save work which the step does not
-wait for yet, leave a few dozen.
+Thirty what-ifs have hundreds of pairs; those that gain alone, or save work that the step does not yet wait for, leave
+a few dozen.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from whatif.questions.advice.trial import (
 
 # A gain below this is within replay errors, percent.
 WORTH_PCT = 1.0
-# Our choice: how far the search goes. What-ifs in one combination, and of each kind those that pairs are made of.
+# Limits of the search, our choice: what-ifs in a combination, and candidates of each kind for pairs.
 MOST_TOGETHER, MOST_PARTNERS = 4, 4
 # Saving less than this share of the CPU's or the GPU's work, or of the memory, makes no combination promising.
 SAVES = 0.05
 # Equivalent what-ifs: torch.compile puts its regions into CUDA graphs by itself.
-SAME_THING = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
+EQUIVALENT = (frozenset({"compile:mode=reduce-overhead", "cuda_graph"}),)
 
-_SAME_NAMES = tuple(frozenset(one.partition(":")[0] for one in same) for same in SAME_THING)
+_EQUIVALENT_NAMES = tuple(frozenset(spec.partition(":")[0] for spec in same) for same in EQUIVALENT)
 
 # What-ifs that gain together even if neither does alone: tensor cores convolve images whose channels are innermost.
 TOGETHER = (("amp", "channels_last"),)
@@ -38,8 +38,8 @@ class Search:
 
     def __init__(self, trier: Trier, trials: Sequence[Trial], refused: Sequence[Refused]) -> None:
         self._trier = trier
-        # One variant of each what-if, the best: the same thing twice is no combination. Other software or machines
-        # are not what one begins with.
+        # Only the best variant of each what-if: two variants of one are no combination. No combination starts with
+        # other software or machines.
         best: dict[str, Trial] = {}
         for trial in sorted(trials, key=lambda t: -t.gain_pct):
             if _can_begin(trial):
@@ -65,35 +65,35 @@ class Search:
         hosts = _largest(fitting, lambda t: work.host_ms - t.work.host_ms / t.samples, SAVES * work.host_ms)
         devices = _largest(fitting, lambda t: work.device_ms - t.work.device_ms / t.samples, SAVES * work.device_ms)
         yield from ((*a.transforms, *b.transforms) for a in hosts for b in devices)
-        # What frees memory makes room for what does not fit.
+        # What-ifs that free memory, with those that do not fit alone.
         held = self._trier.peak_bytes or 0
         savers = _largest(fitting, lambda t: float(held - (t.peak_bytes or held)), SAVES * held)
         large = [t for t in self._single if not self._trier.fits(t)]
         yield from ((*a.transforms, *b.transforms) for a in savers for b in large)
-        # What does not apply to the run as it is may apply to one that is changed already.
+        # A what-if that does not apply to the recorded run may apply after another.
         yield from ((*a.transforms, b) for b in self._refused for a in gaining[:MOST_PARTNERS])
 
     def _grow(self) -> None:
-        """Add to the best combination what gains most with it while something does; at the end another batch."""
+        """Add the what-if that gains most to the best combination as long as one gains; at the end another batch."""
         pool = [t for t in self._single if self._trier.fits(t)]
         same = [t.transforms[0] for t in pool if t.same_training][: 2 * MOST_PARTNERS]
         able = [t for t in self._found.values() if t.same_training and _can_begin(t)]
         first = self._best(able)
         if first is None:
             return
-        # The best of those that share nothing with it leads elsewhere: two that gain little alone may relieve in turn
-        # what the step waits for.
+        # Also grow the best trial that shares no what-if with it: two that gain little alone may relieve in turn what
+        # the step waits for.
         second = self._best(t for t in able if not t.names & first.names)
         for start in (first, second, self._relieving_all(able)):
             if start is not None:
                 self._grow_from(start, pool, same)
 
     def _relieving_all(self, able: Sequence[Trial]) -> Trial | None:
-        """The trial of what saves most CPU, GPU and loading work, together: alone each may only move a wait."""
+        """The trial of the best savers of CPU, GPU and loading work together: alone, each may only move a wait."""
         chosen: dict[str, Transform] = {}
         for name in ("device_ms", "cpu_ms", "loading_ms"):
             recorded = getattr(self._trier.work, name)
-            savers = [t for t in able if not any(frozenset((*chosen, *t.names)) >= same for same in _SAME_NAMES)]
+            savers = [t for t in able if not any(frozenset((*chosen, *t.names)) >= same for same in _EQUIVALENT_NAMES)]
             best = min(savers, key=lambda t: getattr(t.work, name) / t.samples, default=None)
             if best is not None and getattr(best.work, name) / best.samples < (1 - SAVES) * recorded:
                 chosen |= {t.name: t for t in best.transforms}
@@ -117,7 +117,7 @@ class Search:
     def _attempt(self, transforms: Sequence[Transform]) -> Trial | None:
         """The trial of some transforms; None if two are equivalent, or if they do not apply together."""
         key = frozenset(spelled(t) for t in transforms)
-        if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in SAME_THING):
+        if len({t.name for t in transforms}) < len(transforms) or any(same <= key for same in EQUIVALENT):
             return None
         if key not in self._found:
             found = self._trier.attempt(sorted(transforms, key=spelled))

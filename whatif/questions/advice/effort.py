@@ -1,4 +1,4 @@
-"""The effort of making a what-if real, from the docstring of its script."""
+"""The effort to put a what-if into practice, from the docstring of its script."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _LINE = re.compile(r"^Effort:\s*(small|medium|large|none)\s*:\s*(.+?)\s*(?:\n\s*
 
 
 class EffortSize(IntEnum):
-    """The work that a what-if takes: from nothing that one can do, over an option, to other software or machines."""
+    """The work to put a what-if into practice: from none (a hypothetical question) to other software or machines."""
 
     UNKNOWN = -1  # the script does not say
-    NONE = 0  # a hypothetical question, nothing that one can switch on
+    NONE = 0  # a hypothetical question: nothing to switch on
     SMALL = 1  # an option, or some lines
     MEDIUM = 2  # a day
     LARGE = 3  # other software or other machines
 
 
 class Effort(Struct, frozen=True):
-    """A size and a sentence that says how."""
+    """A size, and instructions in one sentence."""
 
     size: EffortSize
     how: str = ""

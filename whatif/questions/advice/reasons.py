@@ -1,4 +1,4 @@
-"""Why a what-if gains what it gains, in one sentence with its numbers."""
+"""The reason for a what-if's gain or loss, in one sentence with its numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _GIB = 2**30
 
 
 def reason(trial: Trial, trier: Trier, alone_pct: Sequence[float | None] = ()) -> str:
-    """Return the sentence: what each part gains alone, whose work changes, whether it is critical, the memory."""
+    """Return the sentence: gains of the parts alone, changes of work, whether they are critical, and memory."""
     parts = []
     if alone_pct:
         gains = [f"{name} {_pct(gain)}" for name, gain in zip(trial.spelled, alone_pct, strict=True)]
         parts.append(f"alone {', '.join(gains)}; together {_pct(trial.gain_pct)}")
     parts += _work(trial, trier)
-    if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else it is no reason, and has its own column
+    if trial.gain_pct < WORTH_PCT or not trier.fits(trial):  # else memory is no reason; it has a separate column
         parts += _memory(trial, trier)
     if not trial.same_training and trial.waiting_ms >= trial.baseline_ms * WORTH_PCT / 100:
         parts.append(f"the unexplained wait of {trial.waiting_ms:,.1f} ms counts once per recorded batch")
@@ -42,7 +42,7 @@ def memory_change(before_bytes: int, after_bytes: int) -> str:
     return f"{after} {name}" if before == after else f"{before} → {after} {name}"
 
 
-def peak_told(trial: Trial, before_bytes: int | None) -> str:
+def peak_cell(trial: Trial, before_bytes: int | None) -> str:
     """Return the peak memory of a trial next to the recorded one as a table cell, or how far it is not modelled."""
     if trial.peak_bytes is None or before_bytes is None:
         return "–"
@@ -66,7 +66,7 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
     least_ms = trial.baseline_ms * WORTH_PCT / 100
     digits = 1 if trial.baseline_ms >= 100 else 2 if trial.baseline_ms >= 1 else 4
     changes, saved_ms = [], 0.0
-    for what, old_ms, new_ms in (
+    for resource, old_ms, new_ms in (
         ("GPU work", before.gpu_ms, after.gpu_ms),
         ("copies", before.copies_ms, after.copies_ms),
         ("communication", before.communication_ms, after.communication_ms),
@@ -74,7 +74,7 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
         ("data loading", before.loading_ms, after.loading_ms),
     ):
         if abs(new_ms / trial.samples - old_ms) >= least_ms:
-            changes.append(f"{what} {old_ms:,.{digits}f} → {new_ms / trial.samples:,.{digits}f} ms")
+            changes.append(f"{resource} {old_ms:,.{digits}f} → {new_ms / trial.samples:,.{digits}f} ms")
             saved_ms = max(saved_ms, old_ms - new_ms / trial.samples)
     if not changes:
         return []
@@ -94,8 +94,8 @@ def _memory(trial: Trial, trier: Trier) -> list[str]:
     """The peak of the memory if it changes, and whether it still fits."""
     if trial.peak_bytes is None or trier.peak_bytes is None or trial.peak_bytes == trier.peak_bytes:
         return []
-    whose = " of the rank that needs most" if trier.baseline.graph.info.ranks else ""
-    sentence = f"peak memory{whose} {memory_change(trier.peak_bytes, trial.peak_bytes)}"
+    of_rank = " of the rank that needs most" if trier.baseline.graph.info.ranks else ""
+    sentence = f"peak memory{of_rank} {memory_change(trier.peak_bytes, trial.peak_bytes)}"
     capacity = trier.baseline.graph.info.gpu_memory_bytes
     if capacity is not None and not trier.fits(trial):
         sentence += f", more than the device's {capacity / _GIB:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Try what-ifs on one baseline: what each does to the step in numbers, or why it does nothing here."""
+"""Try what-ifs on one baseline: their effect on the step in numbers, or why there is none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Work(Struct, frozen=True):
 
     @staticmethod
     def of(graph: TaskGraph, clock: str) -> Work:
-        """Sum up the tasks of what ``clock`` times: the median of the steady steps, or the whole span."""
+        """Sum up the tasks of the period that ``clock`` times: the median of the steady steps, or the whole span."""
         first, last = graph.info.steady
         step = graph.step
         if clock == "span" or last <= first:
@@ -174,7 +174,7 @@ class Trial(Struct, frozen=True):
 class Trier:
     """Tries compositions on one baseline; keeps the graphs of a few short ones, which longer ones begin with.
 
-    What-ifs that move the step to other machines are refused, unless ``may_move``: these were asked for.
+    What-ifs that move the step to other machines are refused, unless ``may_move``: the user asked for these.
     """
 
     def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
@@ -197,7 +197,7 @@ class Trier:
             schedule = single_schedule(chosen)
             changed, applied = self._applied(chosen)
         except WhatifError as error:
-            # An error that is no WhatifError is the script's own, and Transform reports it as the cause.
+            # An error of another type comes from the script, and Transform reports it as the cause.
             unexpected = error.__cause__ is not None and not isinstance(error.__cause__, WhatifError | OSError)
             why = Refusal.FAILED if unexpected else Refusal.NOT_APPLICABLE
             return Refused(written, chosen, why, _without_name(str(error), chosen))
@@ -258,7 +258,7 @@ class Trier:
         return min(low_ns / 1e6, trial.predicted_ms), max(high_ns / 1e6, trial.predicted_ms)
 
     def _applied(self, transforms: tuple[Transform, ...]) -> tuple[TaskGraph, tuple[Applied, ...]]:
-        """The graph under ``transforms`` and what each did; starts from the longest prefix that is kept."""
+        """The graph under ``transforms`` and the effect of each; starts from the longest prefix that is kept."""
         transforms = in_order(transforms)
         if not transforms:
             return self.baseline.graph, ()

@@ -1,4 +1,4 @@
-"""Detect a recording of a program's warm-up: its first calls take long, and later steps have none of them."""
+"""Detect a recording of a program's warm-up: very long calls that later steps do not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whatif.simulation.steps import steady
 LONG_MS = 1.0
 # Our choice: a call is long at a tenth of the step, and together they are reported at a quarter of it.
 LONG_SHARE, NAMED_FROM = 0.1, 0.25
-# With this many steps the median one is reported, and its work recurs in the other steps.
+# With this many steps the reported one is the median, and its work recurs in the others.
 REPEATED = 3
 
 
@@ -36,7 +36,7 @@ def warm_up(baseline: Baseline) -> str:
         return ""
     longest = long[np.argmax(critical_ms[long])]
     name = graph.names[graph.name[longest]]
-    where = f"in {name}" if name else "between operators"
-    what = "is one stretch of CPU time" if len(long) == 1 else f"are {len(long)} stretches of CPU time, the longest"
+    location = f"in {name}" if name else "between operators"
+    claim = "is one stretch of CPU time" if len(long) == 1 else f"are {len(long)} stretches of CPU time, the longest"
     share = f"{total_ms:,.2f} of {step_ms:,.2f} ms ({100 * total_ms / step_ms:.0f} %)"
-    return f"{share} {what} {where}, which looks like a program's start"
+    return f"{share} {claim} {location}, which looks like a program's start"

@@ -8,8 +8,8 @@ from whatif.graph.types import Phase
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.advice.candidates import installed
+from whatif.questions.comparison.constraints import WhatIfConstraints
 from whatif.questions.comparison.step_profile import calls_in_phase, flops_of_step
-from whatif.questions.comparison.told_changes import WhatIfConstraints
 
 # The tolerance between a ratio of FLOPs or tasks and a round one: our choice.
 NEAR = 0.02

@@ -20,11 +20,11 @@ from whatif.prediction.composition import (
 from whatif.prediction.transform import Transform
 from whatif.prediction.trust import BOUND_PCT
 from whatif.questions.comparison.change_candidates import batch_factor, candidates_between
+from whatif.questions.comparison.constraints import constraints_between
 from whatif.questions.comparison.differences import BATCH, OPTIMIZER, Difference
 from whatif.questions.comparison.pace import SameWork
 from whatif.questions.comparison.same_program import CallDifference
 from whatif.questions.comparison.step_profile import StepProfile, profile
-from whatif.questions.comparison.told_changes import constraints_between
 from whatif.questions.comparison.two_recordings import TwoRecordings
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress, reported
@@ -168,7 +168,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     # A prediction has the calls of its recording, and another batch changes calls everywhere.
     if allowed.only is None and batch_factor(two.before, two.after) is None:
         calls = CallDifference.of(two.before, two.after)
-        if calls.same and not allowed.asked_for:
+        if calls.same and not allowed.required:
             return Description(None, (), _same_program(two.pace))
     routes = (
         _Route(two.before, two.after, before, after, two.measured[1].ms, False, same, calls),
@@ -191,7 +191,7 @@ def describe_change(two: TwoRecordings, progress: Progress | None = None) -> Des
     for route, found in candidates:
         firsts = [fit.transforms for fit in alone if fit.undone == route.undone and fit.left <= HELPS][:FIRSTS]
         # The what-if of a recorded change may hide in the other half of the difference.
-        firsts += [(transform,) for transform in found if transform.name == "batch_size" and allowed.asked_for]
+        firsts += [(transform,) for transform in found if transform.name == "batch_size" and allowed.required]
         for (first,) in firsts:
             pairs = [(first, second) for second in found if second.name != first.name]
             together += [(route, pair) for pair in pairs if allowed.satisfied_by(frozenset((first.name, pair[1].name)))]

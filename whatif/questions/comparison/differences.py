@@ -11,7 +11,7 @@ from whatif.graph.recorded import Optimizer, Precision, Recorded
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
-from whatif.questions.comparison.told_changes import adds_workers, what_ifs_of
+from whatif.questions.comparison.constraints import adds_workers, what_ifs_of
 
 # What DistributedDataParallel and compiled modules prefix to the names of the layers that they wrap.
 WRAPPERS = ("module", "_orig_mod")

@@ -1,1 +1,1 @@
-"""The fastest or cheapest way to train a step on the GPUs that one has: a search over plans of parallelism."""
+"""Search the plans of parallelism for the fastest or cheapest one on given GPUs."""

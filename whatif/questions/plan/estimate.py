@@ -60,7 +60,7 @@ class Parts(NamedTuple):
 
 
 class Estimate(Struct, frozen=True):
-    """A plan, the parts of its step, and the peak of its fullest device; None if memory is not recorded."""
+    """A plan, the parts of its step, and the peak memory of its fullest device; None if memory is not recorded."""
 
     plan: Plan
     parts: Parts
@@ -79,13 +79,13 @@ class _Sides(NamedTuple):
         return _Sides(pieces.cpu_ns[0], pieces.gpu_ns[0], pieces.sum_ns[0])
 
     def plus(self, other: _Sides) -> _Sides:
-        return _Sides(*(one + more for one, more in zip(self, other, strict=True)))
+        return _Sides(*(side + more for side, more in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> _Sides:
-        return _Sides(*(one * factor for one in self))
+        return _Sides(*(side * factor for side in self))
 
     def by(self, begins: Int64) -> _Sides:
-        return _Sides(*(np.add.reduceat(one, begins) for one in self))
+        return _Sides(*(np.add.reduceat(side, begins) for side in self))
 
     @property
     def busy(self) -> Float64:
@@ -94,7 +94,7 @@ class _Sides(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """The calls of one micro-batch, and the work that comes once a step."""
+    """The calls of one micro-batch, and the work that is done once a step."""
 
     forward: _Sides
     backward: _Sides
@@ -142,20 +142,20 @@ class Composer:
 
     @property
     def most_stages(self) -> int:
-        """How many parts the model can be cut into."""
+        """The number of parts into which the model can be cut."""
         return self.model.n_parts
 
     def estimates(self, plans: Iterator[Plan], memory_bytes: int | None) -> Iterator[Estimate]:
-        """Yield those of ``plans`` that are possible and fit the memory, the shortest step first."""
+        """Yield estimates of the plans that are possible and fit the memory, the shortest step first."""
         found = []
         for plan in plans:
             with suppress(WhatifError):  # the cluster has no such groups
                 found.append((self.parts(plan), plan))
-        # A peak takes longer to find than a step, and most are never asked for.
-        for parts, plan in sorted(found, key=lambda one: one[0].step_ms):
-            most = self.peak_bytes(plan)
-            if most is None or memory_bytes is None or most <= memory_bytes:
-                yield Estimate(plan, parts, most)
+        # A peak takes longer to compute than a step, and most are never needed.
+        for parts, plan in sorted(found, key=lambda entry: entry[0].step_ms):
+            peak_bytes = self.peak_bytes(plan)
+            if peak_bytes is None or memory_bytes is None or peak_bytes <= memory_bytes:
+                yield Estimate(plan, parts, peak_bytes)
 
     def parts(self, plan: Plan) -> Parts:
         """Return the parts of a plan's step. Raises WhatifError if the cluster has no such groups."""
@@ -168,7 +168,7 @@ class Composer:
         return Parts(work * slower, sums * slower, bubble * slower, exchange, update * slower)
 
     def _shared_update(self, workers: int) -> float:
-        """The share of the update left to each of ``workers``: its kernels' start-up, and a part of the rest."""
+        """The share of the update that each of ``workers`` runs: its kernels' start-up, and a part of the rest."""
         return self._start_up + (1 - self._start_up) / workers
 
     def _slower(self, devices: int) -> float:
@@ -185,9 +185,9 @@ class Composer:
             return peak(self._sharded(self._alone_memory(memory, plan), plan, int(self.gradients.sum()))).total
         begins = self._begins(plan)
         part = np.searchsorted(begins[1:], np.arange(len(self.model.part)), side="right")
-        each = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
-        shares = each / each.sum() if each.sum() else np.full(len(begins), 1 / len(begins))
-        most = int(by_stage(each, plan.pipeline).max())
+        part_bytes = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
+        shares = part_bytes / part_bytes.sum() if part_bytes.sum() else np.full(len(begins), 1 / len(begins))
+        largest_bytes = int(by_stage(part_bytes, plan.pipeline).max())
         flights = [
             in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
             for stage in range(plan.pipeline)
@@ -196,7 +196,7 @@ class Composer:
             memory, self._at(memory, plan), row_parts(self.model, begins, len(memory.layers)), flights, plan.passes,
             by_stage(shares, plan.pipeline), plan.micro_batch / self.batch, recompute=False,
         )  # fmt: skip
-        return max(peak(self._sharded(one, plan, most)).total for one in found)
+        return max(peak(self._sharded(stage_memory, plan, largest_bytes)).total for stage_memory in found)
 
     def _alone_memory(self, memory: Memory, plan: Plan) -> Memory:
         changed = self._at(memory, plan)
@@ -266,8 +266,8 @@ class Composer:
         """The first call of each part: parts as even as possible, by the busier side and the messages."""
         key = (plan.micro_batch, plan.pipeline * plan.chunks)
         if key not in self._cuts:
-            one = self._pass(plan)
-            both = one.forward.plus(one.backward)
+            calls = self._pass(plan)
+            both = calls.forward.plus(calls.backward)
             network = self._network("pipeline", plan.pipeline)
             message = network.cost("send", self._crossing(plan)).total_ns
             sides = [both.cpu + both.sums, both.gpu + both.sums]
@@ -277,14 +277,14 @@ class Composer:
         return found
 
     def _alone(self, plan: Plan) -> Parts:
-        one = self._pass(plan)
-        both = one.forward.plus(one.backward)
-        each = _Sides(*(np.asarray(side.sum()) for side in both))
-        copies = each.times(plan.passes).plus(self.added.times(plan.passes - 1))
+        calls = self._pass(plan)
+        both = calls.forward.plus(calls.backward)
+        totals = _Sides(*(np.asarray(side.sum()) for side in both))
+        copies = totals.times(plan.passes).plus(self.added.times(plan.passes - 1))
         share = self._shared_update(self._sharers(plan)) if plan.level != DDP else 1.0
-        update = _Sides(*(np.asarray(side.sum()) for side in one.update))
-        work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in one.batch)))
-        cpu, gpu, exchange = self._exchange_alone(plan, one) if plan.data > 1 else (0.0, 0.0, 0.0)
+        update = _Sides(*(np.asarray(side.sum()) for side in calls.update))
+        work = copies.plus(_Sides(*(np.asarray(side.sum()) for side in calls.batch)))
+        cpu, gpu, exchange = self._exchange_alone(plan, calls) if plan.data > 1 else (0.0, 0.0, 0.0)
         work = work._replace(cpu=work.cpu + cpu, gpu=work.gpu + gpu)
         # On a CPU the update is the CPU's work.
         cpu_share, gpu_share = (1.0, share) if self.graph.has_gpu else (share, 1.0)
@@ -294,13 +294,13 @@ class Composer:
         sums = float(work.busy - np.maximum(work.cpu, work.gpu))
         return Parts(*(ns / 1e6 for ns in (busy - update_ns - sums, sums, 0.0, exchange, update_ns)))
 
-    def _exchange_alone(self, plan: Plan, one: _Pass) -> Exchanged:
+    def _exchange_alone(self, plan: Plan, calls: _Pass) -> Exchanged:
         name = "fsdp" if plan.level in (FSDP, HYBRID) else "zero" if plan.level else "distributed"
         network = self._network(name, plan.data)
-        forward_ns, backward_ns = (float(side.busy.sum()) for side in (one.forward, one.backward))
+        forward_ns, backward_ns = (float(side.busy.sum()) for side in (calls.forward, calls.backward))
         # Gradients are exchanged in the last pass alone, except FSDP's.
         if plan.level == DDP:
-            return self._exchanges.whole(network, backward_ns)
+            return self._exchanges.replicated(network, backward_ns)
         if plan.level not in (FSDP, HYBRID):
             return self._exchanges.sharded_state(network, backward_ns)
         sizes = self._of_units()[1]
@@ -310,7 +310,7 @@ class Composer:
         return Exchanged(*(plan.passes * part for part in found))
 
     def _pipeline(self, plan: Plan) -> Parts:
-        one, begins = self._pass(plan), self._begins(plan)
+        calls, begins = self._pass(plan), self._begins(plan)
         stages, count, cut = plan.pipeline, plan.passes, self._cut(plan, begins)
         network = self._network("pipeline", stages)
         exchange = self._exchange_of_stages(plan, cut.stage_gradients(stages))
@@ -319,26 +319,26 @@ class Composer:
             update = update._replace(gpu_ns=update.gpu_ns / plan.data)
         # A stage runs nothing during its exchange, so that update and exchange are one piece.
         side = "gpu_ns" if self.graph.has_gpu else "cpu_ns"
-        behind = update._replace(**{side: getattr(update, side) + exchange})
+        ending = update._replace(**{side: getattr(update, side) + exchange})
 
         def step_ns(passes: int) -> int:
-            return steady_step_ns(self.graph, cut, plan.order, stages, passes, plan.chunks, network, behind)
+            return steady_step_ns(self.graph, cut, plan.order, stages, passes, plan.chunks, network, ending)
 
         few, more = steady_passes(plan)
         step = float(step_ns(min(count, few if count > more else count)))
         if count > more:
             step += (count - few) * (step_ns(more) - step) / (more - few)
-        each = one.forward.plus(one.backward).by(begins)
+        per_part = calls.forward.plus(calls.backward).by(begins)
         added = float(self.added.busy) * by_stage(cut.shares, stages) * (count - 1) / count
-        turns = by_stage(each.busy, stages) + added
-        # All for the slowest stage: the rest of its step is waiting for others.
-        slowest = int(turns.argmax())
-        sums = count * by_stage(each.busy - np.maximum(each.cpu, each.gpu), stages)[slowest]
-        work = count * turns[slowest] - sums + float(one.batch.busy.sum())
+        per_stage = by_stage(per_part.busy, stages) + added
+        # All parts are those of the slowest stage: the rest of its step is waiting for others.
+        slowest = int(per_stage.argmax())
+        sums = count * by_stage(per_part.busy - np.maximum(per_part.cpu, per_part.gpu), stages)[slowest]
+        work = count * per_stage[slowest] - sums + float(calls.batch.busy.sum())
         updated, left = float(update.busy_ns[0, slowest]), step - work - sums
-        shown = min(float(exchange[slowest]), max(left - updated, 0.0))
-        told = work, sums, left - updated - shown, shown, updated
-        return Parts(*(float(ns) / 1e6 for ns in told))
+        exposed = min(float(exchange[slowest]), max(left - updated, 0.0))
+        parts_ns = work, sums, left - updated - exposed, exposed, updated
+        return Parts(*(float(ns) / 1e6 for ns in parts_ns))
 
     def _exchange_of_stages(self, plan: Plan, stage_bytes: Int64) -> Float64:
         """The time in which each stage exchanges its gradients with the same stage of the other copies, ns."""
@@ -365,5 +365,5 @@ class Composer:
 
 
 def steady_passes(plan: Plan) -> tuple[int, int]:
-    """Return two numbers of passes between which, and beyond, each one more adds the same time."""
+    """Return two numbers of passes; from the first on, each further pass adds the same time."""
     return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (2, 4)

@@ -33,7 +33,7 @@ class Exchanged(NamedTuple):
 
     cpu: float
     gpu: float
-    shown: float
+    exposed: float
 
 
 class Exchanges:
@@ -53,7 +53,7 @@ class Exchanges:
         self._launch_ns = float(usual_launch_ns(graph, launches)) if self._on_gpu else 0.0
         self._buckets: dict[float | None, tuple[Float64, Float64]] = {}
 
-    def whole(self, network: Network, backward_ns: float) -> Exchanged:
+    def replicated(self, network: Network, backward_ns: float) -> Exchanged:
         """DDP's buckets after one backward pass (``data_parallel.all_reduce_buckets``)."""
         graph, count = self._graph, len(self._gradients.size_bytes)
         sizes, ready = self._in_buckets(None)
@@ -62,14 +62,14 @@ class Exchanges:
         if self._on_gpu:
             calls = 2 * count * COPY_CALL * self._launch_ns + len(sizes) * CALL_NS
             beside = float(traffic_ns(graph, "all_reduce", sizes, network.workers).sum())
-            return Exchanged(calls, copied + beside, _behind(ready * backward_ns, cost.total_ns, backward_ns))
+            return Exchanged(calls, copied + beside, _exposed_ns(ready * backward_ns, cost.total_ns, backward_ns))
         buffers, _ = gloo.buffers(graph)
-        own = copied + count * gloo.HOOK_NS + gloo.STEP_NS + buffers * gloo.BUFFER_NS
+        overhead = copied + count * gloo.HOOK_NS + gloo.STEP_NS + buffers * gloo.BUFFER_NS
         done = float(work.sum()) + len(sizes) * CALL_NS
-        # gloo's work lengthens the backward pass, and passes within the transfers.
-        lengthened = backward_ns + own + done
-        shown = _behind(ready * lengthened - work, cost.total_ns, lengthened)
-        return Exchanged(own + done, 0.0, shown)
+        # gloo's work lengthens the backward pass, and elapses during the transfers.
+        lengthened = backward_ns + overhead + done
+        exposed = _exposed_ns(ready * lengthened - work, cost.total_ns, lengthened)
+        return Exchanged(overhead + done, 0.0, exposed)
 
     def sharded_state(self, network: Network, backward_ns: float) -> Exchanged:
         """ZeRO-1 and 2: buckets are reduced and scattered, parameters gathered (``sharding.sharded_gradients``)."""
@@ -82,8 +82,8 @@ class Exchanges:
         if not self._on_gpu:  # every call blocks
             return Exchanged(copied + calls, 0.0, float(scattered.sum()) + gathered)
         beside = float(traffic_ns(graph, "reduce_scatter", sizes, network.workers).sum())
-        shown = _behind(ready * backward_ns, scattered, backward_ns) + gathered
-        return Exchanged(calls + len(sizes) * self._launch_ns, copied + beside, shown)
+        exposed = _exposed_ns(ready * backward_ns, scattered, backward_ns) + gathered
+        return Exchanged(calls + len(sizes) * self._launch_ns, copied + beside, exposed)
 
     def all_sharded(
         self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float,
@@ -95,36 +95,36 @@ class Exchanges:
         """
         graph = self._graph
         sizes = np.array(units, dtype=np.float64)
-        every = np.append(sizes, [root] if root else [])
-        gather = gloo.sent(graph, network, "all_gather", every).cost.total_ns
-        scatter = gloo.sent(graph, network, "reduce_scatter", every).cost.total_ns
-        again = float(gather[: len(sizes)].sum())
-        copied = float(moving(graph, 2 * np.concatenate([every, every, sizes])).duration_ns.sum())
-        count = len(every) + len(every) + len(sizes)
+        all_bytes = np.append(sizes, [root] if root else [])
+        gather = gloo.sent(graph, network, "all_gather", all_bytes).cost.total_ns
+        scatter = gloo.sent(graph, network, "reduce_scatter", all_bytes).cost.total_ns
+        regather = float(gather[: len(sizes)].sum())
+        copied = float(moving(graph, 2 * np.concatenate([all_bytes, all_bytes, sizes])).duration_ns.sum())
+        count = len(all_bytes) + len(all_bytes) + len(sizes)
         calls = count * UNIT_CALL.centre_ns
-        summed = np.zeros(len(every))
+        summed = np.zeros(len(all_bytes))
         if across is not None:
-            parts = every / network.workers
+            parts = all_bytes / network.workers
             summed = gloo.sent(graph, across, "all_reduce", parts).cost.total_ns
-            calls += len(every) * BUCKET_CALL.centre_ns
+            calls += len(all_bytes) * BUCKET_CALL.centre_ns
         if not self._on_gpu:
-            return Exchanged(calls, 0.0, copied + float(gather.sum()) + again + float(scatter.sum() + summed.sum()))
+            return Exchanged(calls, 0.0, copied + float(gather.sum()) + regather + float(scatter.sum() + summed.sum()))
         beside = sum(
             float(traffic_ns(graph, name, size, network.workers).sum())
-            for name, size in (("all_gather", every), ("all_gather", sizes), ("reduce_scatter", every))
+            for name, size in (("all_gather", all_bytes), ("all_gather", sizes), ("reduce_scatter", all_bytes))
         )
         if across is not None:
             beside += float(traffic_ns(graph, "all_reduce", parts, across.workers).sum())
         first, last = float(gather[0] + gather[-1]) if root else float(gather[0]), float(scatter[-1])
-        hidden = max(float(gather.sum()) - first - forward_ns, 0.0)
-        backward = max(again + float(scatter.sum()) - last - backward_ns, 0.0)
+        in_forward = max(float(gather.sum()) - first - forward_ns, 0.0)
+        in_backward = max(regather + float(scatter.sum()) - last - backward_ns, 0.0)
         # Sums run on a separate channel, and begin with the first scatter.
-        behind = max(float(summed.sum()) - float(summed[-1]) - backward_ns - backward - last, 0.0)
-        exposed = first + hidden + backward + last + behind + float(summed[-1])
+        behind = max(float(summed.sum()) - float(summed[-1]) - backward_ns - in_backward - last, 0.0)
+        exposed = first + in_forward + in_backward + last + behind + float(summed[-1])
         return Exchanged(calls + count * self._launch_ns, copied + beside, exposed)
 
     def _in_buckets(self, bucket_mb: float | None) -> tuple[Float64, Float64]:
-        """Bytes of the buckets, in the order of sending, and after which share of the backward pass each is full."""
+        """Bytes of the buckets, in the order of sending, and the share of the backward pass when each is full."""
         if bucket_mb not in self._buckets:
             number = bucket_of(self._graph, self._gradients, bucket_mb)
             sizes = np.bincount(number, weights=self._gradients.size_bytes).astype(np.float64)
@@ -134,7 +134,7 @@ class Exchanges:
         return self._buckets[bucket_mb]
 
 
-def _behind(ready_ns: Float64, took_ns: Float64, end_ns: float) -> float:
-    """The time beyond ``end_ns`` of transfers that run one after the other, each from when it is ready."""
+def _exposed_ns(ready_ns: Float64, took_ns: Float64, end_ns: float) -> float:
+    """The time after ``end_ns`` of transfers that run one after the other, each once it is ready."""
     left = np.cumsum(took_ns[::-1])[::-1]
     return max(float((ready_ns + left).max()) - end_ns, 0.0)

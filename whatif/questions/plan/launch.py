@@ -44,25 +44,25 @@ def torchrun(plan: Plan, cluster: str) -> str:
     """Return the command that starts one process for each device of a node."""
     node = _node(plan, cluster)
     nodes = plan.devices // node
-    meeting = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={node} {meeting} {SCRIPT}"
+    rendezvous = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={node} {rendezvous} {SCRIPT}"
 
 
 def _node(plan: Plan, cluster: str) -> int:
-    """How many of the plan's devices are in one node."""
+    """The number of the plan's devices in one node."""
     try:
-        known = load_cluster(cluster).levels
+        levels = load_cluster(cluster).levels
     except WhatifError:
-        known = ()
-    node = min((known[0].workers or 1) if known else 1, plan.devices)
+        levels = ()
+    node = min((levels[0].workers or 1) if levels else 1, plan.devices)
     return node if plan.devices % node == 0 else 1
 
 
 def _megatron(plan: Plan, unit: str) -> list[str]:
-    micro, every = (str(_sized(count, unit)) for count in (plan.micro_batch, plan.samples))
+    micro, total = (str(_sized(count, unit)) for count in (plan.micro_batch, plan.samples))
     flags = [
         f"--tensor-model-parallel-size {plan.tensor}", f"--pipeline-model-parallel-size {plan.pipeline}",
-        f"--micro-batch-size {micro}", f"--global-batch-size {every}",
+        f"--micro-batch-size {micro}", f"--global-batch-size {total}",
     ]  # fmt: skip
     if plan.tensor > 1:
         flags.append("--sequence-parallel")
@@ -76,12 +76,12 @@ def _megatron(plan: Plan, unit: str) -> list[str]:
 
 
 def _deepspeed(plan: Plan, unit: str) -> dict[str, object]:
-    told: dict[str, object] = {
+    config: dict[str, object] = {
         "train_micro_batch_size_per_gpu": _sized(plan.micro_batch, unit),
         "gradient_accumulation_steps": plan.passes,
         "zero_optimization": {"stage": plan.level},
     }
-    return told
+    return config
 
 
 def _sized(count: int, unit: str) -> int | str:

@@ -31,17 +31,17 @@ from whatif.units import counted, size
 
 # Blocks are split across neighbours in one node: between nodes four sums a layer take longer than the split saves.
 MOST_TENSOR = 8
-# A micro-batch of more times the recorded one cannot be predicted from its kernels.
+# Micro-batches larger than this multiple of the recorded one cannot be predicted from its kernels.
 MOST_TIMES = 8
 # Number of the best plans simulated: estimates from pieces only rank plans whose steps differ by a few percent.
 SIMULATED = 4
-# Up to this many are simulated while an estimate is better than all simulations.
+# Up to this many are simulated as long as an estimate is better than all simulations.
 MOST_SIMULATED = 8
-_KEPT = 60  # estimates of each way of cutting that are compared with those of the others
+_KEPT = 60  # estimates kept of each way of cutting, to compare with the other ways
 
 
 class Asked(Struct, frozen=True):
-    """One question: devices on a cluster, samples a step of all of them, memory and price of a device."""
+    """One question: devices of a cluster, samples per step of all of them, memory and price of a device."""
 
     gpus: int
     cluster: str
@@ -75,7 +75,7 @@ class Row(Struct, frozen=True):
 
     @property
     def memory_left(self) -> int | None:
-        """Bytes that the fullest device has left; None if either is not known."""
+        """Free bytes of the fullest device; None if its memory or the peak is unknown."""
         held = self.asked.memory_bytes
         return None if self.peak_bytes is None or held is None else held - self.peak_bytes
 
@@ -96,9 +96,9 @@ class Row(Struct, frozen=True):
 
 
 class Planned(Struct, frozen=True):
-    """Plans, the best first; plain DDP and FSDP for comparison; and the ways that gave no plan, with the reason.
+    """Plans, the best first; plain DDP and FSDP for comparison; and the ways without a plan, with the reason.
 
-    ``each``: the best of each number of GPUs and cluster in question, simulated, if there are several.
+    ``each``: the best plan for each question in ``asked``, simulated, if there are several.
     """
 
     baseline: Baseline
@@ -114,12 +114,12 @@ class Planned(Struct, frozen=True):
 
     @property
     def best(self) -> Row:
-        """The plan that comes first."""
+        """The best plan."""
         return self.rows[0]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions about a recording that lacks its batch size, or whose clock gives no steps."""
+        """Assumptions about a recording without a batch size, or whose clock has no steps."""
         notes = []
         if not self.in_samples:
             notes.append(f"plan: the trace lacks its batch size: put it in place of {BATCH} in the launch flags.")
@@ -133,7 +133,7 @@ class Planned(Struct, frozen=True):
 
     @property
     def in_samples(self) -> bool:
-        """Whether plans count samples, and not recorded batches of a size that the trace does not hold."""
+        """Whether plans count samples; if not, recorded batches of unknown size."""
         return self.unit == "samples"
 
     @property
@@ -148,8 +148,8 @@ class Planned(Struct, frozen=True):
             "baseline_ms": self.baseline.step_ms, "ranked_by": self.by, "unit": self.unit,
             "currency": self.currency or None,
             "asked": [
-                {"gpus": one.gpus, "cluster": one.cluster, "global_batch": one.global_batch,
-                 "memory_bytes": one.memory_bytes} for one in self.asked
+                {"gpus": question.gpus, "cluster": question.cluster, "global_batch": question.global_batch,
+                 "memory_bytes": question.memory_bytes} for question in self.asked
             ],
             "plans_estimated": self.counted,
             "plans": [row.to_dict() for row in self.rows],
@@ -164,7 +164,7 @@ def asked_of(
     baseline: Baseline, gpus: int, cluster: str, *, global_batch: int | None = None, memory_bytes: int | None = None,
     prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
 ) -> Asked:  # fmt: skip
-    """Return the question, with its defaults from the cluster and the recording.
+    """Return a question with defaults from the cluster and the recording.
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
     for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on recordings of one or all of
@@ -186,22 +186,22 @@ def asked_of(
                 f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
             )
     info = baseline.graph.info
-    several = f"the recordings of {counted(len(info.ranks), 'rank')}, whose work is that of all together"
-    one_of_several = "that of one worker of several, which waits for the others"
+    ranks = f"the recordings of {counted(len(info.ranks), 'rank')}, whose work is that of all together"
+    worker = "that of one worker of several, which waits for the others"
     if info.ranks or communicates(baseline.graph) or (recorded_workers(baseline.graph) or 1) > 1:
         raise WhatifError(
-            f"plan: expected a step of one GPU, got {several if info.ranks else one_of_several}; record one worker, or "
+            f"plan: expected a step of one GPU, got {ranks if info.ranks else worker}; record one worker, or "
             "ask for one plan with `whatif apply distributed:workers=8` and the files of all ranks."
         )
     found = load_cluster(cluster)
-    own = device(baseline.graph)
-    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.has_gpu else own
-    other = gpu is not None and (own is None or own.name != gpu.name)
-    moved = (load_transform("device", to=gpu.name),) if gpu is not None and other else ()
-    held = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
+    recorded_gpu = device(baseline.graph)
+    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.has_gpu else recorded_gpu
+    is_other = gpu is not None and (recorded_gpu is None or recorded_gpu.name != gpu.name)
+    move = (load_transform("device", to=gpu.name),) if gpu is not None and is_other else ()
+    capacity_bytes = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
     price = prices.per_hour.get(gpu.name) if prices and gpu is not None else None
     batch = global_batch or gpus * (info.batch_size or 1)
-    return Asked(gpus, cluster, batch, held, price, (*moved, *what_ifs))
+    return Asked(gpus, cluster, batch, capacity_bytes, price, (*move, *what_ifs))
 
 
 def plan(
@@ -217,7 +217,7 @@ def plan(
 
     Raises WhatifError if no plan fits, with the reason, or on "cost" if a GPU has no price.
     """
-    if by == "cost" and any(one.per_hour is None for one in asked):
+    if by == "cost" and any(question.per_hour is None for question in asked):
         raise WhatifError(
             "plan: expected a price for the GPUs of each cluster to rank by cost; name a file with --prices."
         )
@@ -229,24 +229,24 @@ def plan(
         )
     rows: list[Row] = []
     searched: list[tuple[str, Asked, str]] = []  # with the reason if there are no plans
-    least: list[Estimate] = []
+    smallest_plans: list[Estimate] = []
     tried = 0
-    for one in asked:
-        ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(one) for again in (False, True)]
-        compositions = [(*one.what_ifs, *map(load_transform, way.inner(one.cluster))) for way in ways]
-        found = spread(partial(_estimated, one), baseline, compositions, jobs=jobs)
+    for question in asked:
+        ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(question) for again in (False, True)]
+        compositions = [(*question.what_ifs, *map(load_transform, way.inner(question.cluster))) for way in ways]
+        found = spread(partial(_estimated, question), baseline, compositions, jobs=jobs)
         for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
             tried += count
-            least += [smallest] if smallest else []
-            searched.append((_named(way), one, reason))
-            rows += [_row(baseline, one, estimate) for estimate in estimates]
+            smallest_plans += [smallest] if smallest else []
+            searched.append((_named(way), question, reason))
+            rows += [_row(baseline, question, estimate) for estimate in estimates]
             if progress is not None:
                 progress(place + 1, len(ways))
     left_out = _left_out(searched)
-    if not rows and not least:
+    if not rows and not smallest_plans:
         raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
-        raise WhatifError(_none_fits(asked, min(least, key=lambda one: one.peak_bytes or 0)))
+        raise WhatifError(_none_fits(asked, min(smallest_plans, key=lambda estimate: estimate.peak_bytes or 0)))
     ranked, refused = _simulated(baseline, rows, by)
     if not ranked:
         closest = min(rows, key=lambda row: row.peak_bytes or 0)
@@ -258,7 +258,7 @@ def plan(
     return Planned(baseline, tuple(asked), tuple(ranked), plain, tried, left_out, by, currency, unit, each)
 
 
-def _that_change_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
+def _names_changing_batch(graph: TaskGraph, what_ifs: Sequence[Transform]) -> Iterator[str]:
     """Yield the names of the what-ifs that change the batch."""
     for what_if in in_order(what_ifs):
         before, graph = graph, compose(graph, [what_if])
@@ -293,31 +293,31 @@ def _estimated(
     except WhatifError as error:
         return [], 0, str(error), None
     if composer.batch != (baseline.graph.info.batch_size or 1):
-        raise _changes_batch(", ".join(_that_change_batch(baseline.graph, asked.what_ifs)))
+        raise _changes_batch(", ".join(_names_changing_batch(baseline.graph, asked.what_ifs)))
     most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
     levels = load_cluster(asked.cluster).levels
     node = (levels[0].workers or 0) if len(levels) > 1 else 0
-    every = list(
+    plans = list(
         plans_of(
             tensor, asked.gpus, asked.global_batch, most_stages=composer.most_stages, most_samples=most_samples,
             recompute=recompute, node=node,
         )
     )  # fmt: skip
-    found = list(islice(composer.estimates(iter(every), asked.memory_bytes), _KEPT))
-    if tensor == 1:  # copies of the whole model are what others are compared with
+    found = list(islice(composer.estimates(iter(plans), asked.memory_bytes), _KEPT))
+    if tensor == 1:  # plans of whole copies are kept for comparison
         for level in (DDP, FSDP):
-            copies = (way for way in every if way.data == way.devices > 1 and way.level == level)
+            copies = (plan for plan in plans if plan.data == plan.devices > 1 and plan.level == level)
             found += islice(composer.estimates(copies, asked.memory_bytes), 1)
     least = None
-    if not found and every:
-        least = min(composer.estimates(iter(every), None), key=lambda one: one.peak_bytes or 0, default=None)
-    reason = "" if every else f"{asked.global_batch:,} samples cannot be divided among groups of so many devices"
-    if every and not found and least is None:  # the cluster has no such groups
+    if not found and plans:
+        least = min(composer.estimates(iter(plans), None), key=lambda estimate: estimate.peak_bytes or 0, default=None)
+    reason = "" if plans else f"{asked.global_batch:,} samples cannot be divided among groups of so many devices"
+    if plans and not found and least is None:  # the cluster has no such groups
         try:
-            composer.parts(every[0])
+            composer.parts(plans[0])
         except WhatifError as error:
             reason = str(error)
-    return list(dict.fromkeys(found)), len(every), reason, least
+    return list(dict.fromkeys(found)), len(plans), reason, least
 
 
 def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
@@ -374,7 +374,7 @@ def _key(by: str) -> Any:
 
 
 def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULATED) -> tuple[list[Row], str]:
-    """The rows ranked, the best simulated, without those that do not apply or fit then; and why the last did not."""
+    """The rows ranked, the best simulated, without those that then do not apply or fit; and the last such reason."""
     key = _key(by)
     done: list[Row] = []
     left = sorted(rows, key=key)
@@ -394,7 +394,7 @@ def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULA
 
 
 def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
-    """The plans that people try first: each device a copy of the model, whole (DDP) or sharded (FSDP), at its best."""
+    """The best plans of plain data parallelism: a copy of the model per device, whole (DDP) or sharded (FSDP)."""
     found: dict[str, Row | str] = {}
     for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
         fitting = [r for r in rows if r.plan.data == r.plan.devices > 1 and r.plan.level == level]
@@ -426,17 +426,17 @@ def _no_group_of_all(asked: Asked) -> str:
 def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str) -> tuple[Row, ...]:
     """The best row of each number of GPUs and cluster, simulated; none if no plan fits those."""
     found = []
-    for one in asked:
-        mine = [row for row in rows if row.asked is one]
-        if mine and mine[0].simulated:
-            found.append(mine[0])
-        elif mine:
-            found += _simulated(baseline, mine, by, 1)[0][:1]
+    for question in asked:
+        of_question = [row for row in rows if row.asked is question]
+        if of_question and of_question[0].simulated:
+            found.append(of_question[0])
+        elif of_question:
+            found += _simulated(baseline, of_question, by, 1)[0][:1]
     return tuple(sorted(found, key=_key(by)))
 
 
 def _with_plain(rows: Sequence[Row], plain: Mapping[str, Row | str], by: str) -> list[Row]:
-    """The rows with the plain ones as they were simulated, which may be better than their estimates."""
+    """The rows, the plain ones replaced by their simulations, which may be better than the estimates."""
     key = _key(by)
     beside = {(row.asked.cluster, row.plan): row for row in plain.values() if isinstance(row, Row) and row.fits}
     found = [beside.get((row.asked.cluster, row.plan), row) for row in rows]
@@ -454,7 +454,7 @@ def _named(way: Plan) -> str:
 
 
 def _left_out(searched: Sequence[tuple[str, Asked, str]]) -> dict[str, str]:
-    """Why a way has no plans; names the devices if the reason differs between questions."""
+    """The reasons why ways have no plans; they name the devices if the reason differs between questions."""
     reasons: dict[str, set[str]] = {}
     for way, _, reason in searched:
         reasons.setdefault(way, set()).add(reason)
@@ -467,7 +467,7 @@ def _left_out(searched: Sequence[tuple[str, Asked, str]]) -> dict[str, str]:
 
 def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:
     plan, least = closest.plan, size(closest.peak_bytes or 0)
-    held = next((one.memory_bytes for one in asked if one.gpus == plan.devices), None)
+    held = next((question.memory_bytes for question in asked if question.gpus == plan.devices), None)
     of = f" of {size(held)}" if held else ""
     again = ", all blocks recomputed" if plan.recompute else ""
     return (

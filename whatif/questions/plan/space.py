@@ -47,8 +47,8 @@ class Plan(Struct, frozen=True):
     @property
     def schedule(self) -> str:
         """The usual name of the order of the passes; "" without a pipeline."""
-        many = f", {self.chunks} chunks" if self.chunks > 1 else ""
-        return f"{self.order}{many}" if self.pipeline > 1 else ""
+        chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        return f"{self.order}{chunks}" if self.pipeline > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
@@ -67,8 +67,8 @@ class Plan(Struct, frozen=True):
     def what_ifs(self, cluster: str, recorded_batch: int, passes: int | None = None) -> tuple[str, ...]:
         """Return the plan as what-ifs on a step of ``recorded_batch`` samples, spelled as on a command line."""
         count = self.passes if passes is None else passes
-        alone = self.pipeline == 1 and self.micro_batch != recorded_batch
-        found = [f"batch_size:factor={self.micro_batch / recorded_batch!r}"] if alone else []
+        batch_alone = self.pipeline == 1 and self.micro_batch != recorded_batch
+        found = [f"batch_size:factor={self.micro_batch / recorded_batch!r}"] if batch_alone else []
         found += self.inner(cluster)
         if self.pipeline > 1:
             order = f",schedule=interleaved,chunks={self.chunks}" if self.chunks > 1 else ""
@@ -87,7 +87,7 @@ class Plan(Struct, frozen=True):
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, ascending."""
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
 def plans_of(
@@ -102,17 +102,17 @@ def plans_of(
         data = devices // tensor // pipeline
         if pipeline > most_stages or global_batch % data:
             continue
-        each = global_batch // data
+        per_copy = global_batch // data
         for micro in (2**power for power in range(most_samples.bit_length())):
-            if micro > most_samples or each % micro or each // micro > MOST_PASSES:
+            if micro > most_samples or per_copy % micro or per_copy // micro > MOST_PASSES:
                 continue
-            passes = each // micro
+            passes = per_copy // micro
             if passes < pipeline:  # most of it would be bubble
                 continue
             for chunks in CHUNKS if pipeline > 1 else (1,):
                 if chunks > 1 and (passes % pipeline or pipeline * chunks > most_stages):
                     continue
-                whole = tuple(level for level in LEVELS if level != HYBRID or 1 < node // tensor < data)
-                levels = (DDP,) if data == 1 else (DDP, ZERO_1) if pipeline > 1 else whole
+                unpipelined = tuple(level for level in LEVELS if level != HYBRID or 1 < node // tensor < data)
+                levels = (DDP,) if data == 1 else (DDP, ZERO_1) if pipeline > 1 else unpipelined
                 for level in levels:
                     yield Plan(tensor, pipeline, data, level, micro, passes, recompute, chunks)

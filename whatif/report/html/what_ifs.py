@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whatif.prediction.composition import spelled, spelled_together
 from whatif.questions.advice.advise import Advice, Ranked
-from whatif.questions.advice.reasons import peak_told
+from whatif.questions.advice.reasons import peak_cell
 from whatif.report.html.charts import Chart, Series, bars_height, figure
 from whatif.report.html.commands import TRACE, command, typed
 from whatif.report.html.facts import Facts
@@ -73,7 +73,7 @@ def _ranked(ident: str, caption: str, entries: Sequence[Ranked], facts: Facts) -
                 Cell(f"{trial.gain_pct:.1f}", trial.gain_pct, trial.gain_pct / 100),
                 Cell(gain_range(entry) or "–", gains[0] if gains else None),
                 Cell(ms(trial.recorded_samples_ms) + star, trial.recorded_samples_ms),
-                *([Cell(peak_told(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
+                *([Cell(peak_cell(trial, facts.advice.peak_bytes), trial.peak_bytes)] if with_memory else []),
                 Cell(effort(entry), float(trial.effort.size)),
                 Cell([prose(entry.reason), *([paragraph(prose(f"How: {work}"), class_="note")] if work else [])]),
                 answered_by(trial.estimates),

@@ -1,4 +1,4 @@
-"""Which what-ifs two recordings rule out or require, by the facts that both record."""
+"""The what-ifs that two recordings rule out or require, by the facts that both record."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ from whatif.prediction.transform import AXES, built_in_names, load_transform
 
 
 class WhatIfConstraints(Struct, frozen=True):
-    """Names of what-ifs that are ruled out, and groups of which a description needs at least one what-if each.
+    """Names of ruled-out what-ifs, and groups of names; a description needs at least one what-if of each group.
 
-    If a side is a prediction, ``only`` its what-ifs are allowed: its error against a recording is no change.
+    If a recording is a prediction, ``only`` its what-ifs are allowed: its error against the other is no change.
     """
 
     ruled_out: frozenset[str]
-    asked_for: tuple[frozenset[str], ...]
+    required: tuple[frozenset[str], ...]
     only: frozenset[str] | None = None
 
     def allows(self, name: str) -> bool:
-        """Whether a what-if of this name may have led from one to the other."""
+        """Whether a what-if of this name may explain the change."""
         return name not in self.ruled_out and (self.only is None or name in self.only)
 
     def satisfied_by(self, names: frozenset[str]) -> bool:
         """Whether what-ifs of these names account for all recorded differences."""
-        return all(group & names for group in self.asked_for)
+        return all(group & names for group in self.required)
 
 
 def constraints_between(before: GraphInfo, after: GraphInfo) -> WhatIfConstraints:
-    """Return what the facts of the two imply: equal facts rule what-ifs out, and differences ask for some."""
+    """Return the constraints implied by facts: equal ones rule what-ifs out, and different ones require some."""
     predicted = [what_ifs_of(info) for info in (before, after)]
     if any(predicted):
         # The facts of a prediction are those of its recording, before the what-ifs.
         return WhatIfConstraints(frozenset(), (), frozenset().union(*map(_names, predicted)))
     ruled_out: set[str] = set()
-    asked_for: list[frozenset[str]] = []
+    required: list[frozenset[str]] = []
 
-    def fact(names: tuple[str, ...], values: tuple[Any, Any], asks: bool) -> None:
+    def fact(names: tuple[str, ...], values: tuple[Any, Any], requires: bool) -> None:
         if None in values:
             return
         if values[0] == values[1]:
             ruled_out.update(names)
-        elif asks:
-            asked_for.append(frozenset(names))
+        elif requires:
+            required.append(frozenset(names))
 
     sides = before, after
-    fact(("batch_size",), (before.batch_size, after.batch_size), asks=True)
+    fact(("batch_size",), (before.batch_size, after.batch_size), requires=True)
     precisions, optimizers = ([getattr(info.recorded, table) for info in sides] for table in ("precision", "optimizer"))
-    fact(("amp",), _both(precisions, ("autocast", "parameters")), asks=True)
-    fact(("compile", "cuda_graph"), (before.execution, after.execution), asks=True)
-    # A default means one thing on a GPU and another on a CPU, so what differs need not be a change.
-    fact(("tf32",), _both(precisions, ("matmul", "conv")), asks=False)
-    fact(("fused_adam",), _both(optimizers, ("foreach", "fused")), asks=False)
-    return WhatIfConstraints(frozenset(ruled_out), tuple(asked_for))
+    fact(("amp",), _both(precisions, ("autocast", "parameters")), requires=True)
+    fact(("compile", "cuda_graph"), (before.execution, after.execution), requires=True)
+    # Defaults mean different things on a GPU and a CPU, so a difference need not be a change.
+    fact(("tf32",), _both(precisions, ("matmul", "conv")), requires=False)
+    fact(("fused_adam",), _both(optimizers, ("foreach", "fused")), requires=False)
+    return WhatIfConstraints(frozenset(ruled_out), tuple(required))
 
 
 def what_ifs_of(info: GraphInfo) -> str:
-    """Return the what-ifs of a graph that is a prediction; "" of any other."""
+    """Return the what-ifs of a predicted graph; "" for any other."""
     simulated = info.recorded.simulated
     return "" if simulated is None else simulated.what_ifs
 
 
 def adds_workers(info: GraphInfo) -> bool:
-    """Whether the what-ifs of a graph that is a prediction may have changed the number of workers.
+    """Whether the what-ifs of a predicted graph may have changed the number of workers.
 
-    A script that is not built in counts as one that may; it is not loaded to find out.
+    A script that is not built in may have, by assumption: it is not loaded to find out.
     """
-    first = AXES.index("pipeline")  # which may run in copies; what lies before it keeps the number of copies
+    first = AXES.index("pipeline")  # may run in copies; the axes before it keep the number of copies
     names, built_in = _names(what_ifs_of(info)), built_in_names()
     return any(name not in built_in or load_transform(name).axis >= first for name in names)
 
