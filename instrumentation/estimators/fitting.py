@@ -18,8 +18,8 @@ from whatif.opdb.features import FEATURES_VERSION, FLOOR_S
 from whatif.opdb.index import index_of
 from whatif.opdb.interpolate import conformal
 from whatif.opdb.keys import held_out
-from whatif.opdb.law import fit_law
 from whatif.opdb.learned import MODEL_VERSION, TREES, ModelFacts, Source
+from whatif.opdb.linear_model import fit_linear_model
 from whatif.opdb.rows import joined, measurements
 from whatif.opdb.trees import Forest, forest_of
 from whatif.opdb.work import work
@@ -222,7 +222,7 @@ def _launch(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]
         for sample in samples:
             part = sample.take((sample.names == name) & sample.sound)
             if len(part) >= _FEWEST_FOR_RANGE:
-                floor_s = min(fit_law(*work(part.ops), part.t_s).floor_s, float(part.t_s.min()))
+                floor_s = min(fit_linear_model(*work(part.ops), part.t_s).floor_s, float(part.t_s.min()))
                 floors.append(max(floor_s - FLOOR_S, 0.0))
         launch_s[name] = float(np.median(floors)) if floors else 0.0
     return launch_s

@@ -14,7 +14,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.opdb import devices
 from whatif.opdb.features import LEARNABLE, Sheet, features, reference_s, sheet_of
 from whatif.opdb.keys import held_out
-from whatif.opdb.law import fit_law
+from whatif.opdb.linear_model import fit_linear_model
 from whatif.opdb.provenance import Basis, Provenance
 from whatif.opdb.quarantine import Aside, set_aside
 from whatif.opdb.rows import Operators, Rows, joined
@@ -119,7 +119,7 @@ def _sample(device: str, kind: Kind, parts: list[tuple[Provenance, Operators, Fl
 
 def _fitted_sheet(ops: Operators, t_s: Float64, dtype: str) -> Sheet:
     """Return the rates of a device without a data sheet, fitted to its times."""
-    fitted = fit_law(*work(ops), t_s)
+    fitted = fit_linear_model(*work(ops), t_s)
     rate = fitted.flops_per_s / 1e12 if np.isfinite(fitted.flops_per_s) else 1.0
     bandwidth = fitted.bytes_per_s / 1e9 if np.isfinite(fitted.bytes_per_s) else 1.0
     return Sheet(

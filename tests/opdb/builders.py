@@ -22,9 +22,9 @@ V100, T4 = "V100-PCIE-16", "T4"
 
 
 def origin(device: str = V100, *, method: str = "event_pair", launch: bool | None = True, author: str = "a") -> Origin:
-    """Where made-up measurements come from."""
+    """The origin of made-up measurements."""
     return Origin(
-        device=Device(name=device, told=device),
+        device=Device(name=device, reported_as=device),
         environment=Environment(framework="pytorch", framework_version="2.1.0"),
         method=Method(name=method, includes_launch=launch), source=Source(author=author, licence="MIT"),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def files_of(store: Store) -> dict[str, bytes]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a data folder of the test's own."""
+    """A cache and a data folder for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("WHATIF_OPDB", raising=False)
@@ -86,7 +86,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sentence(error: pytest.ExceptionInfo[WhatifError]) -> str:
-    """The message, which has to be one line that says what was expected."""
+    """The message; asserts that it is one line that states what was expected."""
     text = str(error.value)
     assert "expected" in text
     assert "\n" not in text

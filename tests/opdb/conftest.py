@@ -12,7 +12,7 @@ from whatif.opdb import blending
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other in thousands of short loops take minutes where other tests run beside them."""
+    """Limit threads: thousands of short parallel loops take minutes if other tests run at the same time."""
     need("sklearn.ensemble")  # only what is loaded can be limited
     with need("threadpoolctl").threadpool_limits(1, "openmp"):
         yield
@@ -20,5 +20,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def no_known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources whose errors nobody knows answer alone, the first one first."""
+    """Sources with unknown errors answer alone, in order of preference."""
     monkeypatch.setattr(blending, "errors", dict)

@@ -35,7 +35,7 @@ BOX = {"batch": (1, 1), "m": (1, 4096), "n": (1, 4096), "k": (1, 4096)}
 
 
 def constant(log_factor: float, features: int) -> dict[str, np.ndarray[Any, Any]]:
-    """A forest of one leaf: every time is so many times the reference law."""
+    """A forest of one leaf: every time is the given multiple of the reference time."""
     return {
         "edges": np.zeros(0), "edge_starts": np.zeros(features + 1, dtype=np.int64),
         "feature": np.array([255], dtype=np.uint8), "bin": np.zeros(1, dtype=np.uint8),
@@ -50,7 +50,7 @@ def facts(
     gpu = load_gpu(device or V100)
     sheet = sheet_of(gpu, "matmul")
     called = features(products([8]), sheet, names, across=not device)[1]
-    told = {
+    model_facts = {
         "version": MODEL_VERSION, "features_version": FEATURES_VERSION, "kind": "trees", "family": "matmul",
         "device": device, "names": tuple(names), "dtype": "fp32", "basis": tuple(basis), "features": called,
         "sheet": sheet if device else None, "low": {a: low for a, (low, _) in BOX.items()},
@@ -58,19 +58,19 @@ def facts(
         "devices": (device or T4,), "rows": 1000, "data_sha256": "0" * 64, "arrays_sha256": "",
         "sources": (Source(name="a test", licence="MIT"),),
     }  # fmt: skip
-    return ModelFacts(**{**told, **more})
+    return ModelFacts(**{**model_facts, **more})
 
 
 def model(factor: float = 2.0, device: str = V100, name: str = "a model", **more: Any) -> LearnedModel:
-    """A model that says ``factor`` times the reference law."""
-    told = facts(device, **more)
-    return LearnedModel(name, told, lambda: constant(np.log(factor), len(told.features)))
+    """A model that predicts ``factor`` times the reference time."""
+    model_facts = facts(device, **more)
+    return LearnedModel(name, model_facts, lambda: constant(np.log(factor), len(model_facts.features)))
 
 
-def law_s(ops: Operators, device: str, *, launch: bool = True) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def expected_s(ops: Operators, device: str, *, launch: bool = True) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return reference_s(ops, sheet_of(load_gpu(device), "matmul"), launch=launch)
 
 
 def written(folder: Path, name: str = "one", **more: Any) -> Path:
-    told = facts(**more)
-    return write_model(folder, name, told, constant(np.log(2.0), len(told.features)))
+    model_facts = facts(**more)
+    return write_model(folder, name, model_facts, constant(np.log(2.0), len(model_facts.features)))

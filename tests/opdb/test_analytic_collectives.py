@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.conftest import ROOT
 from tests.opdb.builders import indexed, origin
 from whatif.hardware.gpu import gpu_names, load_gpu
+from whatif.opdb.analytic_collectives import answers_collective, collective_analytic, machine_of
 from whatif.opdb.chain import AnswerSource, Estimator
-from whatif.opdb.collective_law import answers_collective, collective_analytic, machine_of
 from whatif.opdb.rows import Operators, measurements, operators
 
 DATA = ROOT / "tests" / "data"

@@ -1,4 +1,4 @@
-"""Sources for a device that nobody measured: weights by hand; what is far from a model's devices counts for less."""
+"""Sources for an unmeasured device: weights by hand; a model counts for less far from its training devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whatif.opdb.model_answers import Estimates
 from whatif.opdb.rows import operators
 
 
-def said(source: AnswerSource, t_s: float, count: int = 2) -> Answers:
+def answers_of(source: AnswerSource, t_s: float, count: int = 2) -> Answers:
     found = unanswered(count, ())
     t = np.full(count, t_s)
     found.fill(np.arange(count), Estimates(t, t / 4, t * 4), source, -1, 0)
@@ -35,8 +35,8 @@ def table(monkeypatch: pytest.MonkeyPatch, **errors: float) -> None:
 def blended(across: Candidate | None = None) -> Answers:
     """A model's 1 s and the data sheet's 32 s, of two products."""
     answers = unanswered(2, ())
-    first = across or Candidate(AnswerSource.LEARNED_ACROSS, said(AnswerSource.LEARNED_ACROSS, 1.0))
-    sheet = Candidate(AnswerSource.ANALYTIC, said(AnswerSource.ANALYTIC, 32.0))
+    first = across or Candidate(AnswerSource.LEARNED_ACROSS, answers_of(AnswerSource.LEARNED_ACROSS, 1.0))
+    sheet = Candidate(AnswerSource.ANALYTIC, answers_of(AnswerSource.ANALYTIC, 32.0))
     blend(products([64, 80]), answers, [first, sheet])
     return answers
 
@@ -55,7 +55,7 @@ def test_a_launch_adds_to_the_range_of_short_times(monkeypatch: pytest.MonkeyPat
     table(monkeypatch, analytic=0.2)
     for t_s, error in ((20e-6, np.hypot(0.2, 0.5)), (1.0, 0.2)):
         answers = unanswered(2, ())
-        sheet = Candidate(AnswerSource.ANALYTIC, said(AnswerSource.ANALYTIC, t_s))
+        sheet = Candidate(AnswerSource.ANALYTIC, answers_of(AnswerSource.ANALYTIC, t_s))
         blend(products([64, 80]), answers, [sheet], np.array([True, False]))
         assert np.log(answers.high_s / answers.t_s) == pytest.approx([1.645 * error, 1.645 * 0.2])
 
@@ -63,7 +63,7 @@ def test_a_launch_adds_to_the_range_of_short_times(monkeypatch: pytest.MonkeyPat
 def test_far_from_its_data_a_model_counts_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     table(monkeypatch, learned_across=0.1, analytic=0.2)
     answers = blended(
-        Candidate(AnswerSource.LEARNED_ACROSS, said(AnswerSource.LEARNED_ACROSS, 1.0), extra=np.array([0.0, 2.0]))
+        Candidate(AnswerSource.LEARNED_ACROSS, answers_of(AnswerSource.LEARNED_ACROSS, 1.0), extra=np.array([0.0, 2.0]))
     )
     assert answers.t_s[0] == pytest.approx(2.0)
     assert answers.t_s[1] > 30
@@ -108,7 +108,7 @@ def test_a_board_of_the_same_chip_is_no_faster_than_its_file_says_that_it_sustai
 
 
 def test_the_shipped_table_knows_every_source_of_each_family() -> None:
-    """Errors of at least three devices left out stand behind every weight."""
+    """Every weight is based on the errors of at least three devices left out."""
     text = (resources.files("whatif.opdb") / "source_errors.json").read_text(encoding="utf-8")
     devices = defaultdict(set)
     for row in json.loads(text)["errors"]:

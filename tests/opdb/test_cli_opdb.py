@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def text(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 0) -> str:
-    """What a command prints, as one line: where it breaks depends on how long the path of the database is."""
+    """The output of a command as one line: its line breaks depend on the length of the database's path."""
     assert main(["opdb", *map(str, words)]) == status
     return " ".join(capsys.readouterr().out.split())
 
@@ -39,11 +39,11 @@ def report(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int =
 def complaint(capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 1) -> str:
     """The one sentence on stderr."""
     assert main(["opdb", *map(str, words)]) == status
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("whatif: ")
-    assert len(told.err.splitlines()) == 1
-    return told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("whatif: ")
+    assert len(output.err.splitlines()) == 1
+    return output.err
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def db(tmp_path: Path) -> Path:
 
 
 def test_import_list_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into the person's own database, which the first import makes."""
+    """Into the user's default database, which the first import creates."""
     log = tmp_path / "run.log"
     log.write_text(NCCL)
     said = report(capsys, "import", "nccl-tests", log)
@@ -106,7 +106,7 @@ def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsy
 
 
 def test_a_query_without_an_answer_names_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It once named the very device as the one with measurements, and for a CPU GPUs alone."""
+    """The message listed the asked device itself as measured, and only GPUs for a CPU."""
     db = database(tmp_path / "cpu", (some_rows(3), origin("cpu:A CPU x1")), (some_rows(2), origin(T4))).folder
     said = complaint(capsys, "query", "all_reduce:bytes=8,ranks=2", "--device", "cpu:A CPU x1", "--db", db)
     assert "got measurements of matmul that do not; other devices with measurements: T4." in said

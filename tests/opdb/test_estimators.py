@@ -13,7 +13,7 @@ from tests.opdb.builders import T4, V100, indexed, origin, products, timed
 from whatif.opdb.chain import METHOD_ORDER, Answers, AnswerSource, Estimator
 from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.index import Index
-from whatif.opdb.law import fit_law
+from whatif.opdb.linear_model import fit_linear_model
 from whatif.opdb.neighbours import nearest
 from whatif.opdb.provenance import Environment
 from whatif.opdb.rows import Operators, Rows, measurements, operators
@@ -50,7 +50,7 @@ def test_a_repeated_measurement_answers_with_its_own_spread() -> None:
 
 
 def test_conflicts_are_a_distribution() -> None:
-    """Three people, 10, 11 and 20 us, written alike: the median is 11, and the range holds what each of them says."""
+    """Three sources, 10, 11 and 20 us, in one format: the median is 11, and the range holds all three."""
     parts = [(timed([8], [t]), origin(author=str(t))) for t in (20.0, 10.0, 11.0)]
     answers = ask(indexed(*parts), products([8]))
     assert us(answers.t_s) == pytest.approx([11.0])
@@ -100,7 +100,7 @@ def test_between_measurements_the_preferred_ones_are_asked_first() -> None:
 
 
 def test_frameworks_are_never_mixed() -> None:
-    """Two products of one framework and one of the other: the first answers, and each by itself where it is asked."""
+    """Two products of one framework and one of the other: the first answers by default, and either one on request."""
     torch, other = origin(), origin()
     other = msgspec.structs.replace(other, environment=Environment(framework="tensorflow"))
     index = indexed((timed([8, 9], [30.0, 31.0]), torch), (timed([8], [60.0]), other))
@@ -143,7 +143,7 @@ def test_exact_answers_are_those_of_a_slow_twin(rows: list[tuple[int, float]], s
 
 
 def test_a_restricted_chain_answers_with_its_sources_and_leaves_the_whole_one_alone() -> None:
-    """In either order: what one has answered is not taken for what the other would say."""
+    """In either order: the answers of one are not reused for the other."""
     index, asked = indexed((timed([8], [10.0]), origin())), products([8, 8])
     for first_whole in (True, False):
         whole = Estimator(index, V100)
@@ -156,25 +156,25 @@ def test_a_restricted_chain_answers_with_its_sources_and_leaves_the_whole_one_al
         assert us(whole.estimate(asked).t_s) == pytest.approx([10.0] * 2)
 
 
-# -- the law and the neighbours -------------------------------------------------------------------------------------
+# -- the linear model and the neighbours ----------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(1e-6, 1e-4), st.floats(1e11, 1e14), st.floats(1e10, 1e12), st.integers(0, 1000))
-def test_the_law_is_found_again(floor_s: float, flops_per_s: float, bytes_per_s: float, seed: int) -> None:
+def test_the_linear_model_is_recovered(floor_s: float, flops_per_s: float, bytes_per_s: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     flops, moved = 10 ** random.uniform(5, 12, 400), 10 ** random.uniform(4, 10, 400)
     t_s = floor_s + flops / flops_per_s + moved / bytes_per_s
-    again = fit_law(flops, moved, t_s).time_s(flops, moved)
+    again = fit_linear_model(flops, moved, t_s).time_s(flops, moved)
     assert np.abs(np.log(again / t_s)).max() < 0.02
 
 
-def test_the_law_takes_no_harm_from_strays() -> None:
+def test_strays_do_not_move_the_linear_model() -> None:
     moved = np.geomspace(1e4, 1e9, 200)
     t_s = 5e-6 + moved / 5e11
     wild = t_s.copy()
     wild[::20] *= 30
-    again = fit_law(np.zeros(200), moved, wild).time_s(np.zeros(200), moved)
+    again = fit_linear_model(np.zeros(200), moved, wild).time_s(np.zeros(200), moved)
     assert np.abs(np.log(again / t_s)).max() < 0.02
 
 
@@ -217,7 +217,7 @@ def copied(elements: np.ndarray[tuple[int], np.dtype[np.int64]], noise: float = 
 GRID = np.unique(np.geomspace(1e3, 1e8, 200).astype(np.int64))
 
 
-def test_between_lawful_neighbours_the_law_answers() -> None:
+def test_neighbours_on_the_linear_model_answer_by_it() -> None:
     index = indexed((copied(GRID), origin()))
     asked = np.array([1234, 99_999, 7_654_321, 77_777_777])
     answers = ask(index, elementwise(asked))
@@ -226,8 +226,8 @@ def test_between_lawful_neighbours_the_law_answers() -> None:
     assert answers.outside.tolist() == [0.0] * 4
 
 
-def test_what_the_law_misses_is_taken_from_the_neighbours() -> None:
-    """Beyond 4 million elements everything is half as fast: near neighbours know, the law alone does not."""
+def test_residuals_are_interpolated_between_neighbours() -> None:
+    """Beyond 4 million elements everything is half as fast: neighbours show it, the linear model alone does not."""
     t_s = (4e-6 + 8 * GRID / 800e9) * np.where(GRID > 4_000_000, 2.0, 1.0)
     index = indexed((measurements(elementwise(GRID), t_s), origin()))
     asked = np.array([60_000, 50_000_000])
@@ -273,7 +273,7 @@ def test_ranges_hold_nine_of_ten(noise: float) -> None:
 
 
 def test_strays_and_conflicts_widen_the_range() -> None:
-    """An operator that nobody measured may be a stray as well, or be run by the other library."""
+    """An unmeasured operator may be a stray as well, or be run by the other library."""
     clean = copied(GRID, 0.01)
     odd = measurements(clean.ops, clean.t_s * np.where(np.arange(len(GRID)) % 5 == 0, 1.6, 1.0))
     alone = ask(indexed((clean, origin())), elementwise([123_456]))

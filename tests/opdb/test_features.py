@@ -1,4 +1,4 @@
-"""What learned estimators see: the reference law and features by hand, and that stand-ins do the same work."""
+"""The inputs of learned estimators: reference time and features by hand; stand-ins do the same work."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def some(family: str, seed: int = 0, count: int = 20, **texts: str) -> Operators
         integers |= {f"stride_{a}": np.ones(count) for a in "hw"} | {f"padding_{a}": np.ones(count) for a in "hw"}
         integers |= {"groups": np.ones(count)}
     name = {"matmul": "linear", "conv": "conv2d", "elementwise": "add", "normalization": "softmax"}
-    told = {"name": name.get(family, family), "dtype": "fp32", **texts}
-    return operators(family, integers, **told)  # type: ignore[arg-type]
+    columns = {"name": name.get(family, family), "dtype": "fp32", **texts}
+    return operators(family, integers, **columns)  # type: ignore[arg-type]
 
 
 def called(ops: Operators, name: str) -> float:
@@ -68,7 +68,7 @@ def test_an_elementwise_operator_is_its_bytes() -> None:
 
 
 def test_formats_are_what_they_say() -> None:
-    """What may run in tf32 is asked for as tf32; a Volta has none, and runs it as fp32."""
+    """Operators that may run in tf32 are looked up as tf32; a Volta has none, and runs them as fp32."""
     a100, v100 = load_gpu("A100-SXM-40"), load_gpu("V100-PCIE-32")
     for family in ("conv", "matmul"):
         assert sheet_of(a100, family).tflops["fp32"] == a100.fp32_tflops

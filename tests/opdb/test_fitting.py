@@ -1,4 +1,4 @@
-"""Models fitted to made-up devices whose law is known, and through the command line; training here is small."""
+"""Models fitted to made-up devices with known times, and through the command line; training here is small."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def additions(elements: Any, name: str = "add") -> Operators:
 
 
 def measured(device: str = V100, seed: int = 0, count: int = 600, noise: float = 0.02) -> Rows:
-    """Additions that take the law's time, half as much again beyond the cache, and some noise."""
+    """Additions that take the reference time, 1.5 times as long beyond the cache, with some noise."""
     random = np.random.default_rng(seed)
     elements = np.unique((10 ** random.uniform(3, 8, count)).astype(np.int64))
     ops = additions(elements)
     gpu = facts(device) or load_gpu(V100)
     slower = np.where(12 * elements > gpu.l2_mbyte * 1e6, 1.5, 1.0)
-    law_s = reference_s(ops, sheet_of(gpu, "elementwise"), launch=True)
-    return measurements(ops, law_s * slower * np.exp(random.normal(0, noise, len(ops))))
+    base_s = reference_s(ops, sheet_of(gpu, "elementwise"), launch=True)
+    return measurements(ops, base_s * slower * np.exp(random.normal(0, noise, len(ops))))
 
 
-def told(rows: Rows, device: str) -> tuple[Provenance, Rows]:
+def contributed(rows: Rows, device: str) -> tuple[Provenance, Rows]:
     return provenance(rows, origin(device)), rows.canonical()
 
 
-def test_a_model_of_a_device_finds_what_the_law_leaves() -> None:
-    fitted = list(fitting.fit_devices(list(samples.samples_of([told(measured(), V100)])), settings=SMALL))
+def test_a_device_model_learns_the_residual() -> None:
+    fitted = list(fitting.fit_devices(list(samples.samples_of([contributed(measured(), V100)])), settings=SMALL))
     assert [(m.facts.device, m.facts.family, m.facts.names) for m in fitted] == [(V100, "elementwise", ("add",))]
     fresh = measured(seed=5)
     answers = Estimator(EMPTY, V100, models=models.in_memory(fitted)).estimate(fresh.ops)
@@ -75,7 +75,7 @@ def test_a_model_of_a_device_finds_what_the_law_leaves() -> None:
 
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        rows = told(measured(count=300), V100)
+        rows = contributed(measured(count=300), V100)
         models.write_models(tmp_path / name, fitting.fit_devices(list(samples.samples_of([rows])), settings=SMALL))
     files = sorted((tmp_path / "one").iterdir())
     assert [file.suffix for file in files] == [".json", ".npz"]
@@ -87,20 +87,20 @@ def test_what_is_set_aside_is_not_learned_and_a_model_knows_where_it_wins() -> N
     rows = measured()
     t_s = rows.t_s.copy()
     t_s[::50] *= 50  # strays
-    sample = next(samples.samples_of([told(measurements(rows.ops, t_s), V100)]))
+    sample = next(samples.samples_of([contributed(measurements(rows.ops, t_s), V100)]))
     assert not sample.sound[np.isin(sample.t_s, t_s[::50])].any()
     assert sample.sound.mean() > 0.97
     assert len(sample) == len(rows)
     # Times that jump with the last bit: neighbours know nothing, a feature does.
     odd = measurements(rows.ops, rows.t_s * np.where(rows.ops.integers["elements"] % 2 == 1, 1.6, 1.0))
-    fitted = list(fitting.fit_devices(list(samples.samples_of([told(odd, V100)])), settings=SMALL))
+    fitted = list(fitting.fit_devices(list(samples.samples_of([contributed(odd, V100)])), settings=SMALL))
     assert fitted[0].facts.before_interpolation == ("add",)
     assert fitted[0].facts.validation_pct["add"] < 6
 
 
 def test_a_device_without_a_data_sheet_is_learned_from_its_own_rates() -> None:
     cpu = "cpu:some CPU x1"
-    fitted = list(fitting.fit_devices(list(samples.samples_of([told(measured(cpu), cpu)])), settings=SMALL))
+    fitted = list(fitting.fit_devices(list(samples.samples_of([contributed(measured(cpu), cpu)])), settings=SMALL))
     fresh = measured(cpu, seed=9)
     answers = Estimator(EMPTY, cpu, models=models.in_memory(fitted)).estimate(fresh.ops)
     assert set(answers.answered_by.tolist()) == {AnswerSource.LEARNED}
@@ -108,22 +108,22 @@ def test_a_device_without_a_data_sheet_is_learned_from_its_own_rates() -> None:
 
 
 def test_too_few_are_none() -> None:
-    few = [told(measured(d, count=150), d) for d in (V100, T4, P100, A100)]
+    few = [contributed(measured(d, count=150), d) for d in (V100, T4, P100, A100)]
     assert list(fitting.fit_devices(list(samples.samples_of(few)), settings=SMALL)) == []
-    three = [told(measured(d, count=300), d) for d in (V100, T4, P100)]
+    three = [contributed(measured(d, count=300), d) for d in (V100, T4, P100)]
     assert list(fitting.fit_across(list(samples.samples_of(three)), settings=SMALL["elementwise"])) == []
     # Kernels alone and with launches, or two formats, are not one kind.
-    other = [(provenance(r, origin(A100, launch=False)), r) for _, r in [told(measured(A100, count=300), A100)]]
+    other = [(provenance(r, origin(A100, launch=False)), r) for _, r in [contributed(measured(A100, count=300), A100)]]
     assert list(fitting.fit_across(list(samples.samples_of(three + other)), settings=SMALL["elementwise"])) == []
 
 
 def test_a_device_that_nobody_measured() -> None:
-    """Five devices keep one law, up to a factor of their own: the others tell a sixth, within what they differ."""
+    """Five devices follow one model up to a factor each: they predict a sixth within their spread."""
     factors = {V100: 1.0, T4: 1.2, P100: 0.95, A100: 1.1, L4: 1.05}
     parts = []
     for number, (device, factor) in enumerate(factors.items()):
         rows = measured(device, seed=number, count=300)
-        parts.append(told(measurements(rows.ops, rows.t_s * factor), device))
+        parts.append(contributed(measurements(rows.ops, rows.t_s * factor), device))
     settings = boosting.Settings(rounds=40, rate=0.2, in_leaf=20, seeds=2)
     (fitted,) = fitting.fit_across(list(samples.samples_of(parts)), settings=settings)
     assert fitted.facts.across
@@ -236,7 +236,7 @@ def test_what_ships_is_what_is_documented(tmp_path: Path) -> None:
     ]
     p4 = product("P4", "neusight", "pytorch", "2.1.0", "fp32")
     # What the P4's sagging `linear` says is kept from others; what its other operators say is not.
-    alone = shipped.chosen([p4, told_of[4], told(measured("P4"), "P4")])
+    alone = shipped.chosen([p4, told_of[4], contributed(measured("P4"), "P4")])
     assert [len(s) for s in alone if s.kind.family == "matmul"] == [5, 5]
     assert [len(s) for s in shipped.transferable(alone) if s.kind.family == "matmul"] == [0, 5]
     found = {(s.device, s.kind.dtype, s.provenances[0].origin.source.tool) for s in shipped.chosen(told_of)}

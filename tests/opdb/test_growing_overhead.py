@@ -16,7 +16,7 @@ from whatif.opdb.importers.neusight import read_neusight
 
 
 def table(rows: int, seed: int, floor_s: float = 5e-5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Operators in random order of sizes, each 10 % off its law: FLOPs, bytes, seconds."""
+    """Operators in random order of sizes, each 10 % off a linear model: FLOPs, bytes, seconds."""
     draw = np.random.default_rng(seed)
     flops, moved = np.exp(draw.uniform(15, 25, rows)), np.exp(draw.uniform(12, 18, rows))
     t_s = (floor_s + flops / 1e13 + moved / 1e12) * np.exp(draw.normal(0, 0.1, rows))
@@ -64,10 +64,10 @@ def test_a_corrected_import_says_so(tmp_path: Path) -> None:
     work = np.prod([column.astype(float) for column in shape.values()], axis=0) * shape["Input_Size"] * 18
     for grown_ms in (0.4, 0.0):
         ms = 0.06 + work / 1e10 + np.linspace(0, grown_ms, rows)
-        told = pd.DataFrame({"OPName": "conv", "Latency": ms, "Device": "Tesla T4", **shape, "Kernel_Szie": 3})
+        table = pd.DataFrame({"OPName": "conv", "Latency": ms, "Device": "Tesla T4", **shape, "Kernel_Szie": 3})
         file = tmp_path / f"{grown_ms}" / "conv" / "p2.1.0" / "T4.csv"
         file.parent.mkdir(parents=True)
-        told.assign(Stride=1, Padding=1).to_csv(file, index=False)
+        table.assign(Stride=1, Padding=1).to_csv(file, index=False)
         ((read, origin),) = read_neusight(tmp_path / f"{grown_ms}").contributions
         if grown_ms:
             assert origin.source.note is not None
@@ -80,19 +80,19 @@ def test_a_corrected_import_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_neusights_convolutions_grew() -> None:
-    """What the importer takes out of the V100's table; and what is left has no trend over the rows."""
+    """The overhead that the importer removes from the V100's table; the rest has no trend over the rows."""
     import tarfile
 
     with tarfile.open(extra_data("opdata", "neusight", "train_collect.tar.gz")) as tar:
         read = tar.extractfile(next(m for m in tar if "/conv/" in m.name and "V100" in m.name))
         assert read is not None
-        told = pd.read_csv(read)
+        table = pd.read_csv(read)
     batch, channels, out, side = (
-        told[c].to_numpy(dtype=np.float64) for c in ("B", "Input_Channel", "Output_Channel", "Input_Size")
+        table[c].to_numpy(dtype=np.float64) for c in ("B", "Input_Channel", "Output_Channel", "Input_Size")
     )
     flops = 18 * batch * channels * out * side**2
     moved = 4 * (batch * side**2 * (channels + out) + 9 * channels * out)
-    t_s = told["Latency"].to_numpy() * 1e-3
+    t_s = table["Latency"].to_numpy() * 1e-3
     taken = growing_overhead(flops, moved, t_s)
     assert 0.24e-3 < taken.max() < 0.31e-3
     small = np.flatnonzero(np.maximum(flops / 14e12, moved / 900e9) < 50e-6)  # kernels of less than 50 us

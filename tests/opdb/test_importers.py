@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import Event, launched, mark, op, write_trace
 from tests.opdb.builders import V100, database, origin, some_rows, timed
-from tests.opdb.imported import told
+from tests.opdb.imported import rows_of
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.opdb.exporting import export_csv
 from whatif.opdb.importing import KINDS, add_found, read_foreign
@@ -59,7 +59,7 @@ def neusight(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_neusight_by_hand(neusight: Path) -> None:
     """Its (B, M, N, K) multiplies (M, N) by (N, K), milliseconds: 32x128 tiles of 58x141 need its 5 blocks."""
     found = read_foreign("neusight", neusight)
-    rows = {row["name"]: row for row in told(found)}
+    rows = {row["name"]: row for row in rows_of(found)}
     matmul = {"family": "matmul", "phase": "fwd", "dtype": "fp32", "layout": "", "device": "V100-PCIE-32"}
     assert rows["linear"] == {**matmul, "name": "linear", "batch": 1, "m": 58, "n": 141, "k": 13, "t_us": 500.0}
     assert rows["bmm"] == {**matmul, "name": "bmm", "batch": 7, "m": 27, "n": 29, "k": 15, "t_us": 250.0}
@@ -70,7 +70,7 @@ def test_neusight_by_hand(neusight: Path) -> None:
     added = rows["add_scalar"]
     assert (added["elements"], added["tensors"], added["t_us"]) == (127 * 168, 1, 125.0)
     assert (rows["layer_norm"]["rows"], rows["layer_norm"]["columns"]) == (60, 272)
-    assert len(told(found)) == 5
+    assert len(rows_of(found)) == 5
     # A time that is none, no rows, a table of another tool, an unknown operator.
     assert sum(found.dropped.values()) == 4
     where = found.contributions[0][1]
@@ -113,7 +113,7 @@ def test_nccl_tests_by_hand(tmp_path: Path) -> None:
     path.write_text(NCCL)
     found = read_foreign("nccl-tests", path, author="me")
     columns = ("name", "dtype", "bytes", "ranks", "nodes", "layout", "t_us")
-    assert [tuple(row[c] for c in columns) for row in told(found)] == [
+    assert [tuple(row[c] for c in columns) for row in rows_of(found)] == [
         ("all_reduce", "fp32", 8192, 2, 2, "out_of_place", 35.15),
         ("all_reduce", "fp32", 8192, 2, 2, "in_place", 30.33),
         ("all_reduce", "fp16", 8388608, 2, 2, "out_of_place", 91.1),
@@ -133,10 +133,10 @@ def test_an_old_output_needs_the_collectives_name(tmp_path: Path) -> None:
     path.write_text(old)
     with pytest.raises(WhatifError, match="--operator"):
         read_foreign("nccl-tests", path)
-    assert told(read_foreign("nccl-tests", path, operator="all_gather"))[0]["name"] == "all_gather"
+    assert rows_of(read_foreign("nccl-tests", path, operator="all_gather"))[0]["name"] == "all_gather"
     named = tmp_path / "reduce_scatter_perf.log"
     named.write_text(old)
-    assert told(read_foreign("nccl-tests", named))[2]["name"] == "reduce_scatter"
+    assert rows_of(read_foreign("nccl-tests", named))[2]["name"] == "reduce_scatter"
 
 
 def test_elements_taken_for_bytes_are_refused(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def gpu_step() -> list[Event]:
 def test_a_gpus_operators_take_what_their_kernels_do(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json", gpu_step(), deviceProperties=DEVICE)
     found = read_foreign("recording", path)
-    by_name = {row["name"]: row for row in told(found)}
+    by_name = {row["name"]: row for row in rows_of(found)}
     product = by_name["mm"]
     assert (product["m"], product["k"], product["n"], product["t_us"]) == (30, 20, 7, 60.0)  # median of 50 and 70
     assert product["device"] == "V100-SXM2-32"
@@ -215,7 +215,7 @@ def test_a_cpus_operators_take_their_own_time(tmp_path: Path) -> None:
     metadata = {"version": 1, "cpu": "AMD EPYC", "threads": 4, "torch": "2.13.0", "operator_times": alone}
     path = write_trace(tmp_path / "trace.json.gz", events, whatif=metadata)
     found = read_foreign("recording", path)
-    assert {(r["name"], r["dtype"], r["t_us"], r["device"]) for r in told(found)} == {
+    assert {(r["name"], r["dtype"], r["t_us"], r["device"]) for r in rows_of(found)} == {
         ("linear", "fp32", 70.0, "cpu:AMD EPYC x4"),
         ("relu", "fp32", 30.0, "cpu:AMD EPYC x4"),
         ("mm", "fp32", 2.0, "cpu:AMD EPYC x4"),
@@ -232,7 +232,7 @@ def test_a_recording_without_shapes_or_device_is_one_sentence(tmp_path: Path) ->
     nameless = write_trace(tmp_path / "nameless.json", gpu_step())
     with pytest.raises(WhatifError, match="--device"):
         read_foreign("recording", nameless)
-    assert told(read_foreign("recording", nameless, device="T4"))[0]["device"] == "T4"
+    assert rows_of(read_foreign("recording", nameless, device="T4"))[0]["device"] == "T4"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
         "mm,fp16,8,16.5,32,12.5,,,,T4\n"
     )
     found = read_foreign("csv", path, method=Method(name="kernel", includes_launch=False))
-    assert told(found) == [
+    assert rows_of(found) == [
         {"family": "matmul", "name": "linear", "phase": "fwd", "dtype": "fp16", "layout": "", "batch": 1, "m": 8,
          "n": 16, "k": 32, "t_us": 12.5, "device": "H100-SXM-80"},
     ]  # fmt: skip
@@ -379,11 +379,11 @@ def test_rows_without_a_device_are_counted_and_belong_to_none(tmp_path: Path) ->
     path = tmp_path / "t.csv"
     path.write_text("name,dtype,m,n,k,t_us,device\nmm,fp32,1,2,3,9,T4\nmm,fp32,1,2,3,10,\n,fp32,1,2,3,10,T4\n")
     found = read_foreign("csv", path)
-    assert [r["device"] for r in told(found)] == ["T4"]
+    assert [r["device"] for r in rows_of(found)] == ["T4"]
     assert sum(found.dropped.values()) == 2
     path.write_text("OPName,Latency,Device,B,H\nadd,1,T4,2,3\nadd,1,,2,3\nadd,1,T4,1099511627775,549755813889\n")
     found = read_foreign("neusight", path)
-    assert [(r["device"], r["elements"]) for r in told(found)] == [("T4", 6)]
+    assert [(r["device"], r["elements"]) for r in rows_of(found)] == [("T4", 6)]
     assert sum(found.dropped.values()) == 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.opdb.imported import told
+from tests.opdb.imported import rows_of
 from whatif.opdb.importing import read_foreign
 from whatif.runtime.errors import WhatifError
 
@@ -35,7 +35,7 @@ def test_aiconfigurators_elements_become_bytes(tmp_path: Path) -> None:
         nccl / "nccl_perf.parquet",
     )  # fmt: skip
     found = read_foreign("aiconfigurator", tmp_path)
-    rows = told(found)
+    rows = rows_of(found)
     assert [(r["name"], r["dtype"], r.get("bytes"), r["t_us"]) for r in rows if r["family"] == "collective"] == [
         ("all_gather", "fp16", 1024, 5.0),
         ("all_gather", "int8", 512, 6.0),
@@ -85,7 +85,7 @@ def test_aiconfigurators_attention_by_hand(tmp_path: Path) -> None:
               "t_us": 125.0, "device": "H100-SXM-80"}  # fmt: skip
     token = {"query_length": 1, "key_length": 100, "causal": 0, "layout": "window=64 cache=fp8"}
     image = {"key_length": 8, "kv_heads": 16, "causal": 0}
-    assert told(found) == [prompt, prompt | image, prompt | token]
+    assert rows_of(found) == [prompt, prompt | image, prompt | token]
     assert sum(found.dropped.values()) == 3  # a negative step, an unknown format, four beams
     where = found.contributions[0][1]
     assert (where.environment.framework, where.environment.framework_version) == ("vllm", "0.24.0")
@@ -147,7 +147,7 @@ def test_deepbenchs_products_by_hand(tmp_path: Path) -> None:
     path.write_text(GEMM_BENCH)
     found = read_foreign("deepbench", path, device="Tesla V100-SXM2-16GB")
     product = {"family": "matmul", "name": "mm", "phase": "fwd", "dtype": "fp32", "batch": 1, "device": "V100-SXM2-16"}
-    assert told(found) == [
+    assert rows_of(found) == [
         product | {"m": 1760, "n": 16, "k": 1760, "layout": "", "t_us": 36.0},
         product | {"m": 3072, "n": 1500, "k": 1024, "layout": "tn", "t_us": 751.0},
     ]
@@ -161,7 +161,7 @@ def test_deepbenchs_convolutions_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "conv.log"
     path.write_text(CONV_BENCH)
     found = read_foreign("deepbench", path, device="T4")
-    rows = told(found)
+    rows = rows_of(found)
     assert [(r["in_channels"], r["phase"], r["t_us"]) for r in rows] == [
         (8, "fwd", 187.0), (8, "dgrad", 278.0), (8, "wgrad", 397.0), (128, "fwd", 100.0), (128, "wgrad", 300.0),
     ]  # fmt: skip

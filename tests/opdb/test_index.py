@@ -25,11 +25,11 @@ __all__ = ["own_cache"]
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.lists(st.integers(1, 40), max_size=20))
 def test_find_is_a_dictionary(present: list[int], asked: list[int]) -> None:
     times = np.arange(1, len(present) + 1) * 10.0
-    told = indexed((timed(present, times.tolist()), origin())).families["matmul"]
-    first, last = told.find(products(asked or [1]).keys)
+    family = indexed((timed(present, times.tolist()), origin())).families["matmul"]
+    first, last = family.find(products(asked or [1]).keys)
     for place, m in enumerate(asked):
         wanted = sorted(t * 1e-6 for t, p in zip(times.tolist(), present, strict=True) if p == m)
-        assert sorted(told.t_s[first[place] : last[place]].tolist()) == pytest.approx(wanted)
+        assert sorted(family.t_s[first[place] : last[place]].tolist()) == pytest.approx(wanted)
 
 
 def test_an_index_from_disk_is_the_one_in_memory(tmp_path: Path, own_cache: Path) -> None:
@@ -39,9 +39,9 @@ def test_an_index_from_disk_is_the_one_in_memory(tmp_path: Path, own_cache: Path
     assert [c.contribution for c in opened.contributions] == [c.contribution for c in built.contributions]
     memory = indexed(*sorted(parts, key=lambda part: store.add(*part)[1]))
     for index in (built, opened):
-        told, wanted = index.families["matmul"], memory.families["matmul"]
-        assert told.keys.tolist() == wanted.keys.tolist()
-        assert told.t_s.tolist() == wanted.t_s.tolist()
+        family, wanted = index.families["matmul"], memory.families["matmul"]
+        assert family.keys.tolist() == wanted.keys.tolist()
+        assert family.t_s.tolist() == wanted.t_s.tolist()
         assert index.groups == memory.groups
     assert opened.devices() == [T4, V100]
 
@@ -118,20 +118,20 @@ def test_a_stray_and_an_impossible_row_are_set_aside_in_any_order() -> None:
     for order in (np.arange(200), np.arange(200)[::-1]):
         half = order[:100], order[100:]
         index = indexed(*((rows.take(part), origin(author=str(n))) for n, part in enumerate(half)))
-        told = index.families["matmul"]
-        results.append((told.keys.tolist(), told.aside.tolist()))
+        family = index.families["matmul"]
+        results.append((family.keys.tolist(), family.aside.tolist()))
         by_key = dict(zip(*results[-1], strict=True))
         assert by_key[int(products([m[20]]).keys[0])] == Aside.STRAY
         assert by_key[int(products([m[30]]).keys[0])] == Aside.IMPOSSIBLE
-        assert sum(a != Aside.SOUND for a in told.aside.tolist()) == 2
-        assert len(told) == 200  # set aside, not deleted
+        assert sum(a != Aside.SOUND for a in family.aside.tolist()) == 2
+        assert len(family) == 200  # set aside, not deleted
     assert results[0] == results[1]
 
 
 def test_rows_below_the_memorys_rate_may_come_from_a_cache() -> None:
     ops = operators("elementwise", {"elements": [100_000, 10**9], "tensors": 1}, name="relu", dtype="fp32")
-    told = indexed((measurements(ops, [1e-7, 1e-3]), origin())).families["elementwise"]
-    aside = dict(zip(told.keys.tolist(), told.aside.tolist(), strict=True))
+    family = indexed((measurements(ops, [1e-7, 1e-3]), origin())).families["elementwise"]
+    aside = dict(zip(family.keys.tolist(), family.aside.tolist(), strict=True))
     assert [aside[int(key)] for key in ops.keys] == [Aside.SOUND, Aside.IMPOSSIBLE]
 
 

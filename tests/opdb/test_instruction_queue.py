@@ -22,14 +22,14 @@ from whatif.opdb.work import work
 UNITS = Units(10, 128, 32, 1e9, 96 * 1024, 1e18)
 
 
-def told(value: float) -> np.ndarray:
+def vec(value: float) -> np.ndarray:
     return np.array([float(value)])
 
 
 def kernel(units: Units, blocks: float, loads: float, shared: float, computes: float, stores: float) -> float:
     found = kernel_s(
-        units, told(blocks), loads=told(loads), shared=told(shared), computes=told(computes), stores=told(stores),
-        moved_bytes=told(0),
+        units, vec(blocks), loads=vec(loads), shared=vec(shared), computes=vec(computes), stores=vec(stores),
+        moved_bytes=vec(0),
     )  # fmt: skip
     return float(found[0]) * units.clock_hz
 
@@ -39,7 +39,7 @@ def conv(batch: int, c_in: int, c_out: int, side: int, kernel_side: int = 3, str
     for axis in "hw":
         sizes |= {f"kernel_{axis}": kernel_side, f"stride_{axis}": stride}
         sizes |= {f"padding_{axis}": kernel_side // 2, f"dilation_{axis}": 1}
-    return {name: told(value) for name, value in sizes.items()}
+    return {name: vec(value) for name, value in sizes.items()}
 
 
 def test_a_kernel_bound_by_computing() -> None:
@@ -65,9 +65,7 @@ def test_half_as_many_load_store_units_take_twice_as_long() -> None:
 def test_dop_stretches_blocks_and_bytes_are_a_floor() -> None:
     assert kernel(replace(UNITS, dop=0.5), 10, 5, 50, 101, 3) == pytest.approx(58 / 0.5 + 374)
     slow = replace(UNITS, memory_byte_s=1e9)
-    found = kernel_s(
-        slow, told(1), loads=told(1), shared=told(0), computes=told(0), stores=told(1), moved_bytes=told(5e6)
-    )
+    found = kernel_s(slow, vec(1), loads=vec(1), shared=vec(0), computes=vec(0), stores=vec(1), moved_bytes=vec(5e6))
     assert float(found[0]) == pytest.approx(5e-3)
 
 
@@ -84,15 +82,15 @@ def test_the_units_of_a_gpu() -> None:
 
 
 def test_a_large_product_reaches_the_peak_and_never_exceeds_it() -> None:
-    size = told(4096)
-    t = product_s(UNITS, told(1), size, size, size, element_bytes=4, moved_bytes=told(0))
+    size = vec(4096)
+    t = product_s(UNITS, vec(1), size, size, size, element_bytes=4, moved_bytes=vec(0))
     peak = 2 * 4096**3 / (2 * UNITS.lanes * UNITS.multiprocessors * UNITS.clock_hz)
     assert 1.0 <= float(t[0]) / peak < 1.25
 
 
 def test_the_search_cuts_long_sums() -> None:
     """A weight gradient: 64 x 64 outputs are one tile for one SM, unless the sum of 100,000 is cut among blocks."""
-    t = product_s(UNITS, told(1), told(64), told(64), told(100_000), element_bytes=4, moved_bytes=told(0))
+    t = product_s(UNITS, vec(1), vec(64), vec(64), vec(100_000), element_bytes=4, moved_bytes=vec(0))
     alone = 2 * 64 * 64 * 100_000 / (2 * UNITS.lanes * UNITS.clock_hz)
     assert float(t[0]) < 0.5 * alone
 
@@ -143,14 +141,14 @@ def test_an_fft_of_the_whole_image_is_one_tile() -> None:
 def test_layers_that_only_move_follow_their_bytes() -> None:
     """10 GB/s: ReLU moves 8 bytes an element forward and 12 backward; batch normalization 4 + 8, and 8 + 12."""
     units = replace(UNITS, memory_byte_s=1e10)
-    million = told(1e6)
+    million = vec(1e6)
     moved = {("relu", "fwd"): 8, ("relu", "bwd"): 12, ("batch_norm", "fwd"): 12, ("batch_norm", "bwd"): 20,
              ("residual", "fwd"): 12, ("update", "fwd"): 20}  # fmt: skip
     for (kind, phase), bytes_each in moved.items():
         assert float(moving_s(units, kind, million, phase)[0]) == pytest.approx(bytes_each * 1e6 / 1e10)
     assert float(pool_s(units, million, million / 4)[0]) == pytest.approx(5e6 / 1e10)
-    assert float(stream_s(units, read_bytes=told(4e6), written_bytes=told(0))[0]) == pytest.approx(4e6 / 1e10)
-    forward, backward = (float(linear_s(units, told(64), told(512), told(1024), phase)[0]) for phase in ("fwd", "bwd"))
+    assert float(stream_s(units, read_bytes=vec(4e6), written_bytes=vec(0))[0]) == pytest.approx(4e6 / 1e10)
+    forward, backward = (float(linear_s(units, vec(64), vec(512), vec(1024), phase)[0]) for phase in ("fwd", "bwd"))
     assert backward > forward
 
 
@@ -171,16 +169,16 @@ def test_what_it_does_not_know_is_nan() -> None:
     assert np.isnan(queue_s(load_gpu("T4"), rows)).all()
 
 
-def test_the_law_that_answers_can_be_chosen() -> None:
+def test_the_model_of_convolutions_can_be_chosen() -> None:
     integers = {name: column.astype(np.int64) for name, column in conv(8, 64, 64, 28).items()}
     ops = operators("conv", integers, name="conv2d", dtype="fp32")
     gpu = load_gpu("V100-PCIE-32")
     queue = analytic_answers(gpu, ops, launch=False, conv_law="queue")[0][0]
-    law = analytic_answers(gpu, ops, launch=False, conv_law="roofline")[0][0]
+    roofline = analytic_answers(gpu, ops, launch=False, conv_law="roofline")[0][0]
     assert queue == pytest.approx(queue_s(gpu, ops)[0] + 2e-6)
-    assert law != queue
-    assert work(ops)[0][0] / 15.7e12 < law
-    for name, t in (("queue", queue), ("roofline", law)):
+    assert roofline != queue
+    assert work(ops)[0][0] / 15.7e12 < roofline
+    for name, t in (("queue", queue), ("roofline", roofline)):
         answers = Estimator(indexed(), gpu.name, conv_law=name).estimate(ops)
         assert answers.answered_by[0] == AnswerSource.ANALYTIC
         assert answers.t_s[0] == pytest.approx(t)

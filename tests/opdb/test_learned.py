@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import T4, V100, database, indexed, origin, own_cache, products, timed
-from tests.opdb.learned import EMPTY, KERNELS, LAUNCHED, law_s, model, written
+from tests.opdb.learned import EMPTY, KERNELS, LAUNCHED, expected_s, model, written
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.anchors import fit_anchors
 from whatif.opdb.chain import AnswerSource, Estimator
@@ -31,7 +31,7 @@ def test_a_model_answers_without_any_database() -> None:
     asked = products([64, 2048])
     answers = Estimator(EMPTY, V100, models=[model(2.0)]).estimate(asked)
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED] * 2
-    assert answers.t_s == pytest.approx(2 * law_s(asked, V100))
+    assert answers.t_s == pytest.approx(2 * expected_s(asked, V100))
     assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.1))
     assert answers.low_s == pytest.approx(answers.t_s * np.exp(-0.1))
     assert answers.evidence.tolist() == [1000, 1000]
@@ -47,7 +47,7 @@ def test_a_model_across_devices_answers_for_one_that_was_not_measured() -> None:
     across = model(3.0, "", half=0.5)
     answers = Estimator(EMPTY, "A100-SXM-80", models=[across]).estimate(asked)
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
-    assert answers.t_s == pytest.approx(3 * law_s(asked, "A100-SXM-80"))
+    assert answers.t_s == pytest.approx(3 * expected_s(asked, "A100-SXM-80"))
     assert answers.high_s == pytest.approx(answers.t_s * np.exp(0.5))
     both = Estimator(EMPTY, V100, models=[across, model(2.0)]).estimate(asked)
     assert both.answered_by.tolist() == [AnswerSource.LEARNED] * 2
@@ -128,7 +128,7 @@ def test_operators_of_several_formats_are_asked_together() -> None:
 def test_who_missed_less_comes_first() -> None:
     """Measured operators answer for themselves; between them the model does where it won, else the interpolation."""
     sizes = range(8, 8 + 300 * 4, 4)
-    rows = timed(sizes, (1e6 * law_s(products(sizes), V100)).tolist())
+    rows = timed(sizes, (1e6 * expected_s(products(sizes), V100)).tolist())
     index = indexed((rows, origin()))
     asked = products([8, 9])
     loser, winner = model(2.0), model(2.0, before_interpolation=("mm",))
@@ -154,10 +154,10 @@ def test_who_missed_less_comes_first() -> None:
 
 
 def test_a_launch_is_taken_out_for_kernels() -> None:
-    told = model(2.0, launch_s={"mm": 15e-6})
+    launched = model(2.0, launch_s={"mm": 15e-6})
     asked = products([8, 4096], n=4096, k=4096)
-    whole = Estimator(EMPTY, V100, models=[told]).estimate(asked)
-    alone = Estimator(EMPTY, V100, models=[told], kernels_alone=True).estimate(asked)
+    whole = Estimator(EMPTY, V100, models=[launched]).estimate(asked)
+    alone = Estimator(EMPTY, V100, models=[launched], kernels_alone=True).estimate(asked)
     assert whole.t_s - alone.t_s == pytest.approx([15e-6, 15e-6])
     tiny = products([1], n=1, k=1)
     assert Estimator(EMPTY, V100, models=[model(0.5, launch_s={"mm": 15e-6})], kernels_alone=True).estimate(
@@ -166,22 +166,22 @@ def test_a_launch_is_taken_out_for_kernels() -> None:
     kernels = model(2.0, basis=KERNELS)
     for alone_too in (False, True):
         answers = Estimator(EMPTY, V100, models=[kernels], kernels_alone=alone_too).estimate(asked)
-        assert answers.t_s == pytest.approx(2 * law_s(asked, V100, launch=False))
-    both = Estimator(EMPTY, V100, models=[told, kernels]).estimate(asked)
+        assert answers.t_s == pytest.approx(2 * expected_s(asked, V100, launch=False))
+    both = Estimator(EMPTY, V100, models=[launched, kernels]).estimate(asked)
     assert {both.bases[b] for b in both.basis} == {KERNELS}
 
 
 def test_what_was_mostly_launch_is_left_to_the_data_sheet() -> None:
     """20 us of which 18 were a launch leave 2 give or take 7: the data sheet is more accurate than that."""
     asked = products([8, 4096], n=64, k=1024)
-    short_s = float(law_s(asked, V100)[0])
-    told = model(1.0, half=0.3, launch_s={"mm": 0.9 * short_s})
-    assert Estimator(EMPTY, V100, models=[told]).estimate(asked).answered_by.tolist() == [AnswerSource.LEARNED] * 2
+    short_s = float(expected_s(asked, V100)[0])
+    launched = model(1.0, half=0.3, launch_s={"mm": 0.9 * short_s})
+    assert Estimator(EMPTY, V100, models=[launched]).estimate(asked).answered_by.tolist() == [AnswerSource.LEARNED] * 2
     for sources, who in (
         ((AnswerSource.LEARNED, AnswerSource.ANALYTIC), AnswerSource.ANALYTIC),
         ((AnswerSource.LEARNED,), AnswerSource.LEARNED),
     ):
-        answers = Estimator(EMPTY, V100, sources=sources, models=[told], kernels_alone=True).estimate(asked)
+        answers = Estimator(EMPTY, V100, sources=sources, models=[launched], kernels_alone=True).estimate(asked)
         assert answers.answered_by.tolist() == [who, AnswerSource.LEARNED]
     sure = model(1.0, half=0.001, launch_s={"mm": 0.9 * short_s})
     assert (
@@ -211,24 +211,24 @@ def test_anchors_by_hand() -> None:
 
 @pytest.mark.usefixtures("no_known_errors")
 def test_a_few_measurements_anchor_a_model_across_devices() -> None:
-    """The model says 1 x the law; this device takes 1.5 x: twenty anchors tell it, and narrow the range."""
+    """The model predicts the reference, this device takes 1.5 times that: twenty anchors correct it and its range."""
     device, sizes = "A100-SXM-80", np.unique(np.geomspace(64, 4000, 20).astype(int)).tolist()
     ops = products(sizes, n=1024, k=1024)
-    slower = 1.5 * law_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.02, len(sizes)))
+    slower = 1.5 * expected_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.02, len(sizes)))
     index = indexed((measurements(ops, slower), origin(device)))
     asked = products([100, 3001], n=2048, k=512)
     across = model(1.0, "", half=0.6)
     answers = Estimator(index, device, models=[across]).estimate(asked)
     assert answers.answered_by.tolist() == [AnswerSource.LEARNED_ACROSS] * 2
-    assert answers.t_s == pytest.approx(1.5 * law_s(asked, device), rel=0.05)
+    assert answers.t_s == pytest.approx(1.5 * expected_s(asked, device), rel=0.05)
     assert (np.log(answers.high_s / answers.t_s) < 0.1).all()
     unanchored = Estimator(EMPTY, device, models=[across]).estimate(asked)
-    assert unanchored.t_s == pytest.approx(law_s(asked, device))
+    assert unanchored.t_s == pytest.approx(expected_s(asked, device))
     assert (np.log(unanchored.high_s / unanchored.t_s) > 0.5).all()
     # Times that were taken in another way are no anchors.
     other = indexed((measurements(ops, slower), origin(device, method="trace", launch=False)))
     other_way = Estimator(other, device, sources=(AnswerSource.LEARNED_ACROSS,), models=[across]).estimate(asked)
-    assert other_way.t_s == pytest.approx(law_s(asked, device))
+    assert other_way.t_s == pytest.approx(expected_s(asked, device))
 
 
 @pytest.mark.usefixtures("no_known_errors")
@@ -236,7 +236,7 @@ def test_a_model_without_anchors_does_not_replace_what_was_measured_here() -> No
     """Its range is the narrower one, but this device's own times say otherwise; they were taken in another way."""
     device, sizes = "A100-SXM-80", np.unique(np.geomspace(64, 4000, 20).astype(int)).tolist()
     ops = products(sizes, n=1024, k=1024)
-    slower = 1.5 * law_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.3, len(sizes)))
+    slower = 1.5 * expected_s(ops, device) * np.exp(np.random.default_rng(2).normal(0, 0.3, len(sizes)))
     index = indexed((measurements(ops, slower), origin(device, method="trace", launch=False)))
     asked = products([100, 3001], n=1024, k=1024)
     certain = model(1.0, "", half=0.01)
@@ -306,17 +306,17 @@ def test_the_models_that_ship_are_sound() -> None:
     folder = Path(__file__).resolve().parents[2] / "whatif" / "opdb" / "fitted"
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
     for one in shipped_models():
-        told = one.facts
-        assert told.sources
-        assert all(s.licence in ("MIT", "Apache-2.0") for s in told.sources)
-        middle = {a: int(np.sqrt(max(told.low[a], 1) * max(told.high[a], 1))) for a in told.low}
-        integers = {a: np.array([told.low[a], middle[a] if told.high[a] else 0]) for a in told.low}
+        facts = one.facts
+        assert facts.sources
+        assert all(s.licence in ("MIT", "Apache-2.0") for s in facts.sources)
+        middle = {a: int(np.sqrt(max(facts.low[a], 1) * max(facts.high[a], 1))) for a in facts.low}
+        integers = {a: np.array([facts.low[a], middle[a] if facts.high[a] else 0]) for a in facts.low}
         ops = operators(
-            told.family, integers, name=told.names[0], dtype=told.dtype, phase=told.phase, layout=told.layouts[0]
+            facts.family, integers, name=facts.names[0], dtype=facts.dtype, phase=facts.phase, layout=facts.layouts[0]
         )
         known, spoken, extra = one.covers(ops)
         assert known.all()
         assert (extra == 0).all()
-        log_time = one.predict(spoken, load_gpu(told.device or V100))
+        log_time = one.predict(spoken, load_gpu(facts.device or V100))
         assert np.isfinite(log_time).all()
         assert (log_time < np.log(100)).all()

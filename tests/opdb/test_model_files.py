@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.opdb.builders import V100, products
-from tests.opdb.learned import EMPTY, constant, facts, law_s, written
+from tests.opdb.learned import EMPTY, constant, expected_s, facts, written
 from whatif.hardware.gpu import load_gpu
 from whatif.opdb.chain import Estimator
 from whatif.opdb.learned import (
@@ -29,7 +29,7 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     again = read_model(path, path.with_suffix(".npz"))
     assert msgspec.structs.replace(again.facts, arrays_sha256="") == facts()
     asked = products([64])
-    assert Estimator(EMPTY, V100, models=[again]).estimate(asked).t_s == pytest.approx(2 * law_s(asked, V100))
+    assert Estimator(EMPTY, V100, models=[again]).estimate(asked).t_s == pytest.approx(2 * expected_s(asked, V100))
     (tmp_path / "twice").mkdir()
     other = written(tmp_path / "twice")
     for suffix in (".json", ".npz"):
@@ -38,9 +38,9 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def apply(path: Path) -> None:
-        told = json.loads(path.read_text())
-        change(told)
-        path.write_text(json.dumps(told))
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
 
     return apply
 
@@ -53,17 +53,17 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         lambda path: path.write_text("[" * 100_000),
         lambda path: path.write_text("{}"),
         lambda path: path.write_bytes(b" " * 1_000_001),
-        edit(lambda told: told.update(version=99)),
-        edit(lambda told: told.update(features_version=99)),
-        edit(lambda told: told.update(family="other")),
-        edit(lambda told: told.update(kind="pickle")),
-        edit(lambda told: told.update(more=1)),
-        edit(lambda told: told["low"].pop("m")),
-        edit(lambda told: told["half"].update(mm=-1)),
-        edit(lambda told: told.update(half={})),
-        edit(lambda told: told.update(names=[])),
-        edit(lambda told: told.update(growth=float("1e9"))),
-        edit(lambda told: told.update(sheet=None)),
+        edit(lambda document: document.update(version=99)),
+        edit(lambda document: document.update(features_version=99)),
+        edit(lambda document: document.update(family="other")),
+        edit(lambda document: document.update(kind="pickle")),
+        edit(lambda document: document.update(more=1)),
+        edit(lambda document: document["low"].pop("m")),
+        edit(lambda document: document["half"].update(mm=-1)),
+        edit(lambda document: document.update(half={})),
+        edit(lambda document: document.update(names=[])),
+        edit(lambda document: document.update(growth=float("1e9"))),
+        edit(lambda document: document.update(sheet=None)),
     ],
 )
 def test_what_is_no_model_is_refused_and_the_others_remain(tmp_path: Path, damage: Callable[[Path], None]) -> None:
@@ -81,9 +81,9 @@ def hashed(path: Path) -> None:
     """Tell the hash of the arrays that are there now: an attacker can."""
     import hashlib
 
-    told = json.loads(path.read_text())
-    told["arrays_sha256"] = hashlib.sha256(path.with_suffix(".npz").read_bytes()).hexdigest()
-    path.write_text(json.dumps(told))
+    document = json.loads(path.read_text())
+    document["arrays_sha256"] = hashlib.sha256(path.with_suffix(".npz").read_bytes()).hexdigest()
+    path.write_text(json.dumps(document))
 
 
 def pickled(path: Path) -> None:
@@ -129,7 +129,7 @@ def test_only_known_kinds_are_read(tmp_path: Path) -> None:
 
 
 def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:
-    told = facts(features=("log2 something",))
-    path = write_model(tmp_path, "odd", told, constant(0.0, 1))
+    document = facts(features=("log2 something",))
+    path = write_model(tmp_path, "odd", document, constant(0.0, 1))
     with pytest.raises(WhatifError, match="with this version's features"):
         read_model(path, path.with_suffix(".npz")).predict(products([8]), None)

@@ -1,4 +1,4 @@
-"""NeuSight's 256,509 measurements, where they are at hand: imported whole, and what the estimators make of them."""
+"""NeuSight's 256,509 measurements, if available: the whole import, and the estimators' errors on them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_learned_convolutions_of_a_v100(store: Store, tmp_path: Path) -> None:
 
 
 def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
-    """Each of five GPUs from the other four; the data sheet alone misses by more.
+    """Each of five GPUs from the other four; the data sheet's errors are larger.
 
     Before the importer took out an overhead that grew on all of them alike it was 17 %: what they shared was easy.
     """
@@ -154,7 +154,7 @@ def test_a_measured_operator_answers_with_its_measurement(store: Store, tmp_path
 
 
 def test_the_instruction_queue_misses_less_than_the_roofline_on_gpus_that_chose_nothing(store: Store) -> None:
-    """Convolutions from hardware facts alone: 32.3, 27.7, 25.1 and 30.3 % where the roofline law misses 29 to 40 %.
+    """Convolutions from hardware facts alone: 32.3, 27.7, 25.1 and 30.3 %; the roofline model's errors are 29 to 40 %.
 
     Its DOP was chosen on the V100's rows; a twentieth of them here.
     """
@@ -165,7 +165,7 @@ def test_the_instruction_queue_misses_less_than_the_roofline_on_gpus_that_chose_
         rows = rows.take(np.arange(0, len(rows), 20))
         gpu = load_gpu(contribution.provenance.origin.device.name)
         t, low, high = analytic_answers(gpu, rows.ops, launch=True)
-        law, _, _ = analytic_answers(gpu, rows.ops, launch=True, conv_law="roofline")
-        missed, missed_by_law = (float(np.mean(np.abs(told / rows.t_s - 1))) for told in (t, law))
-        assert missed < min(missed_by_law, 0.36)
+        roofline, _, _ = analytic_answers(gpu, rows.ops, launch=True, conv_law="roofline")
+        missed, roofline_missed = (float(np.mean(np.abs(estimated / rows.t_s - 1))) for estimated in (t, roofline))
+        assert missed < min(roofline_missed, 0.36)
         assert np.mean((rows.t_s >= low) & (rows.t_s <= high)) > 0.8

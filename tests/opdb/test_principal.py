@@ -1,4 +1,4 @@
-"""Tianshu's estimator: the pruning rules by hand, a law that the search has to find, and networks in numpy."""
+"""Tianshu's estimator: the pruning rules by hand, a power law that the search has to find, and networks in numpy."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_function_as_people_write_it() -> None:
     assert parameters.formula(named, np.array([0, 0, 0])) == "1"
 
 
-def law(rows: int = 1500, seed: int = 1) -> tuple[Operators, Any]:
+def products_of_sizes(rows: int = 1500, seed: int = 1) -> tuple[Operators, Any]:
     """Products whose time is a floor and a share a multiplication, in two implementations."""
     draw = np.random.default_rng(seed)
     sizes = {name: draw.integers(1, 200, rows) for name in ("m", "n", "k")}
@@ -95,8 +95,8 @@ def law(rows: int = 1500, seed: int = 1) -> tuple[Operators, Any]:
 
 
 def test_the_search_finds_the_product() -> None:
-    """Of the eight functions of m, n and k, from raw numbers; and with it a network misses a fraction of without it."""
-    ops, t_s = law()
+    """Among eight functions of m, n and k, from raw numbers; it reduces a network's error to a fraction."""
+    ops, t_s = products_of_sizes()
     found = fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=False)
     assert found.formula() == "m * n * k"
     assert len(found.misses) == 8
@@ -129,13 +129,13 @@ def test_thinly_measured_modes_become_inputs() -> None:
 
 
 def test_too_few_measurements_are_refused() -> None:
-    ops, t_s = law(50)
+    ops, t_s = products_of_sizes(50)
     with pytest.raises(Exception, match="expected at least 150 measurements"):
         fitting.search(fitting.parameters_of(ops), t_s, TINY, logs=True)
 
 
 def network_of(width: int, layers: int, neurons: int, seed: int) -> Any:
-    """A network of random weights whose box holds all that is asked."""
+    """A network of random weights whose measured range contains all queries."""
     draw = np.random.default_rng(seed)
     pairs = [
         (draw.normal(size=(rows, columns)), draw.normal(size=columns))
@@ -216,17 +216,17 @@ def test_batched_networks_are_networks_of_their_own_widths() -> None:
 
 
 def test_training_is_the_same_every_time() -> None:
-    ops, t_s = law(400)
+    ops, t_s = products_of_sizes(400)
     short = replace(TINY, candidate_steps=20, architecture_steps=5)
     found = [fitting.search(fitting.parameters_of(ops), t_s, short, logs=False).misses for _ in range(2)]
     np.testing.assert_array_equal(*found)
 
 
 def contribution(rows: int = 600) -> Any:
-    """Products of ``law`` and others of twice the time, under two names, with 1 % of noise."""
+    """Those of ``products_of_sizes`` and others of twice the time, under two names, with 1 % of noise."""
     draw, parts = np.random.default_rng(3), []
     for seed, name in ((1, "mm"), (2, "linear")):
-        ops, t_s = law(rows, seed)
+        ops, t_s = products_of_sizes(rows, seed)
         parts.append((replace(ops, texts=operators("matmul", ops.integers, name=name, dtype="fp32").texts), t_s * seed))
     ops = joined([ops for ops, _ in parts])
     t_s = np.concatenate([t for _, t in parts]) * np.exp(draw.normal(0, 0.01, len(ops)))
@@ -251,7 +251,7 @@ def test_networks_of_a_device_are_fitted_and_answer(fitted: Any, tmp_path: Path)
     write_model(tmp_path, "networks", fitted.facts, fitted.arrays)
     [model], wrong = models_in(tmp_path)
     assert wrong == []
-    ops, t_s = law(200, seed=9)
+    ops, t_s = products_of_sizes(200, seed=9)
     answers = Estimator(Index({}, {}, (), ()), V100, models=[model]).estimate(ops)
     assert set(answers.answered_by.tolist()) == {AnswerSource.LEARNED}
     assert np.abs(answers.t_s / t_s - 1).mean() < 0.06
@@ -271,7 +271,7 @@ def test_damaged_networks_are_refused(fitted: Any, tmp_path: Path) -> None:
         write_model(tmp_path, "networks", fitted.facts, {**fitted.arrays, **damage})
         [model], _ = models_in(tmp_path)
         with pytest.raises(WhatifError, match=r"expected the arrays of a model of networks, got .*fit it again"):
-            model.covers(law(3)[0])
+            model.covers(products_of_sizes(3)[0])
 
 
 def test_the_kinds_that_the_command_line_offers() -> None:
@@ -281,8 +281,8 @@ def test_the_kinds_that_the_command_line_offers() -> None:
 
 
 def test_the_model_with_the_smaller_error_answers(fitted: Any) -> None:
-    """By name, of one way of measuring: which error is smaller, and not the order of the files, says who is asked."""
-    ops, _ = law(50, seed=9)
+    """The model with the smaller error answers, by name and method, whatever the order of the files."""
+    ops, _ = products_of_sizes(50, seed=9)
     answers = {}
     for miss in (0.1, 50.0):
         told = msgspec.structs.replace(fitted.facts, validation_pct=dict.fromkeys(fitted.facts.names, miss))

@@ -24,19 +24,19 @@ pytestmark = pytest.mark.usefixtures("no_known_errors")
 SIZES = range(64, 64 + 40 * 16, 16)
 
 
-def law(device: str, ops: Operators) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def sheet_s(device: str, ops: Operators) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return analytic_s(load_gpu(device), ops, launch=True)[0]
 
 
 def measured(device: str, factor: float, sizes: range = SIZES, noise: float = 0.0) -> tuple[Rows, Origin]:
-    """Products that take ``factor`` times what the data sheet's law says."""
+    """Products that take ``factor`` times the data sheet's estimate."""
     ops = products(sizes)
     wobble = np.exp(np.random.default_rng(len(device)).normal(0, noise, len(ops)))
-    return measurements(ops, factor * law(device, ops) * wobble), origin(device)
+    return measurements(ops, factor * sheet_s(device, ops) * wobble), origin(device)
 
 
 def test_the_median_of_the_others_by_hand() -> None:
-    """1.1, 1.2 and 1.5 times the law elsewhere: 1.2 times the law here, and the others miss one another by 1.5 / 1.15.
+    """Ratios of 1.1, 1.2 and 1.5 on other devices: 1.2 here, and their errors of one another are up to 1.5 / 1.15.
 
     Left out, 1.1 gets 1.2 and 1.5 (geometric mean 1.342), 1.2 gets 1.1 and 1.5 (1.285), 1.5 gets 1.1 and 1.2.
     """
@@ -44,7 +44,7 @@ def test_the_median_of_the_others_by_hand() -> None:
     asked = products([80, 640])
     answers = Estimator(index, A100).estimate(asked)
     assert answers.answered_by.tolist() == [AnswerSource.SAME_SHAPE] * 2
-    assert answers.t_s == pytest.approx(1.2 * law(A100, asked))
+    assert answers.t_s == pytest.approx(1.2 * sheet_s(A100, asked))
     worst = max(1.5 / np.sqrt(1.1 * 1.2), np.sqrt(1.2 * 1.5) / 1.1, np.sqrt(1.1 * 1.5) / 1.2)
     assert answers.high_s == pytest.approx(answers.t_s * worst)
     assert answers.low_s == pytest.approx(answers.t_s / worst)
@@ -92,10 +92,10 @@ def test_the_devices_own_measurements_come_first() -> None:
 
 
 def test_where_the_others_disagree_the_range_says_so() -> None:
-    """One times the law and nine times: three times, and a factor of nine either way."""
+    """Ratios of one and nine: three, and a factor of nine either way."""
     index = indexed(measured(V100, 1.0), measured(T4, 9.0))
     answers = Estimator(index, A100).estimate(products([80]))
-    assert answers.t_s == pytest.approx(3 * law(A100, products([80])))
+    assert answers.t_s == pytest.approx(3 * sheet_s(A100, products([80])))
     assert answers.high_s == pytest.approx(9 * answers.t_s)
 
 
@@ -109,7 +109,7 @@ def test_few_operators_take_the_data_sheets_range_and_nothing_undercuts_the_devi
         (1.1 * t[0], 1.1 * low[0], 1.1 * high[0])
     )
     large = products([60_000, 61_000], n=8192, k=8192)
-    fast = [(measurements(large, 0.75 * law(d, large)), origin(d)) for d in (V100, T4)]
+    fast = [(measurements(large, 0.75 * sheet_s(d, large)), origin(d)) for d in (V100, T4)]
     answers = Estimator(indexed(*fast), A100, sources=(AnswerSource.SAME_SHAPE,)).estimate(large)
     assert (answers.low_s >= bound_s(load_gpu(A100), large, cold=False) * (1 - 1e-12)).all()
     assert (answers.low_s <= answers.t_s).all()

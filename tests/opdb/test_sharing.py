@@ -226,7 +226,7 @@ def test_links_pipes_and_odd_names_do_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("teleport://x/y", "fsspec knows"),
         ("hdfs-of-nobody://", "fsspec knows"),
@@ -235,9 +235,9 @@ def test_links_pipes_and_odd_names_do_no_harm(tmp_path: Path) -> None:
         ("smb://host/share/db", "pip install smbprotocol"),
     ],
 )
-def test_an_address_that_leads_nowhere_is_one_sentence(tmp_path: Path, url: str, said: str) -> None:
+def test_an_address_that_leads_nowhere_is_one_sentence(tmp_path: Path, url: str, expected: str) -> None:
     mine = database(tmp_path / "mine", (some_rows(), origin()))
-    if said.startswith("pip"):
+    if expected.startswith("pip"):
         try:
             import smbprotocol  # noqa: F401
         except ImportError:
@@ -247,15 +247,15 @@ def test_an_address_that_leads_nowhere_is_one_sentence(tmp_path: Path, url: str,
     for call in (lambda: push(mine, url), lambda: pull(url, mine)):
         with pytest.raises(WhatifError) as error:
             call()
-        assert said in sentence(error)
+        assert expected in sentence(error)
 
 
 def test_the_commands(tmp_path: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     database(tmp_path / "mine", (timed(range(1, 9), [10.0] * 8), origin()))
     place = (tmp_path / "far").as_uri()
     assert main(["opdb", "push", place, "--db", str(tmp_path / "mine"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["database"], len(said["added"]), said["rows_added"]) == (place, 1, 8)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["database"], len(report["added"]), report["rows_added"]) == (place, 1, 8)
     assert main(["opdb", "pull", place, "--db", str(tmp_path / "yours")]) == 0
     assert "1 contribution added (8 rows)" in capsys.readouterr().out
     assert main(["opdb", "pull", "teleport://x", "--db", str(tmp_path / "yours")]) == 1
@@ -263,7 +263,7 @@ def test_the_commands(tmp_path: Path, own_cache: Path, capsys: pytest.CaptureFix
 
 
 def test_what_fails_makes_no_database(tmp_path: Path) -> None:
-    """Neither here nor there: an empty database would be found and believed by what is asked next."""
+    """No empty database is left on either side: later queries would use it."""
     mine, new = database(tmp_path / "mine", (some_rows(), origin())), tmp_path / "new"
     place, far = (tmp_path / "far").as_uri(), tmp_path / "far"
     assert main(["opdb", "pull", (tmp_path / "nowhere").as_uri(), "--db", str(new)]) == 1

@@ -258,7 +258,7 @@ def test_every_truncation_is_one_sentence(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_flipped_byte_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """A damaged shard is refused, or reads as the very same rows: nothing else, and never a traceback."""
+    """A damaged shard is refused or reads as the same rows, and never gives a traceback."""
     store = database(tmp_path_factory.mktemp("db"), (timed([1, 2, 3], [10, 20, 30]), origin()))
     [one], _ = store.contributions()
     whole = bytearray(one.shard.read_bytes())
@@ -404,7 +404,7 @@ def test_other_folders_are_no_databases(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_reads_as_people_write_it() -> None:
-    said = json.loads(encode(provenance(timed([1], [10]), origin())))
-    assert said["origin"]["method"] == {"name": "event_pair", "includes_launch": True}
-    assert said["origin"]["device"]["name"] == V100
-    assert "driver" not in said["origin"]["environment"]
+    sidecar = json.loads(encode(provenance(timed([1], [10]), origin())))
+    assert sidecar["origin"]["method"] == {"name": "event_pair", "includes_launch": True}
+    assert sidecar["origin"]["device"]["name"] == V100
+    assert "driver" not in sidecar["origin"]["environment"]

@@ -82,7 +82,7 @@ def test_the_reader_of_traces_counts_the_same_flops(call: tuple[object, ...]) ->
         assert moved[0] == (cost.bytes or 0) - bias
 
 
-def test_the_analytic_law_by_hand() -> None:
+def test_the_analytic_estimate_by_hand() -> None:
     """V100-PCIE-16: 80 SMs, 14 TFLOP/s, 900 GB/s. 4096^3 in tiles of 128x128: 1024 tiles, 13 waves of 80."""
     gpu = load_gpu("V100-PCIE-16")
     ops = operators("matmul", {"batch": 1, "m": 4096, "n": 4096, "k": 4096}, name="mm", dtype="fp32")

@@ -298,8 +298,8 @@ MUTANTS = [
     Mutant(
         "ch1",
         "chain",
-        "ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])",
-        "ordered = dict.fromkeys([*_in_order(others), *_in_order(own)])",
+        "ordered = dict.fromkeys([*_in_order(own_rows), *_in_order(other_rows)])",
+        "ordered = dict.fromkeys([*_in_order(other_rows), *_in_order(own_rows)])",
     ),
     Mutant("ch2", "chain", "good = (rank >= 0) & (measured.aside[row] == Aside.SOUND)", "good = rank >= 0"),
     Mutant(

@@ -4,8 +4,8 @@
   (``whatif.opdb.queue_layers``); on NeuSight's convolutions its error is below the roofline's on each of five GPUs
   (docs/instruction_queue.md).
 - convolutions in the formats of a device's tensor cores: ``whatif.opdb.tensor_convolutions``.
-- collectives: NCCL's own tuner (``whatif.opdb.collective_law``).
-- all others, and convolutions on devices or in formats that the queue does not know: the roofline law
+- collectives: NCCL's own tuner (``whatif.opdb.analytic_collectives``).
+- all others, and convolutions on devices or in formats that the queue does not know: the roofline model
   (``whatif.opdb.data_sheet``).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from whatif.graph.types import Bool, Float64
 from whatif.hardware.gpu import Gpu
 from whatif.opdb import data_sheet
-from whatif.opdb.collective_law import answers_collective, collective_analytic
+from whatif.opdb.analytic_collectives import answers_collective, collective_analytic
 from whatif.opdb.queue_layers import queue_s
 from whatif.opdb.rows import Operators
 from whatif.opdb.tensor_convolutions import tensor_convolutions

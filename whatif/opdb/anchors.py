@@ -1,7 +1,7 @@
 """Anchors: a few measurements on a device outside a model's training data, which correct the model's predictions.
 
-The log of measured over predicted time is fitted by ridge on [1, log of the law's time]: a level, and a slope that few
-measurements hardly change. With ten or more, the range is that of the anchors, each predicted from the others.
+The log of measured over predicted time is fitted by ridge on [1, log of the reference time]: a level, and a slope that
+few measurements hardly change. With ten or more, the range is that of the anchors, each predicted from the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FARTHEST = 0.5
 
 
 class Anchors(Struct, frozen=True):
-    """A correction of a prediction's log: ``level`` plus ``slope`` times (the law's log time - ``middle``).
+    """A correction of a prediction's log: ``level`` plus ``slope`` times (log reference time - ``middle``).
 
     ``half`` is the half-width of the 90 % range, log; None if there are too few anchors.
     """
@@ -30,25 +30,25 @@ class Anchors(Struct, frozen=True):
     middle: float
     half: float | None
 
-    def correction(self, log_law: Float64) -> Float64:
+    def correction(self, log_reference: Float64) -> Float64:
         """Return the correction to add to the log of predicted times, shape (n,)."""
-        return np.asarray(self.level + self.slope * (log_law - self.middle))
+        return np.asarray(self.level + self.slope * (log_reference - self.middle))
 
 
-def fit_anchors(miss: Float64, log_law: Float64) -> Anchors | None:
-    """Fit n anchors: log of measured over predicted time, and of the law's time; None if they are too few."""
+def fit_anchors(miss: Float64, log_reference: Float64) -> Anchors | None:
+    """Fit n anchors: log of measured over predicted time, and of the reference time; None if they are too few."""
     if len(miss) < FEWEST_ANCHORS:
         return None
-    middle = float(log_law.mean())
-    level, slope = _ridge(miss, log_law - middle)
+    middle = float(log_reference.mean())
+    level, slope = _ridge(miss, log_reference - middle)
     half = None
     if len(miss) >= FEWEST_FOR_RANGE:
         residual = np.empty(len(miss))
         for left_out in range(len(miss)):
             kept = np.arange(len(miss)) != left_out
-            own_middle = float(log_law[kept].mean())
-            own_level, own_slope = _ridge(miss[kept], log_law[kept] - own_middle)
-            residual[left_out] = miss[left_out] - own_level - own_slope * (log_law[left_out] - own_middle)
+            kept_middle = float(log_reference[kept].mean())
+            kept_level, kept_slope = _ridge(miss[kept], log_reference[kept] - kept_middle)
+            residual[left_out] = miss[left_out] - kept_level - kept_slope * (log_reference[left_out] - kept_middle)
         half = _conservative(np.abs(residual))
     return Anchors(level, slope, middle, half)
 

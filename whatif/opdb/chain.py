@@ -34,7 +34,7 @@ from whatif.opdb.blending import Candidate, blend, device_distance
 from whatif.opdb.data_sheet import answers_analytically, bound_s, least_s, rate_tflops
 from whatif.opdb.exact import weighted_medians
 from whatif.opdb.family_index import FamilyIndex, GroupInfo
-from whatif.opdb.groups import law_knows_better, measured_in
+from whatif.opdb.groups import is_better_than_sheet, measured_in
 from whatif.opdb.index import Index
 from whatif.opdb.interpolate import Group, fit_group
 from whatif.opdb.keys import UInt64
@@ -78,28 +78,28 @@ class Estimator:
     models: Sequence[LearnedModel] = ()
     kernels_alone: bool = False
     conv_law: analytic.ConvLaw = "queue"
-    _learned: dict[tuple[str, int], Group | None] = field(default_factory=dict)
+    _fitted: dict[tuple[str, int], Group | None] = field(default_factory=dict)
     _anchored: dict[tuple[str, np.uint64], Anchors | None] = field(default_factory=dict)
-    _taken_over: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
+    _transfers: dict[tuple[str, int, Basis], Transfer | None] = field(default_factory=dict)
     _twins: dict[str, Estimator] = field(default_factory=dict, init=False)
     _answered: dict[tuple[tuple[AnswerSource, ...], bytes], Answers] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.gpu = devices.facts(self.device)
         self.able_models = [model for model in self.models if self._is_able(model.facts)]
-        own: Counter[Basis] = Counter()
-        others: Counter[Basis] = Counter()
+        own_rows: Counter[Basis] = Counter()
+        other_rows: Counter[Basis] = Counter()
         for group in (g for groups in self.index.groups.values() for g in groups):
-            (own if group.device == self.device else others)[group.basis] += group.rows
+            (own_rows if group.device == self.device else other_rows)[group.basis] += group.rows
         for facts in (model.facts for model in self.able_models):
-            (others if facts.across else own)[facts.measured_as] += facts.rows
+            (other_rows if facts.across else own_rows)[facts.measured_as] += facts.rows
         # Bases of this device's measurements come before those that only other devices have.
-        ordered = dict.fromkeys([*_in_order(own), *_in_order(others)])
+        ordered = dict.fromkeys([*_in_order(own_rows), *_in_order(other_rows)])
         self.bases = tuple(ordered)
-        named = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
+        other_devices = {g.device for groups in self.index.groups.values() for g in groups} - {self.device}
         # Another vendor's devices run other libraries: their times do not carry over.
         vendor = self.gpu.vendor if self.gpu is not None else ""
-        facts_by_name = {name: devices.facts(name) for name in sorted(named)}
+        facts_by_name = {name: devices.facts(name) for name in sorted(other_devices)}
         self.other_gpus = {name: gpu for name, gpu in facts_by_name.items() if gpu is not None and gpu.vendor == vendor}
 
     def restricted(self, sources: Sequence[AnswerSource]) -> Estimator:
@@ -128,17 +128,17 @@ class Estimator:
         if measured is not None and AnswerSource.EXACT in self.sources:
             self._exact(measured, groups, asked.keys, distinct)
         if AnswerSource.LEARNED in self.sources:
-            self._own_models(asked, distinct, better_only=AnswerSource.INTERPOLATED in self.sources)
+            self._device_models(asked, distinct, better_only=AnswerSource.INTERPOLATED in self.sources)
         if measured is not None and AnswerSource.INTERPOLATED in self.sources:
             self._interpolated(measured, groups, asked, distinct)
         if AnswerSource.LEARNED in self.sources:
-            self._own_models(asked, distinct, better_only=False)
+            self._device_models(asked, distinct, better_only=False)
         if AnswerSource.SAME_CHIP in self.sources:
             self._same_chip(asked, distinct)
-        self._from_others(measured, groups, asked, distinct)
+        self._from_other_devices(measured, groups, asked, distinct)
         return distinct
 
-    def _from_others(
+    def _from_other_devices(
         self, measured: FamilyIndex | None, groups: list[GroupInfo], asked: Operators, answers: Answers
     ) -> None:
         """Answer the rest from sources without measurements of this device, weighted by their expected errors."""
@@ -230,14 +230,14 @@ class Estimator:
                 near = np.ones(len(rows), dtype=np.bool_)
                 if self.gpu is not None and AnswerSource.ANALYTIC in self.sources:
                     launch = groups[number].basis.has_launch
-                    near = (outside == 0) | law_knows_better(self.gpu, group, ops, t, high / low, launch=launch)
+                    near = (outside == 0) | is_better_than_sheet(self.gpu, group, ops, t, high / low, launch=launch)
                 answers.fill(rows[near], estimates.take(near), AnswerSource.INTERPOLATED, rank, len(group))
                 break
 
     def _group(self, family: str, measured: FamilyIndex, number: int) -> Group | None:
-        if (family, number) not in self._learned:
-            self._learned[family, number] = fit_group(measured_in(measured, measured.rows_of(number)))
-        return self._learned[family, number]
+        if (family, number) not in self._fitted:
+            self._fitted[family, number] = fit_group(measured_in(measured, measured.rows_of(number)))
+        return self._fitted[family, number]
 
     def _same_shape(self, measured: FamilyIndex, groups: list[GroupInfo], asked: Operators, answers: Answers) -> None:
         open_ = np.flatnonzero((answers.answered_by == AnswerSource.NONE) & answers_analytically(self.gpu, asked))
@@ -257,9 +257,9 @@ class Estimator:
             ]
             if not len(rows):
                 continue
-            if place not in self._taken_over:
-                self._taken_over[place] = fit_transfer(asked.take(rows[:1]), measured, sources, launch=launch)
-            transfer = self._taken_over[place]
+            if place not in self._transfers:
+                self._transfers[place] = fit_transfer(asked.take(rows[:1]), measured, sources, launch=launch)
+            transfer = self._transfers[place]
             if transfer is None:
                 continue
             at = transfer.find(asked.keys[rows])
@@ -267,7 +267,7 @@ class Estimator:
             estimates = Estimates(*transfer.estimate(self.gpu, asked.take(rows), at, launch=launch))
             answers.fill(rows, estimates, AnswerSource.SAME_SHAPE, rank, transfer.devices[at])
 
-    def _own_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
+    def _device_models(self, asked: Operators, answers: Answers, *, better_only: bool) -> None:
         """Answer from the models of this device, the preferred basis first.
 
         With ``better_only`` they answer only for operators on which their error is smaller than an interpolation's.
@@ -354,8 +354,8 @@ class Estimator:
                 chosen = np.where(open_, near, narrower)
                 answers.fill(at[chosen], estimates.take(chosen), AnswerSource.LEARNED_ACROSS, rank, model.facts.rows)
                 by_anchors[at[chosen]] = anchors is not None
-                far = device_distance(model.facts, self.gpu) if self.gpu is not None else 0.0
-                sigma[at[chosen]] = np.hypot(model.facts.growth * np.asarray(estimates.outside)[chosen], far)
+                distance_sigma = device_distance(model.facts, self.gpu) if self.gpu is not None else 0.0
+                sigma[at[chosen]] = np.hypot(model.facts.growth * np.asarray(estimates.outside)[chosen], distance_sigma)
         return by_anchors, sigma
 
     def _at_one_rate(self, ops: Operators, mapped: Operators) -> Bool:

@@ -1,4 +1,4 @@
-"""Read measured times of collectives: a CSV, or what nccl-tests printed."""
+"""Read measured times of collectives: a CSV, or the output of nccl-tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BYTES, _MOST_NS = 1e15, 1e15
 
 
 def read_table(path: Path) -> Table:
-    """Read a CSV with the columns ``size_bytes`` and ``time_us``, or what nccl-tests printed.
+    """Read a CSV with the columns ``size_bytes`` and ``time_us``, or the output of nccl-tests.
 
     Other units are size_kb, _mb, _gb, _kib, _mib, _gib and time_ns, _ms, _s; a header without them is refused. The
     columns ``operation`` and ``workers`` may distinguish several collectives, and lines that begin with # are skipped.
@@ -80,7 +80,7 @@ def _nccl_rows(text: str, path: Path) -> list[Row]:
     if name not in OPERATIONS:
         raise WhatifError(f"{path}: expected a table of {', '.join(OPERATIONS)}, got {name}.")
     return [
-        (name, run.ranks if run.ranks > 1 else None, float(dict(timed.what.integers)["bytes"]), timed.t_s * 1e9)
+        (name, run.ranks if run.ranks > 1 else None, float(dict(timed.operator.integers)["bytes"]), timed.t_s * 1e9)
         for timed in run.timed
     ]
 

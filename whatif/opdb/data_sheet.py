@@ -100,8 +100,8 @@ def least_s(gpu: Gpu, ops: Operators) -> Float64:
     return np.asarray(np.where(single, np.maximum(least, sustained_s(gpu, ops)), least))
 
 
-# With the launch inside the time: a third of what events around one kernel read on five GPUs (NeuSight's smallest times
-# are 24 to 46 us). Our estimate.
+# With the launch in the time: a third of the time between events around a kernel on five GPUs (NeuSight's smallest
+# times are 24 to 46 us). Our estimate.
 LAUNCH_FLOOR_S = 20e-6
 # Tile sizes of a matrix product, and the share of peak that operand traffic leaves to each: smaller
 # ones load more for each multiplication. Our estimate.

@@ -26,10 +26,10 @@ def estimator(device: str, *, database: str | Path | None = None) -> Estimator:
     alone, as for the tasks of a trace: launches are subtracted from models fitted to times with launches. Raises
     WhatifError if ``database`` is given and is not one.
     """
-    index, own_models = opened(database)
+    index, database_models = opened(database)
     # Recordings use our name of a board (MI250X) for one die, so a name of ours is not looked up among theirs.
     name = device if device in gpu_names() else device_called(device).name
-    return Estimator(index, name, models=(*own_models, *shipped_models()), kernels_alone=True)
+    return Estimator(index, name, models=(*database_models, *shipped_models()), kernels_alone=True)
 
 
 def opened(database: str | Path | None = None, *, progress: Progress | None = None) -> tuple[Index, list[LearnedModel]]:

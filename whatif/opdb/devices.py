@@ -17,7 +17,7 @@ def device_called(reported: str, *, memory_bytes: int | None = None) -> Device:
     if not reported:
         raise WhatifError("opdb: expected the name of the device that was measured, got none; name it with --device.")
     gpu = None if reported.startswith(CPU_PREFIX) else find_gpu(reported, memory_bytes) or _by_name(reported)
-    return Device(name=gpu.name if gpu else reported[:120], told=reported[:120])
+    return Device(name=gpu.name if gpu else reported[:120], reported_as=reported[:120])
 
 
 def cpu_called(name: str, threads: object) -> Device:

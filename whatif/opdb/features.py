@@ -1,7 +1,7 @@
 """Features of an operator on a device for the learned estimators: logarithms of sizes and work, tiles, waves, shares.
 
-A model learns the log of measured time over ``reference_s``, a simple law of the device's facts: only a small factor
-is left to learn, and predictions extrapolate beyond what was measured. Both are computed for whole tables.
+A model learns the log of measured time over ``reference_s``, a simple estimate from the device's facts: a small factor
+is left to learn, and predictions extrapolate beyond measured sizes. Both are computed for whole tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of a group that its interpolation is fitted to, and where its law is more accurate than the data sheet."""
+"""The rows that a group's interpolation is fitted to, and where its linear model is better than the data sheet."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from whatif.opdb.work import work
 _CLEARLY_OUTSIDE = 4.0
 
 
-def law_knows_better(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio: Float64, *, launch: bool) -> Bool:
-    """Mask, shape (n,), of the operators outside the measured sizes for which a group's law beats the data sheet.
+def is_better_than_sheet(gpu: Gpu, group: Group, ops: Operators, t_s: Float64, ratio: Float64, *, launch: bool) -> Bool:
+    """Mask, shape (n,), of the operators outside the measured sizes for which a group's model beats the data sheet.
 
     Its range must be the narrower one, and its time must be plausible: not below the device's lower bound, and not
     of an operator bound by memory if everything that was measured fits the second-level cache.

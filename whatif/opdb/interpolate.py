@@ -1,6 +1,6 @@
-"""Interpolation of log-utilisation between measured neighbours: the residual of a group's law over its sizes.
+"""Interpolation of log-utilisation between measured neighbours: the residual of a group's linear model over its sizes.
 
-Utilisation is the law's time over the measured one. Around an asked operator it is a plane in the logarithms of the
+Utilisation is the model's time over the measured one. Around an asked operator it is a plane in the logarithms of the
 sizes, fitted to the sixteen nearest operators, weighted by proximity. The error of such a plane is learned from the
 group itself: each measured operator is estimated from its neighbours alone (split conformal prediction:
 Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 2018, with locally scaled residuals).
@@ -12,13 +12,13 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.types import Float64, Int64
-from whatif.opdb.law import Law, fit_law
+from whatif.opdb.linear_model import LinearModel, fit_linear_model
 from whatif.opdb.neighbours import nearest
 
 NEIGHBOURS = 16
 # Fewer measured operators do not determine a plane.
 FEWEST = 8
-# Growth of the error of a group's law with each doubling outside the measured sizes, as a factor, if the group
+# Growth of the error of a group's model with each doubling outside the measured sizes, as a factor, if the group
 # is too small to tell. Our estimate: products and convolutions of NeuSight's data lose 1.2 to 2.
 FACTOR_A_DOUBLING = 1.5
 # Otherwise a group's larger operators are estimated from its smaller ones, up to this quantile of each size.
@@ -36,11 +36,11 @@ _LEAST_SPREAD, _SPREAD_A_DOUBLING = 0.002, 0.02
 
 
 class Group(Struct, frozen=True):
-    """Measured operators that differ only in their sizes, and the law and range fitted to them."""
+    """Measured operators that differ only in their sizes, and the linear model and range fitted to them."""
 
-    law: Law
+    model: LinearModel
     sizes: Float64  # log2, shape (n, p)
-    residual: Float64  # log of measured time over the law's, shape (n,)
+    residual: Float64  # log of measured time over the model's, shape (n,)
     quantile: float  # of the errors, in units of the local spread
     growth: float  # of the range, log a doubling outside of the measured box
     most_bytes: float  # that a measured operator moves
@@ -56,9 +56,9 @@ class Group(Struct, frozen=True):
         low, high = self.sizes.min(axis=0), self.sizes.max(axis=0)
         inside = np.clip(sizes, low, high)
         outside = np.asarray(np.abs(sizes - inside).max(axis=1, initial=0.0))
-        # Beyond the box the plane is not extrapolated: only the law continues from the box's edge.
+        # Beyond the box the plane is not extrapolated: only the linear model continues from the box's edge.
         miss, spread = _planes(self.sizes, self.residual, inside)
-        centre = self.law.time_s(*work) * np.exp(miss)
+        centre = self.model.time_s(*work) * np.exp(miss)
         half = self.quantile * spread + self.growth * outside
         return centre, centre * np.exp(-half), centre * np.exp(half), outside
 
@@ -84,13 +84,13 @@ def fit_group(rows: Measured) -> Group | None:
     chosen = rows.representatives
     if len(chosen) < FEWEST or not rows.sizes.shape[1]:
         return None
-    law = fit_law(rows.flops[chosen], rows.moved_bytes[chosen], rows.t_s[chosen])
-    residual = np.log(rows.t_s / law.time_s(rows.flops, rows.moved_bytes))
+    model = fit_linear_model(rows.flops[chosen], rows.moved_bytes[chosen], rows.t_s[chosen])
+    residual = np.log(rows.t_s / model.time_s(rows.flops, rows.moved_bytes))
     probes = _spread_out(np.arange(len(residual)))
     estimate, spread = _planes(rows.sizes[chosen], residual[chosen], rows.sizes[probes], itself=rows.operator[probes])
     quantile = conformal(np.abs(residual[probes] - estimate) / spread)
     most_bytes = float(rows.moved_bytes[chosen].max())
-    return Group(law, rows.sizes[chosen], residual[chosen], quantile, _growth(rows), most_bytes)
+    return Group(model, rows.sizes[chosen], residual[chosen], quantile, _growth(rows), most_bytes)
 
 
 def _growth(rows: Measured) -> float:
@@ -101,13 +101,13 @@ def _growth(rows: Measured) -> float:
     outer = _spread_out(np.flatnonzero(~inner))
     if inner.sum() < _FEWEST_INNER or len(outer) < _FEWEST_INNER:
         return float(np.log(FACTOR_A_DOUBLING))
-    law = fit_law(flops[inner], moved[inner], t_s[inner])
-    residual = np.log(t_s / law.time_s(flops, moved))
+    model = fit_linear_model(flops[inner], moved[inner], t_s[inner])
+    residual = np.log(t_s / model.time_s(flops, moved))
     edges = sizes[inner].min(axis=0), sizes[inner].max(axis=0)
     clipped = np.clip(sizes[outer], *edges)
     outside = np.abs(sizes[outer] - clipped).max(axis=1)
     estimate, _ = _planes(sizes[inner], residual[inner], clipped)
-    # Half a doubling at the least: close to the edge the error is the plane's, not the law's.
+    # Half a doubling at the least: close to the edge the error is the plane's, not the linear model's.
     return max(conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
 
 

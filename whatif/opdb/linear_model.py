@@ -1,4 +1,4 @@
-"""The law of a group: time = floor + bytes / rate + FLOPs / rate, fitted robustly to its operators.
+"""The linear model of a group: time = floor + bytes / rate + FLOPs / rate, fitted robustly to its operators.
 
 Its residual is a small, smooth factor, which neighbours interpolate well. (A time itself
 spans six decades; its ratio to a data sheet's roofline still bends where small operators meet the floor.)
@@ -20,7 +20,7 @@ _LONGEST_STEP = 0.5
 _PULL = 1e-5
 
 
-class Law(Struct, frozen=True):
+class LinearModel(Struct, frozen=True):
     """Time = ``floor_s`` + FLOPs / ``flops_per_s`` + bytes / ``bytes_per_s``."""
 
     floor_s: float
@@ -28,12 +28,12 @@ class Law(Struct, frozen=True):
     bytes_per_s: float
 
     def time_s(self, flops: Float64, moved_bytes: Float64) -> Float64:
-        """Return the time predicted by the law, seconds, shape (n,)."""
+        """Return the predicted time, seconds, shape (n,)."""
         return np.asarray(self.floor_s + flops / self.flops_per_s + moved_bytes / self.bytes_per_s)
 
 
-def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
-    """Fit the law to n measured times: least absolute log error, by reweighted Gauss-Newton steps on log parameters."""
+def fit_linear_model(flops: Float64, moved_bytes: Float64, t_s: Float64) -> LinearModel:
+    """Fit n measured times: least absolute log error, by reweighted Gauss-Newton steps on log parameters."""
     # Start at the fastest observed rate of each term, so that no unit and no data sheet is needed.
     rates = [float(np.max(amount / t_s, initial=0.0)) for amount in (flops, moved_bytes)]
     amounts = zip((flops, moved_bytes), rates, strict=True)
@@ -41,7 +41,7 @@ def fit_law(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Law:
     terms = np.stack([np.full(len(t_s), t_s.min()), *works], axis=1)
     floor, *shares = fit_shares(terms, t_s, np.array([1.0, 1.3, 1.3])).tolist()
     flops_rate, bytes_rate = (rate / share if rate > 0 else np.inf for rate, share in zip(rates, shares, strict=True))
-    return Law(floor * float(t_s.min()), float(flops_rate), float(bytes_rate))
+    return LinearModel(floor * float(t_s.min()), float(flops_rate), float(bytes_rate))
 
 
 def fit_shares(terms: Float64, t_s: Float64, start: Float64) -> Float64:

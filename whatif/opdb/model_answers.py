@@ -25,10 +25,10 @@ def anchors_of(model: LearnedModel, ops: Operators, t_s: Float64, gpu: Gpu) -> A
     known, mapped, _ = model.covers(ops)
     if not len(ops) or not known.all():
         return None
-    return fit_anchors(np.log(t_s) - model.predict(mapped, gpu), _log_law(model, mapped, gpu))
+    return fit_anchors(np.log(t_s) - model.predict(mapped, gpu), _log_reference(model, mapped, gpu))
 
 
-def _log_law(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
+def _log_reference(model: LearnedModel, ops: Operators, gpu: Gpu) -> Float64:
     """The log of the reference time of n operators, shape (n,): the anchors' correction is linear in it."""
     launch = model.facts.measured_as.has_launch
     return np.log(reference_s(ops, sheet_of(gpu, ops.family), launch=launch))
@@ -72,7 +72,7 @@ def ask_model(
     outside = model.outside(ops)
     half = model.of_name(ops, facts.half, max(facts.half.values()))
     if anchors is not None and gpu is not None:
-        log_t = log_t + anchors.correction(_log_law(model, ops, gpu))
+        log_t = log_t + anchors.correction(_log_reference(model, ops, gpu))
         half = half if anchors.half is None else np.full(len(ops), anchors.half)
     t = np.exp(log_t)
     half = half + extra + facts.growth * outside

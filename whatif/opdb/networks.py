@@ -69,14 +69,14 @@ def inputs_of(values: Float64, exponents: npt.NDArray[np.integer[Any]], *, logs:
 class NetworkModel(Struct, frozen=True):
     """The networks of a family: the inputs of each name's networks, and the mode of each network.
 
-    ``exponents`` and ``seen`` have shape (names, attributes). ``of``, shape (networks, 1 + attributes), holds the place
-    of a network's name and the values of the attributes that are not its inputs; those of its inputs are 0.
+    ``exponents`` and the mask ``used`` of inputs have shape (names, attributes). ``of``, (networks, 1 + attributes),
+    holds the place of a network's name and the values of attributes that are not its inputs, and 0 for its inputs.
     """
 
     family: str
     names: tuple[str, ...]
     exponents: Int8
-    seen: Bool
+    used: Bool
     of: Int64
     networks: tuple[Network, ...]
 
@@ -92,8 +92,8 @@ class NetworkModel(Struct, frozen=True):
         found = np.full(len(ops), np.nan)
         values = np.stack([ops.integers[a].astype(np.float64) for a in FAMILIES[ops.family].attributes], axis=1)
         for rows, name, network in self._parts(ops):
-            exponents = self.exponents[name][self.seen[name]]
-            columns = inputs_of(values[rows][:, self.seen[name]], exponents, logs=True)
+            exponents = self.exponents[name][self.used[name]]
+            columns = inputs_of(values[rows][:, self.used[name]], exponents, logs=True)
             found[rows] = network.log_time(columns, logs=True, component=bool(exponents.any()))
         return found
 
@@ -102,15 +102,15 @@ class NetworkModel(Struct, frozen=True):
         column = ops.texts["name"]
         for (name, *fixed), network in zip(self.of.tolist(), self.networks, strict=True):
             rows = np.array([called == self.names[name] for called in column.table] or [False])[column.codes]
-            for attribute, value, sees in zip(FAMILIES[self.family].attributes, fixed, self.seen[name], strict=True):
-                if not sees:
+            for attribute, value, is_used in zip(FAMILIES[self.family].attributes, fixed, self.used[name], strict=True):
+                if not is_used:
                     rows &= ops.integers[attribute] == value
             if rows.any():
                 yield rows, name, network
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of a file; ``network_model_of`` reads them."""
-        arrays: dict[str, npt.NDArray[Any]] = {"exponents": self.exponents, "seen": self.seen, "of": self.of}
+        arrays: dict[str, npt.NDArray[Any]] = {"exponents": self.exponents, "seen": self.used, "of": self.of}
         for number, net in enumerate(self.networks):
             arrays[f"{number}.scaling"] = np.stack([net.centre, net.scale, net.low, net.high])
             arrays[f"{number}.seconds"] = np.array([net.unit_s, net.shortest_s])
@@ -129,17 +129,17 @@ def network_model_of(
         f"{where}: expected the arrays of a model of networks", KeyError, ValueError, IndexError,
         hint="; fetch or fit it again",
     ):  # fmt: skip
-        exponents, seen, of = arrays["exponents"], arrays["seen"].astype(np.bool_), arrays["of"]
+        exponents, used, of = arrays["exponents"], arrays["seen"].astype(np.bool_), arrays["of"]
         shape = (len(names), attributes)
-        if exponents.shape != shape or seen.shape != shape or of.ndim != 2 or of.shape[1] != 1 + attributes:
+        if exponents.shape != shape or used.shape != shape or of.ndim != 2 or of.shape[1] != 1 + attributes:
             raise ValueError("arrays of a wrong shape")
         networks = []
         for number, (name, *_) in enumerate(of.tolist()):
             if not 0 <= name < len(names):
                 raise ValueError(f"unknown name number {name}")
-            inputs = int(seen[name].sum()) + bool(exponents[name][seen[name]].any())
+            inputs = int(used[name].sum()) + bool(exponents[name][used[name]].any())
             networks.append(_network(arrays, number, inputs))
-    return NetworkModel(family, tuple(names), exponents, seen, of, tuple(networks))
+    return NetworkModel(family, tuple(names), exponents, used, of, tuple(networks))
 
 
 def _network(arrays: Mapping[str, npt.NDArray[Any]], number: int, inputs: int) -> Network:

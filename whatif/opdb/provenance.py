@@ -21,7 +21,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """The measured device: its name in ``whatif/hardware/gpus`` (or ``cpu:…``), and the name the source gave it."""
 
     name: str
-    told: str = ""
+    reported_as: str = msgspec.field(name="told", default="")
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

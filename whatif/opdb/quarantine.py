@@ -15,7 +15,7 @@ from whatif.graph.types import Float64, Int8, Int64
 from whatif.hardware.gpu import Gpu
 from whatif.opdb.data_sheet import bound_s
 from whatif.opdb.interpolate import left_out
-from whatif.opdb.law import fit_law
+from whatif.opdb.linear_model import fit_linear_model
 from whatif.opdb.rows import Operators
 from whatif.opdb.work import work
 
@@ -63,7 +63,7 @@ def set_aside(ops: Operators, t_s: Float64, group: Int64, devices: list[Gpu | No
 
 def _strays(ops: Operators, t_s: Float64) -> npt.NDArray[np.bool_]:
     flops, moved = work(ops)
-    residual = np.log(t_s / fit_law(flops, moved, t_s).time_s(flops, moved))
+    residual = np.log(t_s / fit_linear_model(flops, moved, t_s).time_s(flops, moved))
     pool = np.arange(0, len(t_s), -(-len(t_s) // _POOL))
     miss = np.abs(left_out(log_sizes(ops), residual, pool))
     sigma = _SIGMA_OF_MEDIAN * float(np.median(miss))

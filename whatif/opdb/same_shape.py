@@ -1,8 +1,8 @@
 """Transfer from other devices: the ratio of an operator's time to the data sheet's estimate there, applied here.
 
 A shape that a library runs at half of one device's peak seldom runs at the full peak of the next one. So the ratio of
-measured time to the analytic law (``whatif.opdb.data_sheet``, which includes the floor) is computed
-for every other device, and the estimate is the median of the ratios times this device's law. Its error is
+measured time to the data sheet's estimate (``whatif.opdb.data_sheet``, which includes the floor) is computed
+for every other device, and the answer is the median of the ratios times the estimate for this device. Its error is
 learned by leaving out one of the other devices at a time.
 """
 
@@ -25,15 +25,15 @@ from whatif.opdb.rows import Operators
 
 # The ratio on a single device depends on the device as much as on the operator.
 FEWEST_DEVICES = 2
-# Fewer operators do not determine the error: the range of the data sheet's law is used instead.
+# Fewer operators do not determine the error: the data sheet's range is used instead.
 _FEWEST_OPERATORS = 30
 
 
 class Transfer(Struct, frozen=True):
-    """Ratios to the law for a group's operators on several devices: ``keys`` is sorted; all columns have shape (n,)."""
+    """Ratios to the data sheet, of a group's operators on several devices: ``keys`` is sorted; shape (n,) each."""
 
     keys: UInt64
-    log_ratio: Float64  # of measured time to the law, the median over the devices
+    log_ratio: Float64  # of measured time to the data sheet's estimate, the median over the devices
     devices: Int64  # the number of devices
     half: float | None  # of the range, log; None: too few operators
 
@@ -46,12 +46,12 @@ class Transfer(Struct, frozen=True):
 
     def estimate(self, gpu: Gpu, ops: Operators, place: Int64, *, launch: bool) -> tuple[Float64, Float64, Float64]:
         """Return time, low and high end of the 90 % range of operators at ``place``, seconds, shape (q,) each."""
-        law, law_low, law_high = analytic_s(gpu, ops, launch=launch)
+        sheet, sheet_low, sheet_high = analytic_s(gpu, ops, launch=launch)
         bound = bound_s(gpu, ops, cold=False)
         ratio = np.exp(self.log_ratio[place])
-        centre = np.maximum(law * ratio, bound)
+        centre = np.maximum(sheet * ratio, bound)
         if self.half is None:
-            low, high = law_low * ratio, law_high * ratio
+            low, high = sheet_low * ratio, sheet_high * ratio
         else:
             low, high = centre * np.exp(-self.half), centre * np.exp(self.half)
         return centre, np.minimum(np.maximum(low, bound), centre), np.maximum(high, centre)
@@ -80,10 +80,10 @@ def fit_transfer(
 
 
 def _ratios(like: Operators, measured: FamilyIndex, number: int, gpu: Gpu, *, launch: bool) -> tuple[UInt64, Float64]:
-    """Sorted keys of the operators that a device measured, and the log ratio of each one's median time to the law."""
+    """Sorted keys of the operators measured on a device, and the log ratios of their median times to the data sheet."""
     rows = measured.sound_rows_of(number)
-    law, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(measured.log_sizes[rows])), launch=launch)
-    keys, ratio = np.asarray(measured.keys[rows]), np.log(measured.t_s[rows] / law)
+    sheet, _, _ = analytic_s(gpu, of_sizes(like, np.asarray(measured.log_sizes[rows])), launch=launch)
+    keys, ratio = np.asarray(measured.keys[rows]), np.log(measured.t_s[rows] / sheet)
     return lower_medians(keys, ratio)
 
 

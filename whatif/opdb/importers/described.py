@@ -15,7 +15,7 @@ from whatif.opdb.rows import Operators, Rows, measurements, operators
 class Timed(Struct, frozen=True):
     """An operator and its time, seconds; the range holds 10 to 90 % of the repeats, NaN if unknown."""
 
-    what: Described
+    operator: Described
     t_s: float
     t_low_s: float = float("nan")
     t_high_s: float = float("nan")
@@ -44,7 +44,7 @@ def operators_of(table: Sequence[Described]) -> list[tuple[Int64, Operators]]:
 def rows_of(timed: Sequence[Timed]) -> list[Rows]:
     """Return the rows of each family that occurs."""
     found = []
-    for places, ops in operators_of([t.what for t in timed]):
+    for places, ops in operators_of([t.operator for t in timed]):
         part = [timed[place] for place in places.tolist()]
         found.append(
             measurements(

@@ -22,8 +22,8 @@ from whatif.opdb.rows import measurements, operators
 from whatif.opdb.schema import CACHE_STATES, LAUNCHES, METHODS
 from whatif.runtime.errors import WhatifError
 
-# What the rows of one contribution have in common.
-_APART = ["device", "family", "method", "launch", "cache", "framework", "contribution"]
+# Columns whose values the rows of one contribution share.
+_SHARED = ["device", "family", "method", "launch", "cache", "framework", "contribution"]
 _LAUNCHES = {word: included for included, word in LAUNCHES.items()}
 _UNITS = {"t_s": 1.0, "t_ms": 1e-3, "t_us": 1e-6, "t_ns": 1e-9}
 
@@ -36,7 +36,7 @@ def read_csv(
     author: str | None = None,
     licence: str | None = None,
 ) -> Found:
-    """Read a table; a ``method`` that is given is that of all rows.
+    """Read a table; ``method`` overrides its columns for all rows.
 
     Raises WhatifError if a required column is missing, or nothing names the device.
     """
@@ -55,19 +55,19 @@ def read_csv(
         framework=_texts(table, "framework", ""), contribution=_texts(table, "contribution", ""),
     )  # fmt: skip
     if method is not None:
-        told = {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
-        table = table.assign(**told)
+        columns = {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
+        table = table.assign(**columns)
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
     known &= (table["name"] != "") & (table["device"].str.strip() != "")
     found.drop((~known).sum(), "an unknown operator, number format, phase or device")
     ways = table["method"].isin(METHODS) & table["launch"].isin(_LAUNCHES) & table["cache"].isin(CACHE_STATES)
     found.drop((known & ~ways).sum(), "an unknown method, launch or cache state")
     source = Source(author=author, licence=licence, sha256=file_sha256(path))
-    for (reported, family, how, launch, cache, framework, _), part in table[known & ways].groupby(_APART, sort=True):
+    for (reported, family, name, launch, cache, framework, _), part in table[known & ways].groupby(_SHARED, sort=True):
         origin = Origin(
             device=device_called(str(reported)),
             environment=Environment(framework=str(framework) or None),
-            method=Method(name=str(how), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
+            method=Method(name=str(name), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
             source=source,
         )
         attributes = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.types import Float64
-from whatif.opdb.law import fit_shares
+from whatif.opdb.linear_model import fit_shares
 
 # The overhead is linear in each of this many parts of the table.
 PARTS = 8
@@ -19,7 +19,7 @@ PARTS = 8
 FEWEST_ROWS = 400
 # Growth below this share of the shortest time is noise.
 _LEAST_GROWTH = 0.2
-# Growth has to reduce the error of the law by this share to be accepted.
+# Growth has to reduce the error of the model by this share to be accepted.
 _LEAST_GAIN = 0.05
 # Above this rank correlation of row order and FLOPs, growth cannot be distinguished from larger operators.
 _MOST_ORDER = 0.1
@@ -28,7 +28,7 @@ _MOST_ORDER = 0.1
 def growing_overhead(flops: Float64, moved_bytes: Float64, t_s: Float64) -> Float64:
     """Return the overhead of each of n rows, in measuring order, over the top of the table, seconds, shape (n,).
 
-    Fitted with the law time = floor + FLOPs / rate + bytes / rate + overhead(row), least absolute log error, where the
+    Fits time = floor + FLOPs / rate + bytes / rate + overhead(row), least absolute log error, where the
     overhead never falls. No corrected time is below the shortest of the first part. All zeros if nothing
     grew, or the table does not determine it.
     """

@@ -89,34 +89,34 @@ def _gpu_operators(events: Events) -> Iterator[Timed]:
     gpu = find_gpu_side(events, calls, is_amd=False)
     kernel = (gpu.call >= 0) & (events.category[gpu.event] == EventCategory.KERNEL) & (events.group_size[gpu.event] < 0)
     launch, task = gpu.call[kernel], gpu.event[kernel]
-    operator = np.full(len(launch), -1, dtype=np.int64)
+    caller = np.full(len(launch), -1, dtype=np.int64)
     for track in np.unique(calls.track[launch]):
         rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.track == track) & (events.shape >= 0))
         places = np.flatnonzero(calls.track[launch] == track)
         if len(rows):
             nest = Nest(events.start_ns[rows], events.start_ns[rows] + events.duration_ns[rows])
             inner = nest.innermost(calls.start_ns[launch[places]])
-            operator[places] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
-    task, operator = task[operator >= 0], operator[operator >= 0]
-    order = np.argsort(operator, kind="stable")
-    task, operator = task[order], operator[order]
-    called, first = np.unique(operator, return_index=True)
+            caller[places] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
+    task, caller = task[caller >= 0], caller[caller >= 0]
+    order = np.argsort(caller, kind="stable")
+    task, caller = task[order], caller[order]
+    called, first = np.unique(caller, return_index=True)
     if not len(called):
         return
     total_ns = np.add.reduceat(events.duration_ns[task], first)
     last = np.append(first[1:], len(task))
-    for what, members in _distinct(events, called):
+    for operator, members in _distinct(events, called):
         call = int(members[0])
         kernels = ";".join(events.names[code] for code in events.name[task[first[call] : last[call]]].tolist())
-        yield _timed(what, total_ns[members].astype(np.float64), kernels[:LONGEST_TEXT])
+        yield _timed(operator, total_ns[members].astype(np.float64), kernels[:LONGEST_TEXT])
 
 
 def _cpu_operators(events: Events) -> Iterator[Timed]:
     """The innermost operators of a known family, including their calls to allocate memory."""
     rows = np.flatnonzero((events.category == EventCategory.CPU_OP) & (events.shape >= 0))
     known = np.zeros(len(rows), dtype=np.bool_)
-    for what, members in _distinct(events, rows):
-        known[members] = what.family != "other"
+    for operator, members in _distinct(events, rows):
+        known[members] = operator.family != "other"
     rows = rows[known]
     inner = np.ones(len(rows), dtype=np.bool_)
     for track in np.unique(events.track[rows]):
@@ -125,8 +125,8 @@ def _cpu_operators(events: Events) -> Iterator[Timed]:
         # Rows are sorted by (start, -duration): an operator that begins before the one above it ends lies inside it.
         inner[places[:-1]] = start[1:] >= end[:-1]
     rows = rows[inner]
-    for what, members in _distinct(events, rows):
-        yield _timed(what, events.duration_ns[rows[members]].astype(np.float64), "")
+    for operator, members in _distinct(events, rows):
+        yield _timed(operator, events.duration_ns[rows[members]].astype(np.float64), "")
 
 
 def _distinct(events: Events, rows: Int64) -> Iterator[tuple[Described, Int64]]:
