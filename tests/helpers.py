@@ -51,7 +51,7 @@ def replace(record: Any, **changes: Any) -> Any:
 
 
 def need(module: str) -> Any:
-    """A module that not everybody has; without it the tests are skipped, or fail where nothing may be skipped."""
+    """An optional module; without it the tests are skipped, or fail where nothing may be skipped."""
     return importlib.import_module(module) if os.environ.get("WHATIF_STRICT") == "1" else pytest.importorskip(module)
 
 
@@ -128,7 +128,7 @@ def extra_data(*parts: str) -> Path:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -149,25 +149,25 @@ CHANNEL = Thread("network", ThreadKind.CHANNEL, ordered=False)
 _CPU_KIND, _GPU_KIND = TaskKind.RUNTIME, TaskKind.KERNEL
 
 
-def facts_of(told: dict[str, Any]) -> Recorded:
+def facts_of(metadata: dict[str, Any]) -> Recorded:
     """What the recorder writes beside the events, as the reader takes it."""
-    return recorded_of(told)[0]
+    return recorded_of(metadata)[0]
 
 
-def telling(graph: TaskGraph, **told: Any) -> TaskGraph:
+def with_metadata(graph: TaskGraph, **metadata: Any) -> TaskGraph:
     """The graph of a recording that holds this as well."""
-    return graph.replace(info=replace(graph.info, recorded=facts_of({**written(graph.info.recorded), **told})))
+    return graph.replace(info=replace(graph.info, recorded=facts_of({**written(graph.info.recorded), **metadata})))
 
 
 class Build:
     """Collects threads, tasks and what they wait for; ``graph()`` gives the checked task graph.
 
-    A task's id is its place in the order of the calls to ``task``. ``told`` is what the recorder would write.
+    A task's id is its place in the order of the calls to ``task``. ``metadata`` is that of the recorder.
     """
 
-    def __init__(self, *threads: Thread, told: dict[str, Any] | None = None, **info: Any) -> None:
+    def __init__(self, *threads: Thread, metadata: dict[str, Any] | None = None, **info: Any) -> None:
         self.threads = threads
-        self.info = GraphInfo(**info, recorded=facts_of(told or {}))
+        self.info = GraphInfo(**info, recorded=facts_of(metadata or {}))
         self._tasks: list[dict[str, Any]] = []
         self._names: dict[str, int] = {}
         self._layers: dict[str, int] = {"": 0}

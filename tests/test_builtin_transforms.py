@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, launched, mark, op, read_events, replace, telling
+from tests.helpers import Event, launched, mark, op, read_events, replace, with_metadata
 from whatif import TaskGraph, WhatifError
 from whatif.prediction.baseline import Baseline
 
@@ -112,7 +112,7 @@ def test_options_that_make_no_sense_are_one_sentence(own: Callable[[str], TaskGr
 
 @pytest.mark.parametrize(("bf16", "slower"), [(2.0, True), (200.0, False), (1e-9, False)])
 def test_a_cpu_that_emulates_bf16_gets_slower(own: Callable[[str], TaskGraph], bf16: float, slower: bool) -> None:
-    graph = telling(own(RESNET), rates={"fp32_gflops": 100.0, "bf16_gflops": bf16})
+    graph = with_metadata(own(RESNET), rates={"fp32_gflops": 100.0, "bf16_gflops": bf16})
     prediction = whatif.apply(graph, "amp")
     assert (prediction.predicted_ms > 3 * prediction.baseline_ms) == slower
     assert prediction.low_ms < prediction.predicted_ms < prediction.high_ms

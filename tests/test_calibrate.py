@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, Event, call, kernel, mark, names, op, read_events, step, telling
+from tests.helpers import CPU, STREAM, Build, Event, call, kernel, mark, names, op, read_events, step, with_metadata
 from whatif import DependencyKind, NewTasks, TaskGraph, TaskKind
 from whatif.graph.types import GPU_KINDS, Phase
 from whatif.prediction.calibrate import (
@@ -47,10 +47,10 @@ def steps() -> list[Event]:
     return events
 
 
-def recorded(folder: Path, **told: Any) -> TaskGraph:
+def recorded(folder: Path, **metadata: Any) -> TaskGraph:
     graph = read_events(folder, steps())
     # JSON has no NaN: what no file can hold is put in behind the reader.
-    return telling(graph, **{"threads": 1, **told})
+    return with_metadata(graph, **{"threads": 1, **metadata})
 
 
 def time(median_ms: float, **quartiles: float) -> dict[str, float]:
@@ -225,7 +225,7 @@ def gpu_steps(call_ns: int, gap_ns: int, kernel_ns: int, *, measured_ns: int, un
     build = Build(
         CPU, STREAM, n_steps=STEPS, steady=(1, STEPS - 1), path="gpu",
         measured_step_ns={"gpu": (measured_ns,) * (STEPS - 1), "mark": (measured_ns,) * STEPS},
-        told={"untraced_step_ms": time(untraced_ms), "profiler_cost_ns": {"per_event": 100}},
+        metadata={"untraced_step_ms": time(untraced_ms), "profiler_cost_ns": {"per_event": 100}},
     )  # fmt: skip
     for number in range(STEPS):
         launch = build.task(0, call_ns, "launch", step=number, profiler_events=1)
@@ -275,7 +275,7 @@ def test_a_step_that_hardly_follows_the_cpu_is_not_met_by_its_pace() -> None:
     build = Build(
         CPU, STREAM, n_steps=STEPS, steady=(1, STEPS - 1), path="gpu",
         measured_step_ns={"gpu": (10_000,) * (STEPS - 1), "mark": (10_000,) * STEPS},
-        told={"untraced_step_ms": time(0.00985)},
+        metadata={"untraced_step_ms": time(0.00985)},
     )  # fmt: skip
     for number in range(STEPS):
         launch = build.task(0, 1_000, "launch", step=number)
@@ -381,7 +381,7 @@ def test_a_step_of_another_program_is_not_met(tmp_path: Path, untraced_ms: float
 
 
 def test_a_graph_without_tasks_or_facts_is_given_back() -> None:
-    for graph in (step(), Build(CPU, told={"untraced_step_ms": time(1.0)}).graph()):
+    for graph in (step(), Build(CPU, metadata={"untraced_step_ms": time(1.0)}).graph()):
         assert calibrate(graph, "span").graph is graph
 
 

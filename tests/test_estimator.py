@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step, telling
+from tests.helpers import CPU, STREAM, Build, equal, ids_of, kernel, read_events, step, with_metadata
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.graph.columns import concatenated
 from whatif.graph.insert import NewTasks, insert_all
@@ -121,7 +121,7 @@ def test_copies_take_the_link_or_what_the_recorder_measured() -> None:
     by_link = host_copies(graph, 31_500_000)
     assert by_link.duration_ns[0] == pytest.approx(31.5e6 / (0.8 * 31.5))
     rates = {"rates": {"h2d_pinned_gbyte_s": 24.0, "d2h_pinned_gbyte_s": 25.0}}
-    measured = host_copies(telling(graph, **rates), 24_000_000)
+    measured = host_copies(with_metadata(graph, **rates), 24_000_000)
     assert measured.duration_ns[0] == pytest.approx(1e6)
     assert measured.source[0] == Source.MEASURED
     assert measured.low_ns[0] == pytest.approx(24e6 / 25)

@@ -58,7 +58,7 @@ def test_errors_of_two_sources_add_as_squares() -> None:
 
 def test_families_of_a_predicted_step_are_wrong_independently() -> None:
     """Bounds of 300 and 400 ns of two families: a share of 500 is left below; above nothing is wide."""
-    build = Build(CPU, STREAM, told={"predicted": {"cpu_range_factor": 2.0, "low_ns": [], "high_ns": []}})
+    build = Build(CPU, STREAM, metadata={"predicted": {"cpu_range_factor": 2.0, "low_ns": [], "high_ns": []}})
     for name in ("a product", "a sum"):
         build.task(1, 1_000, name, TaskKind.KERNEL)
     graph = build.graph()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers import Event, mark, op, read_events, telling
+from tests.helpers import Event, mark, op, read_events, with_metadata
 from whatif import Phase, TaskGraph
 from whatif.prediction.calibrate import calibrate
 from whatif.prediction.step_parts import PARTS
@@ -17,7 +17,7 @@ from whatif.prediction.step_parts import PARTS
 STEPS = 5
 
 
-def recorded(folder: Path, more: Sequence[Event] = (), **told: Any) -> TaskGraph:
+def recorded(folder: Path, more: Sequence[Event] = (), **metadata: Any) -> TaskGraph:
     """Steps of 100 us in which the parts take 20, 30, 40 and 10 us; ten operators lie outside, one in each other part.
 
     ::
@@ -38,7 +38,7 @@ def recorded(folder: Path, more: Sequence[Event] = (), **told: Any) -> TaskGraph
         events += [mark("Optimizer.step#SGD.step", at + 90, 10), op("aten::add_", at + 90, 10)]
     graph = read_events(folder, [*events, *more])
     step = {"median": 0.05}
-    return telling(graph, **{"threads": 1, "untraced_step_ms": step, "untraced_cpu_ms": step, **told})
+    return with_metadata(graph, **{"threads": 1, "untraced_step_ms": step, "untraced_cpu_ms": step, **metadata})
 
 
 def parts_us(graph: TaskGraph) -> list[float]:
@@ -107,7 +107,7 @@ def test_the_bounds_are_of_the_whole_pace_whatever_others_took(tmp_path: Path) -
     assert found.met
     assert found.pace == pytest.approx(0.2, abs=0.01)
     # Where no pace within the bounds does, the sentence tells the whole one.
-    longer = telling(graph, warmup_parts_ms=told(0.015, 0.015, 0.02, 0.01), untraced_cpu_ms={"median": 0.06})
+    longer = with_metadata(graph, warmup_parts_ms=told(0.015, 0.015, 0.02, 0.01), untraced_cpu_ms={"median": 0.06})
     bounded = calibrate(longer, "mark")
     assert bounded.by_parts
     assert "with the CPU's work at 0.45 of its recorded time, the limit" in bounded.reason

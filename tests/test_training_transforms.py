@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, call, copy, kernel, launched, mark, op, read_events, telling
+from tests.helpers import Event, call, copy, kernel, launched, mark, op, read_events, with_metadata
 from whatif import Phase, TaskGraph, TaskKind, WhatifError
 from whatif.models.layers.segments import RECOMPUTED_NAME, repeated_blocks, segments
 from whatif.prediction.predict import Baseline
@@ -242,7 +242,7 @@ def test_added_gradients_are_as_large_for_any_batch_and_format(tmp_path: Path, o
     rows = [{"name": "p", "layer": "net", "bytes": 90_000_000}]
     graph = gpu_steps(tmp_path, grad_ready_order=rows) if on_gpu else whatif.read(own_traces / RESNET)
     if not on_gpu:
-        graph = telling(graph, grad_ready_order=rows)
+        graph = with_metadata(graph, grad_ready_order=rows)
     accumulated = whatif.apply(graph, "gradient_accumulation:passes=2").graph
     before = accumulated.duration_ns[accumulated.select(name="^add gradients")].tolist()
     assert before

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.helpers import mark, op, read_events, telling
+from tests.helpers import mark, op, read_events, with_metadata
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
@@ -53,7 +53,7 @@ def test_pauses_and_loading_are_distinguished(tmp_path: Path) -> None:
 
 def test_retries_of_the_allocator_are_reported(tmp_path: Path) -> None:
     graph = steps_of_a_cpu(tmp_path, [0, 0, 0, 500, 0, 0], [100] * 6)
-    found = compared(telling(graph, allocator_retries=[0, 0, 1, 3, 0, 0]))
+    found = compared(with_metadata(graph, allocator_retries=[0, 0, 1, 3, 0, 0]))
     assert [step.allocator_retries for step in found.steps] == [0, 1, 3, 0]
     assert "the allocator ran out of memory and tried again 3 times" in found.headline
     assert reasons(found.steps[2], str).endswith("3 retries of the allocator")

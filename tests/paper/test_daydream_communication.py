@@ -28,7 +28,7 @@ def steps_of(forward_ns: list[int], sizes: list[int], steps: int = 1, update_ns:
     """Steps of layers in a row: a kernel forward, one of twice its time backward, and one update; free launches."""
     count = len(sizes)
     gradients = [{"name": str(i), "layer": f"layer{i}", "bytes": sizes[i]} for i in reversed(range(count))]
-    build = Build(CPU, STREAM, gpu=GPU, n_steps=steps, told={"grad_ready_order": gradients})
+    build = Build(CPU, STREAM, gpu=GPU, n_steps=steps, metadata={"grad_ready_order": gradients})
     for step in range(steps):
         order = [(Phase.FORWARD, i, forward_ns[i]) for i in range(count)]
         order += [(Phase.BACKWARD, i, 2 * forward_ns[i]) for i in reversed(range(count))]

@@ -30,7 +30,7 @@ def rows(*sizes: int) -> list[dict[str, Any]]:
     ]
 
 
-def two_layers(steps: int = 1, *, kernel_ns: int = 10_000, update: bool = True, **told: Any) -> TaskGraph:
+def two_layers(steps: int = 1, *, kernel_ns: int = 10_000, update: bool = True, **metadata: Any) -> TaskGraph:
     """Forward takes ``kernel_ns`` a layer, backward twice that, the update half; every launch 1,000.
 
     ::
@@ -39,7 +39,7 @@ def two_layers(steps: int = 1, *, kernel_ns: int = 10_000, update: bool = True, 
         CPU     |lf1-|lf2-|lb2-|lb1-|lu--|
         stream       |f1---------|f2--------|b2------------------|b1-----------------|u---|
     """
-    info = {"told": {"grad_ready_order": rows(GRADIENT, GRADIENT), **told}, "gpu": V100, "n_steps": steps}
+    info = {"metadata": {"grad_ready_order": rows(GRADIENT, GRADIENT), **metadata}, "gpu": V100, "n_steps": steps}
     build = Build(CPU, STREAM, **info)
     for step in range(steps):
         for name, phase, layer, length in (
@@ -59,8 +59,8 @@ def on_cpu(steps: int = 1) -> TaskGraph:
 
     Copies count a third of the 7.2 MB that they move, here at 2,400 bytes/ns, and 2,000 for the call: 3,000.
     """
-    told = {"grad_ready_order": rows(GRADIENT, GRADIENT), "rates": {"copy_gbyte_s": 2400.0}}
-    build = Build(CPU, told=told, n_steps=steps)
+    metadata = {"grad_ready_order": rows(GRADIENT, GRADIENT), "rates": {"copy_gbyte_s": 2400.0}}
+    build = Build(CPU, metadata=metadata, n_steps=steps)
     for step in range(steps):
         for name, phase, layer, length in (
             ("f1", Phase.FORWARD, "layer1", 10_000), ("f2", Phase.FORWARD, "layer2", 10_000),
@@ -116,7 +116,7 @@ def training(draw: st.DrawFn) -> TaskGraph:
     sizes[0] = max(sizes[0], 1)
     on_gpu = draw(st.booleans())
     build = Build(
-        CPU, STREAM, told={"grad_ready_order": rows(*sizes)}, gpu=V100 if on_gpu else None, n_steps=steps,
+        CPU, STREAM, metadata={"grad_ready_order": rows(*sizes)}, gpu=V100 if on_gpu else None, n_steps=steps,
         launch_lag_ns=draw(st.integers(0, 3_000)), queue_depth=draw(st.sampled_from([0, 3])),
     )  # fmt: skip
     time = st.integers(0, 2_000_000)

@@ -39,8 +39,8 @@ def blocks(
         stream       |data|f0--------|f1--------|b1---------|b0---------|u---------|
     """
     sizes = {"h.0": BLOCK_BYTES, "h.1": BLOCK_BYTES} if sizes is None else sizes
-    told = {"grad_ready_order": gradient_rows(sizes)}
-    build = Build(CPU, STREAM, told=told, gpu=V100, n_steps=steps, **info)
+    metadata = {"grad_ready_order": gradient_rows(sizes)}
+    build = Build(CPU, STREAM, metadata=metadata, gpu=V100, n_steps=steps, **info)
     forward = [(f"f{n}", Phase.FORWARD, layer, 1.0) for n, layer in enumerate(sizes)]
     backward = [(f"b{n}", Phase.BACKWARD, layer, 2.0) for n, layer in reversed(list(enumerate(sizes)))]
     for step in range(steps):
@@ -66,7 +66,7 @@ def blocks(
 def blocks_on_cpu(sizes: dict[str, int] | None = None, *, steps: int = 1) -> TaskGraph:
     """The same as operators of one thread: 1,000,000 ns forward, twice that backward, 502,000 for the update."""
     sizes = {"h.0": BLOCK_BYTES, "h.1": BLOCK_BYTES} if sizes is None else sizes
-    build = Build(CPU, told={"grad_ready_order": gradient_rows(sizes)}, n_steps=steps)
+    build = Build(CPU, metadata={"grad_ready_order": gradient_rows(sizes)}, n_steps=steps)
     forward = [(f"f{n}", Phase.FORWARD, layer, 1_000_000) for n, layer in enumerate(sizes)]
     backward = [(f"b{n}", Phase.BACKWARD, layer, 2_000_000) for n, layer in reversed(list(enumerate(sizes)))]
     for step in range(steps):
@@ -101,7 +101,7 @@ def training(draw: st.DrawFn) -> TaskGraph:
     on_gpu, steps, n_passes = draw(st.booleans()), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     streams = (CPU, STREAM) if on_gpu else (CPU,)
     lag_ns = draw(st.integers(0, 5_000)) if on_gpu else 0
-    build = Build(*streams, told={"grad_ready_order": gradient_rows(sizes)}, launch_lag_ns=lag_ns)
+    build = Build(*streams, metadata={"grad_ready_order": gradient_rows(sizes)}, launch_lag_ns=lag_ns)
     length = st.integers(0, 3_000_000)
     for step in range(steps):
         build.task(0, draw(length), "data", TaskKind.CPU_OP, phase=Phase.DATA, step=step)

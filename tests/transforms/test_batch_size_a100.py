@@ -1,6 +1,6 @@
-"""The batch-size law against two recordings of others: a transformer's forward pass on an A100, 8 and 64 samples.
+"""The batch-size model against two public recordings: a transformer's forward pass on an A100, 8 and 64 samples.
 
-Neither recording had a part in the law: its constants are the floor of all kernels, the share of the roofline that the
+Neither recording entered the model: its constants are the floor of all kernels, the share of the roofline that the
 best kernels reach, and what the recording's own idle kernels take.
 """
 
@@ -26,7 +26,7 @@ BOUND = 0.10
 
 @pytest.fixture(scope="module")
 def baselines(shared_traces: Path) -> dict[int, list[Baseline]]:
-    """As recorded: nobody measured either size without the profiler."""
+    """As recorded: neither size was measured without the profiler."""
 
     def of_run(size: int, run: int) -> Baseline:
         path = shared_traces / "harryjmoss-a100-batch" / f"bs{size}.run{run}.pt.trace.json.gz"
@@ -64,8 +64,8 @@ def test_the_range_of_the_busy_time_holds_it(baselines: dict[int, list[Baseline]
         assert high_ms - low_ms <= 0.6 * BUSY_MS[wanted]
 
 
-def test_it_is_the_law_that_does_it(baselines: dict[int, list[Baseline]]) -> None:
-    """All time but the shortest kernel's in proportion, which is all that there is without occupancy, misses by far."""
+def test_the_prediction_needs_occupancy(baselines: dict[int, list[Baseline]]) -> None:
+    """Without occupancy all time but the shortest kernel's is proportional to the batch, with a large error."""
     baseline = baselines[8][0]
     graph = baseline.graph
     blind = graph.replace(warps=np.full(len(graph), -1, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""What a changed graph says of itself: whoever reads it, or the file it was saved to, gets the new facts."""
+"""The facts of a changed graph: its readers, and those of its saved file, get the new values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ METADATA: dict[str, Any] = {
 }  # fmt: skip
 
 
-def recorded(**told: Any) -> TaskGraph:
+def recorded(**facts: Any) -> TaskGraph:
     """Three products of 500 us in fp32 on a V100, one a phase, recorded with 8 samples."""
     span = {"span": (1_501_000,)}
-    build = Build(CPU, STREAM, gpu=V100, n_steps=1, batch_size=8, told={**METADATA, **told}, measured_step_ns=span)
+    build = Build(CPU, STREAM, gpu=V100, n_steps=1, batch_size=8, metadata={**METADATA, **facts}, measured_step_ns=span)
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE):
         call = build.task(0, 1_000, f"call {phase}", phase=phase)
         kernel = build.task(1, 500_000, f"mm {phase}", phase=phase, family=KernelFamily.GEMM, dtype=FP32)
@@ -99,7 +99,7 @@ def test_a_saved_step_tells_later_what_ifs_what_was_done(own_traces: Path, tmp_p
 
 
 def test_a_pipeline_that_an_older_version_saved_is_one(own_traces: Path, tmp_path: Path) -> None:
-    """It told its stages by a column alone, so that what needs operators changed nothing, without a word."""
+    """Stages were recorded by a column alone, so that what-ifs that need operators silently changed nothing."""
     baseline = Baseline.of(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"))
     timeline = apply(baseline, "pipeline:stages=2,micro_batches=2").timeline
     old = timeline.graph.replace(info=replace(timeline.graph.info, changes=()))

@@ -60,10 +60,10 @@ def test_one_launch_takes_the_place_of_three() -> None:
     assert after.info.execution == ("cuda_graph",)
 
 
-def adam_step(**told: object) -> TaskGraph:
+def adam_step(**facts: object) -> TaskGraph:
     """A backward pass and Adam's eight kernels for each of two tensors, 3 us each, in one step."""
-    optimizer = {"type": "AdamW", "foreach": False, "fused": None, "capturable": False, "parameter_tensors": 2, **told}
-    build = Program(CPU, LATE_STREAM, gpu="NVIDIA H100 80GB HBM3", told={"optimizer": optimizer})
+    optimizer = {"type": "AdamW", "foreach": False, "fused": None, "capturable": False, "parameter_tensors": 2, **facts}
+    build = Program(CPU, LATE_STREAM, gpu="NVIDIA H100 80GB HBM3", metadata={"optimizer": optimizer})
     build.call("bwd", 100_000, BACKWARD)
     for tensor in "ab":
         for kernel in range(8):
@@ -98,15 +98,15 @@ def test_fused_adam_has_none_of_them_in_either_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "what_if"),
+    ("metadata", "what_if"),
     [
         ({"capturable": True}, "cuda_graph"), ({"capturable": None}, "cuda_graph"), ({"type": "SGD"}, "cuda_graph"),
         ({"parameter_tensors": 3_000}, "cuda_graph"), ({"parameter_tensors": None}, "cuda_graph"),
         ({}, "cuda_graph:capture=passes"),
     ],
 )  # fmt: skip
-def test_other_updates_keep_their_kernels(told: dict[str, object], what_if: str) -> None:
-    after = changed(what_if, adam_step(**told))
+def test_other_updates_keep_their_kernels(metadata: dict[str, object], what_if: str) -> None:
+    after = changed(what_if, adam_step(**metadata))
     assert not after.select(name=SCALAR_NAME).any()
     assert "capturable" not in said(after)
 

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism of any degrees: properties that hold whatever these are."""
+"""Properties of tensor, pipeline and data parallelism of any degrees."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_exchanges_in_place_of_all_reduces_follow_their_links(name: str, now: in
 @pytest.mark.parametrize("micro_batches", [2, 6])
 @pytest.mark.parametrize(("now", "then"), [(10, 100), (40, 400), (100, 10), (40, 4), (1_000, 100)])
 def test_sums_of_a_stage_follow_their_links(micro_batches: int, now: int, then: int) -> None:
-    """The CPU's work of the sums within a pass was told as latency, so that none got longer by all of its transfer."""
+    """The CPU work of the sums in a pass was recorded as latency, so that none fully followed its link."""
     stages = f"pipeline:stages=2,micro_batches={micro_batches}"
     later = step(f"tensor_parallel:workers=2,bandwidth={now}Mbps", stages, f"bandwidth:factor={then / now}")
     at_once = step(f"tensor_parallel:workers=2,bandwidth={then}Mbps", stages)

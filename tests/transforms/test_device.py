@@ -1,4 +1,4 @@
-"""Another GPU: by hand, as laws that hold for any device, and beside other what-ifs."""
+"""Another GPU: by hand, as properties of any device, and with other what-ifs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whatif.hardware.roofline import kernel_floor_ns
 from whatif.ingest.operator_calls import describe
 from whatif.models.durations import database
 from whatif.models.durations.device_convolutions import convolution_ns
-from whatif.models.durations.device_law import Ratio, law_ratio
+from whatif.models.durations.device_scaling import Ratio, roofline_ratio
 from whatif.models.durations.estimator import Source, device, sources
 from whatif.models.durations.other_device import on_device
 from whatif.opdb.importers.described import operators_of
@@ -121,7 +121,7 @@ def test_a_kernel_that_keeps_no_memory_busy_waits_for_its_latency() -> None:
 
 
 def test_a_product_of_unknown_size_gains_less_than_the_ratio_of_rates() -> None:
-    """By the power 0.67, in a range 1.4 times as wide; a format without units on the new device has no such law."""
+    """By the power 0.67, in a range 1.4 times as wide; a format without units on the new device does not follow it."""
     row = {"name": "gemm", "us": 102, "family": F.GEMM, "dtype": BF16}
     bare, known = kernels(H100, row), kernels(H100, {**row, "flops": 7 * 10**10})
     changed = to(bare, "MI300X")
@@ -150,21 +150,21 @@ def convolution(**columns: Any) -> TaskGraph:
 
 
 def test_convolutions_use_tf32_where_the_device_has_it() -> None:
-    """29.6 GFLOP on a new device's tensor cores: the law itself, whatever the old algorithm was, for the whole call."""
+    """29.6 GFLOP on a new device's tensor cores: the model's time of the whole call, whatever the old algorithm."""
     graph = convolution()
     fast, plain = to(graph, "A100-SXM-80"), to(graph, "A100-SXM-80,tf32=no")
     ((_, ops),) = operators_of(graph.info.operators)
-    law_us = float(convolution_ns(ops, load_gpu("A100-SXM-80"), "tf32")[0]) / US
+    model_us = float(convolution_ns(ops, load_gpu("A100-SXM-80"), "tf32")[0]) / US
     flops = 2 * 32 * 28 * 28 * 256 * 256 * 9
-    assert flops / 156e6 < law_us < 4 * flops / 156e6  # MFLOP over TFLOP/s is us
-    assert sum(moved(fast, n) for n in ("volta_scudnn", "transform")) == pytest.approx(law_us * US, rel=0.02)
+    assert flops / 156e6 < model_us < 4 * flops / 156e6  # MFLOP over TFLOP/s is us
+    assert sum(moved(fast, n) for n in ("volta_scudnn", "transform")) == pytest.approx(model_us * US, rel=0.02)
     assert moved(fast, "volta_scudnn") / moved(fast, "transform") == pytest.approx(9, rel=0.2)
     slower = sum(
         moved(convolved, n)
         for convolved in (to(convolution(us=1800), "A100-SXM-80"),)
         for n in ("volta_scudnn", "transform")
     )
-    assert slower == pytest.approx(law_us * US, rel=0.02)  # how slow the old algorithm was says nothing
+    assert slower == pytest.approx(model_us * US, rel=0.02)  # how slow the old algorithm was says nothing
     assert moved(plain, "volta_scudnn") > 2 * moved(fast, "volta_scudnn")
     assert moved(plain, "volta_scudnn") / moved(graph, "volta_scudnn") == pytest.approx(15.7 / 19.5, rel=0.35)
     assert fast.dtype[id_of(fast, "volta_scudnn")] == TF32
@@ -349,7 +349,9 @@ def test_what_ifs_that_follow_see_the_new_device() -> None:
         {"name": "sgemm", "us": 1000, "family": F.GEMM, "flops": 12 * 10**9, "size_bytes": 1_000_000},
         {"name": "volta_scudnn", "us": 1000, "family": F.CONVOLUTION, "flops": 12 * 10**9, "size_bytes": 1_000_000},
     ]
-    graph = kernels(V100, *rows, gpu_memory_bytes=32 * 2**30, told={"rates": {"h2d_pinned_gbyte_s": 12}, "torch": "2"})
+    graph = kernels(
+        V100, *rows, gpu_memory_bytes=32 * 2**30, metadata={"rates": {"h2d_pinned_gbyte_s": 12}, "torch": "2"}
+    )
     changed = to(graph, "H100-SXM-80")
     assert device(changed) == load_gpu("H100-SXM-80")
     assert changed.info.gpu_memory_bytes == load_gpu("H100-SXM-80").memory_bytes
@@ -379,7 +381,7 @@ ANY = st.floats(0.3, 30)
 
 
 def faster(gpu: Gpu, *, memory: float = 1.0, compute: float = 1.0) -> Gpu:
-    """A made-up device: so many times the bandwidth, so many times every rate."""
+    """A made-up device with multiples of the bandwidth and of every rate."""
     rates = {
         name: getattr(gpu, name) and getattr(gpu, name) * compute
         for name in (
@@ -412,7 +414,7 @@ def test_better_hardware_is_never_slower(
     dtype = graph.dtype[tasks]
 
     def ratio(new: Gpu) -> Ratio:
-        return law_ratio(graph, tasks, old, new, dtype, dtype)
+        return roofline_ratio(graph, tasks, old, new, dtype, dtype)
 
     one, more = ratio(old), ratio(faster(old, memory=memory, compute=compute))
     assert one.centre[0] == pytest.approx(1)
@@ -434,12 +436,12 @@ def test_there_and_back_is_where_it_began(us: float, flops: float, size: float, 
     old, new = map(load_gpu, names)
     tasks = np.array([id_of(graph, "k")])
     dtype = graph.dtype[tasks]
-    there = law_ratio(graph, tasks, old, new, dtype, dtype).centre[0]
+    there = roofline_ratio(graph, tasks, old, new, dtype, dtype).centre[0]
     after = graph.duration_ns[tasks].astype(np.float64) * there
     moved_graph = graph.replace(
         duration_ns=np.array([1000, round(after[0])]), high_ns=np.array([1000, round(after[0])])
     )
-    back = law_ratio(moved_graph, tasks, new, old, dtype, dtype).centre[0]
+    back = roofline_ratio(moved_graph, tasks, new, old, dtype, dtype).centre[0]
     if graph.duration_ns[tasks[0]] >= kernel_floor_ns(old):
         assert there * back == pytest.approx(1, rel=5e-3)
 

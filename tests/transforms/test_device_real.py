@@ -57,7 +57,7 @@ def test_resnet50_from_v100_to_a100_as_published(shared_traces: Path) -> None:
 
 @pytest.mark.parametrize("what_if", ["batch_size:factor=3", "gradient_accumulation:passes=3", "channels_last"])
 def test_the_order_of_what_ifs_hardly_matters(shared_traces: Path, what_if: str) -> None:
-    """A convolution's law is of the recorded operator; a step that does three times its work takes three laws."""
+    """Convolutions are modelled by their recorded operators, scaled by their work, whatever the order of what-ifs."""
     graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz")
     before = to(load_transform(what_if)(graph), "A100-SXM-80")
     behind = load_transform(what_if)(to(graph, "A100-SXM-80"))

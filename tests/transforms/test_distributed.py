@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, apply, baseline_of, telling
+from tests.helpers import CPU, STREAM, Build, apply, baseline_of, with_metadata
 from tests.transforms.communication_graphs import (
     ANY_LINK,
     GRADIENT,
@@ -146,7 +146,7 @@ def test_a_slow_network_hides_what_gloo_takes_of_the_core() -> None:
 
 def test_the_others_wait_for_the_slowest_worker() -> None:
     """Quartiles 13.49 % apart are those of a standard deviation of 10 %: of two the slower is 5.5 % later."""
-    graph = telling(on_cpu(), untraced_step_ms={"median": 100.0, "q25": 93.255, "q75": 106.745})
+    graph = with_metadata(on_cpu(), untraced_step_ms={"median": 100.0, "q25": 93.255, "q75": 106.745})
     slow = apply(graph, RING)
     assert slow.duration_ns[slow.select(name="^b2$")].tolist() == pytest.approx(
         [20_000 * slowest_of(2, 10).mean], rel=1e-4
@@ -158,20 +158,20 @@ def test_the_others_wait_for_the_slowest_worker() -> None:
     )
     for told in ({"median": 100.0}, {"median": "x", "q25": 1, "q75": 2}, 7, {"median": 0, "q25": 0, "q75": 0}):
         assert (
-            apply(telling(graph, untraced_step_ms=told), RING).duration_ns.max()
+            apply(with_metadata(graph, untraced_step_ms=told), RING).duration_ns.max()
             == apply(on_cpu(), RING).duration_ns.max()
         )
 
 
 def test_buffers_are_broadcast_before_the_forward_pass() -> None:
     """Batch normalization of 100 channels has three buffers, 808 bytes: 12,000 each, and two messages of 225,000."""
-    graph = telling(on_cpu(2), layers=[{"name": "norm", "type": "BatchNorm2d", "shapes": {"weight": [100]}}])
+    graph = with_metadata(on_cpu(2), layers=[{"name": "norm", "type": "BatchNorm2d", "shapes": {"weight": [100]}}])
     timeline = simulate(apply(graph, RING))
     assert drawn(timeline, "network")[0] == ("broadcast of buffers", 546_000, 996_000)
     assert drawn(timeline, "CPU")[1:3] == [
         ("DistributedDataParallel.forward", 10_000, 546_000), ("f2", 996_000, 1_006_000)
     ]  # fmt: skip
-    damaged = telling(graph, layers=[{"type": "BatchNorm1d", "shapes": [3]}, {"type": "BatchNorm2d"}, 7])
+    damaged = with_metadata(graph, layers=[{"type": "BatchNorm1d", "shapes": [3]}, {"type": "BatchNorm2d"}, 7])
     apply(damaged, RING)
 
 
@@ -285,7 +285,7 @@ def test_accumulated_gradients_are_sent_once() -> None:
 
 def test_the_main_thread_waits_for_what_the_thread_of_autograd_does_more() -> None:
     """The main thread goes on when autograd's is done: behind the copies and calls that were put at its end."""
-    build = Build(CPU, STREAM, Thread("autograd", ThreadKind.CPU), gpu=V100, told={"grad_ready_order": rows(90)})
+    build = Build(CPU, STREAM, Thread("autograd", ThreadKind.CPU), gpu=V100, metadata={"grad_ready_order": rows(90)})
     build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD, step=0)
     call = build.task(2, 1_000, "launch b", phase=Phase.BACKWARD, step=0)
     kernel = build.task(1, 10_000, "b", phase=Phase.BACKWARD, step=0, layer="layer1")
@@ -361,13 +361,13 @@ def test_sync_is_for_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "metadata",
     [{"grad_ready_order": [{"name": "a", "layer": "layer1", "bytes": "many"}, 3, None, {"bytes": 10}]},
      {"ddp": {"buckets": [3, {"parameters": 4}, {}]}}, {"ddp": 3}, {"ddp": {"buckets": None, "world_size": "x"}}],
 )  # fmt: skip
-def test_damaged_metadata_is_no_traceback(told: dict[str, Any]) -> None:
-    apply(two_layers(2, **told), "distributed")
-    apply(two_layers(2, **told), "p3")
+def test_damaged_metadata_is_no_traceback(metadata: dict[str, Any]) -> None:
+    apply(two_layers(2, **metadata), "distributed")
+    apply(two_layers(2, **metadata), "p3")
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg19", "bert-base"])
@@ -420,7 +420,7 @@ def test_gradients_of_layers_without_backward_work_are_not_told() -> None:
 @pytest.mark.parametrize("spec", [RING, f"{RING},sync=true", f"{RING},gradient_as_bucket_view=true"])
 def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
     """Their copies are called behind what the CPU did before them, never on a stream; without a CPU nothing calls."""
-    info = {"told": {"grad_ready_order": rows(GRADIENT, GRADIENT)}, "gpu": V100, "n_steps": 1}
+    info = {"metadata": {"grad_ready_order": rows(GRADIENT, GRADIENT)}, "gpu": V100, "n_steps": 1}
     build = Build(CPU, STREAM, **info)
     build.task(0, 1_000, "forward", TaskKind.CPU_OP, phase=Phase.FORWARD, step=0)
     for layer in ("layer2", "layer1"):
@@ -438,7 +438,7 @@ def test_kernels_whose_launch_was_not_recorded(spec: str) -> None:
 
 def test_a_recording_of_one_of_several_workers_on_cpus_communicates_already() -> None:
     """gloo sends beside the recorded threads, so that no task shows it: the recorder does."""
-    graph = telling(on_cpu(2), ddp={"source": "ddp", "world_size": 4})
+    graph = with_metadata(on_cpu(2), ddp={"source": "ddp", "world_size": 4})
     for name in ("distributed", "p3", "parameter_server"):
         with pytest.raises(WhatifError, match=f"{name}: expected steps that exchange no gradients yet"):
             apply(graph, name)

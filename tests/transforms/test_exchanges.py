@@ -158,7 +158,7 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
 
 
 def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> None:
-    """RCCL has one kernel for all; its arguments tell the collective, its size, and the header who takes part."""
+    """RCCL has one kernel for all collectives; its arguments hold kind and size, and the header the ranks."""
     before = baseline_of(shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
     tasks = all_reduces(before.graph)
     assert before.graph.size_bytes[tasks].tolist() == 3 * [5_746_640, 17_632_384]

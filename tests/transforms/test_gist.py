@@ -50,7 +50,7 @@ def test_each_map_is_encoded_behind_its_last_use_and_decoded_before_its_next() -
 
 
 def moved_us(size_bytes: float) -> float:
-    """How long an unknown GPU moves so many bytes: 0.83 of 900 GB/s."""
+    """Time of an unknown GPU to move the given bytes: 0.83 of 900 GB/s."""
     return size_bytes / (0.83 * 900e3)
 
 

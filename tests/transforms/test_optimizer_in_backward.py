@@ -20,7 +20,7 @@ from whatif.prediction.predict import Baseline
 READY = [{"name": "b.weight", "layer": "b", "bytes": 300}, {"name": "a.weight", "layer": "a", "bytes": 100}]
 
 
-def training_step(*, update: str = "upd", between: str = "", memory: Memory | None = None, **told: Any) -> TaskGraph:
+def training_step(*, update: str = "upd", between: str = "", memory: Memory | None = None, **facts: Any) -> TaskGraph:
     """Two layers, and an update of one kernel a parameter.
 
     ::
@@ -29,7 +29,7 @@ def training_step(*, update: str = "upd", between: str = "", memory: Memory | No
         CPU     |bwd b|bwd a|upd b|gap-|upd a|
         stream        ..|b ------|a ------|u-|...|u-|     100 us a layer, 6 us an update; 2 us after their calls
     """
-    build = Program(CPU, STREAM, launch_lag_ns=2_000, told={"grad_ready_order": READY, **told}, memory=memory)
+    build = Program(CPU, STREAM, launch_lag_ns=2_000, metadata={"grad_ready_order": READY, **facts}, memory=memory)
     build.call("bwd b", 100_000, BACKWARD, layer="b", family=GEMM)
     build.call("bwd a", 100_000, BACKWARD, layer="a", family=GEMM)
     if between:
@@ -69,7 +69,7 @@ def test_each_parameter_is_updated_behind_its_gradient() -> None:
 
 def test_a_multi_tensor_update_is_split_by_bytes_with_a_launch_for_each_operation() -> None:
     """One kernel name: one launch a parameter, 10 us where no forward pass shows what a small operator takes."""
-    build = Program(CPU, STREAM, told={"grad_ready_order": READY})
+    build = Program(CPU, STREAM, metadata={"grad_ready_order": READY})
     build.call("bwd b", 100_000, BACKWARD, layer="b", family=GEMM)
     build.call("bwd a", 100_000, BACKWARD, layer="a", family=GEMM)
     build.call("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 42_000, UPDATE, in_optimizer=True,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, apply, extra_data, replace, telling
+from tests.helpers import CPU, STREAM, Build, apply, extra_data, replace, with_metadata
 from tests.transforms.communication_graphs import training
 from tests.transforms.sharded_steps import blocks
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
@@ -153,7 +153,7 @@ def in_groups(graph: TaskGraph, *groups: ProcessGroup) -> tuple[TaskGraph, list[
 
 
 def test_a_collective_of_a_part_of_the_workers_stays() -> None:
-    """One rank's recording tells how many ranks each process group has: those of a tensor-parallel pair stay."""
+    """One rank's recording contains the size of each process group: those of a tensor-parallel pair stay."""
     graph, (pair, everybody) = in_groups(recorded(4), ProcessGroup("pair", "", 2), ProcessGroup("all", "", 4))
     found = apply(graph, "distributed:workers=8")
     assert found.duration_ns[pair].tolist() == graph.duration_ns[pair].tolist()
@@ -165,10 +165,10 @@ def test_a_collective_of_a_part_of_the_workers_stays() -> None:
 
 
 def test_of_two_groups_of_one_size_that_of_most_bytes_has_the_gradients() -> None:
-    """Two ranks for data and two for tensor parallelism: DDP tells the size of its group, not which one it is."""
+    """Two ranks for data and two for tensor parallelism: DDP records the size of its group, not which one it is."""
     groups = ProcessGroup("tensor", "[0, 1]", 2), ProcessGroup("data", "[0, 2]", 2)
     graph, (pair, gradients) = in_groups(recorded(4), *groups)
-    graph = telling(graph, ddp={"source": "ddp", "world_size": 2, "buckets": []})
+    graph = with_metadata(graph, ddp={"source": "ddp", "world_size": 2, "buckets": []})
     found = apply(graph, "distributed:workers=4")
     assert found.duration_ns[pair].tolist() == graph.duration_ns[pair].tolist()
     assert (found.duration_ns[gradients] > graph.duration_ns[gradients]).all()
@@ -201,7 +201,7 @@ def test_ranks_on_cpus_scale(own_traces: Path) -> None:
 
 @pytest.mark.parametrize("now", ["100Gbps", "10Gbps", "0.01Gbps"])
 def test_another_bandwidth_later_is_that_bandwidth_at_once_on_cpus(own_traces: Path, now: str) -> None:
-    """The CPU's part of a sum over gloo was told as latency: from 100 Gbps the step was 2 % longer than at 0.1."""
+    """The CPU's part of a sum over gloo was recorded as latency: from 100 Gbps the step was 2 % longer than at 0.1."""
     graph = read_ranks([own_traces / "ranks_cpu" / "even"]).graph
     factor = 0.1 / float(now.removesuffix("Gbps"))
     later = whatif.apply(graph, f"distributed:workers=4,bandwidth={now}", f"bandwidth:factor={factor}")

@@ -126,9 +126,9 @@ def test_two_equal_layers_by_hand() -> None:
 
     Between four workers a ring takes 6 latencies of 1,000 ns and 1.5 times 4,000 bytes at a byte a nanosecond.
     """
-    told = {"layers": [{"name": f"Linear_{i}", "type": "Linear", "gradient_bytes": 4_000} for i in range(2)]}
+    metadata = {"layers": [{"name": f"Linear_{i}", "type": "Linear", "gradient_bytes": 4_000} for i in range(2)]}
     link = "bandwidth=1GB/s,latency_us=1"
-    graph = equal_layers(2, told=told)
+    graph = equal_layers(2, metadata=metadata)
     alone = whatif.load_transform(f"pipeline:stages=2,micro_batches=2,{link},activation_mb=0.0002")(graph)
     copies = whatif.load_transform(f"distributed:workers=4,algorithm=ring,{link}")(alone).check()
     assert sent(copies, "send") == 4 * 100

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import apply, telling
+from tests.helpers import apply, with_metadata
 from tests.transforms.communication_graphs import SLICED, drawn, kept_order, on_cpu, rows, training, two_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.types import Change
@@ -62,7 +62,7 @@ def test_parameter_server_by_hand() -> None:
 
 
 def test_gpus_share_the_link_to_their_host() -> None:
-    """Pei et al. §III D: with link_num GPUs on a link a copy takes so many times as long."""
+    """Pei et al. §III D: with link_num GPUs on a link a copy takes link_num times as long."""
     four = apply(two_layers(2, **SLICED), f"{ALONE},gpus_per_link=4")
     copies = four.duration_ns[four.select(name="^Memcpy")]
     assert copies.tolist() == pytest.approx([4 * COPY_NS] * 8, abs=3)
@@ -70,7 +70,7 @@ def test_gpus_share_the_link_to_their_host() -> None:
 
 def test_a_server_adds_up_what_all_workers_push() -> None:
     """(workers + 1 + 2) accesses at a third of the copy rate: of 400,000 bytes at 2,400 bytes/ns 278 and 389 ns."""
-    graph = telling(on_cpu(2), grad_ready_order=rows(400_000, 400_000))
+    graph = with_metadata(on_cpu(2), grad_ready_order=rows(400_000, 400_000))
     for workers, expected in ((2, 278), (4, 389)):
         changed = apply(graph, ALONE.replace("workers=2", f"workers={workers}"))
         assert changed.duration_ns[changed.select(name="^reduce and update$")].tolist() == [expected] * 4
@@ -80,7 +80,7 @@ def test_a_server_adds_up_what_all_workers_push() -> None:
 
 def test_sockets_take_their_time_from_the_core() -> None:
     """Eight copies of what passes either way, where a gradient is done; with a server of one's own 2 (n - 1) / n."""
-    graph = telling(on_cpu(2), grad_ready_order=rows(2_400_000, 2_400_000))
+    graph = with_metadata(on_cpu(2), grad_ready_order=rows(2_400_000, 2_400_000))
     changed = apply(graph, ALONE)
     assert changed.duration_ns[changed.select(name="^sending and receiving$")].tolist() == [8_000] * 4
     assert drawn(simulate(changed), "CPU")[2:5] == [

@@ -122,7 +122,7 @@ def test_on_a_cpu_calls_and_work_follow_one_another() -> None:
 
 
 def unequal(count: int, forward_ns: list[int], backward_ns: list[int], micro: int) -> TaskGraph:
-    """Layers of which a micro-batch takes so long: 2,000 of it whatever its size."""
+    """Layers with the given times of a micro-batch, 2,000 of each independent of its size."""
     calls = [
         Call(f"Linear_{i}", 2_000 + micro * (f - 2_000), 2_000 + micro * (b - 2_000), 1_000)
         for i, (f, b) in enumerate(zip(forward_ns, backward_ns, strict=True))

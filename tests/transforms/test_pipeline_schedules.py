@@ -105,7 +105,7 @@ def test_a_container_is_divided_and_its_blocks_are_not() -> None:
     rows = [{"name": name, "type": "Linear"} for name in names]
     rows += [{"name": f"stages.{i}", "type": "Sequential"} for i in range(2)]
     rows += [{"name": name, "type": "Block"} for name in ("stages.0.0", "stages.0.1", "stages.1.0")]
-    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], told={"layers": rows})
+    graph = network([Call(f"Linear_{i}", 10_000, 20_000, 1_000) for i in range(6)], metadata={"layers": rows})
     graph = graph.replace(layers=("", *names))
     assert model_of(graph).part.tolist() == [0, 0, 1, 1, 2, 2]
 

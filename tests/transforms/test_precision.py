@@ -237,7 +237,7 @@ def test_a_cpu_has_no_such_units(own_traces: Path) -> None:
 
 
 def test_fp8_takes_the_linear_layers_and_adds_their_casts() -> None:
-    """Large products: 1979 to 989.4 TFLOP/s by the data sheet's law."""
+    """Large products: 1979 to 989.4 TFLOP/s by the data sheet."""
     graph = products_of(attention_step(H100), 8192, 8192, 8192)
     fp8 = changed(graph, "fp8")
     assert duration_of(fp8, "qkv") == pytest.approx(40_000 / 2, rel=0.15)

@@ -222,7 +222,7 @@ layers = st.lists(st.tuples(st.integers(2, 40), st.integers(2, 80)), min_size=2,
 def test_classes_of_any_network(drawn: list[tuple[int, int]], factors: list[float], on_cpu: bool) -> None:
     calls = [Call(f"Linear_{i}", 1_000 * f, 1_000 * b, 1_000) for i, (f, b) in enumerate(drawn)]
     rows = [{"name": f"{i}", "layer": f"Linear_{i}", "bytes": 400_000} for i in reversed(range(len(drawn)))]
-    graph = network(calls, steps=2, on_cpu=on_cpu, told={"grad_ready_order": rows})
+    graph = network(calls, steps=2, on_cpu=on_cpu, metadata={"grad_ready_order": rows})
     graph = load_transform("distributed:workers=4,bucket_mb=0.5")(graph)
     alone = simulate(graph)
     same = classes(graph, [1.0] * len(factors)).check()

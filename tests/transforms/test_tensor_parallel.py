@@ -60,9 +60,9 @@ def block(*, steps: int = 1, on_gpu: bool = True, **info: Any) -> TaskGraph:
     rows = [
         {"name": f"{name}.{key}", "layer": name, "bytes": 4 * int(np.prod(shape))} for name, key, shape in parameters
     ]
-    told = {"layers": PRODUCTS, "grad_ready_order": rows}
+    metadata = {"layers": PRODUCTS, "grad_ready_order": rows}
     streams = (CPU, STREAM) if on_gpu else (CPU,)
-    build = Build(*streams, told=told, gpu=V100 if on_gpu else None, n_steps=steps, **info)
+    build = Build(*streams, metadata=metadata, gpu=V100 if on_gpu else None, n_steps=steps, **info)
     matrices = {row["name"]: row["shapes"]["weight"] for row in PRODUCTS}
 
     def work(name: str, layer: str, us: int, phase: Phase, step: int) -> None:
@@ -155,7 +155,7 @@ def test_two_dimensions() -> None:
 def parts(*products: tuple[str, int, int], attention: str = "") -> list[tuple[list[str], str]]:
     """The parts that are found among linear layers of a block, by their names, outputs and inputs."""
     rows = [linear(f"h.0.{name}", outputs, inputs) for name, outputs, inputs in products]
-    build = Build(CPU, told={"layers": rows})
+    build = Build(CPU, metadata={"layers": rows})
     for name in ("h.0", *(str(row["name"]) for row in rows)):
         build.task(0, 1, layer=name)
     graph = build.graph()
@@ -279,12 +279,12 @@ def test_sizes_that_nobody_tells_are_one_sentence() -> None:
         apply(graph.replace(flops=np.full(len(graph), -1)), f"tensor_parallel:{LINK}")
 
 
-@pytest.mark.parametrize("told", [{"layers": 3}, {"layers": [{"name": "h.0.up", "type": "Linear", "shapes": 7}]},
+@pytest.mark.parametrize("metadata", [{"layers": 3}, {"layers": [{"name": "h.0.up", "type": "Linear", "shapes": 7}]},
                                       {"layers": [None, {"name": "h.0.up", "type": "Linear",
                                                          "shapes": {"weight": [10**30, "x"]}}]}])  # fmt: skip
-def test_damaged_metadata_is_no_traceback(told: dict[str, Any]) -> None:
+def test_damaged_metadata_is_no_traceback(metadata: dict[str, Any]) -> None:
     graph = block()
-    damaged = graph.replace(info=whatif.GraphInfo(recorded=facts_of(told)))
+    damaged = graph.replace(info=whatif.GraphInfo(recorded=facts_of(metadata)))
     with pytest.raises(WhatifError, match="tensor_parallel"):
         apply(damaged, f"tensor_parallel:{LINK}")
 

@@ -80,7 +80,7 @@ def estimate(
             reason = reason or error  # another cut may fit
     if not found:
         raise reason or WhatifError(f"dts: {architecture.name} offers no way to cut the network.")
-    return min(found, key=lambda one: one.batch_ns)
+    return min(found, key=lambda estimate: estimate.batch_ns)
 
 
 def _with_cuts(

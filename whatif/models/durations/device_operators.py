@@ -10,7 +10,7 @@ import numpy as np
 from whatif.graph.types import Int64
 from whatif.hardware.gpu import Gpu
 from whatif.models.durations.database import Ratios, estimator_of, grouped_operators, same_source_ratio
-from whatif.models.durations.device_law import has_units
+from whatif.models.durations.device_scaling import has_units
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.rows import Operators, Texts
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Families for which other devices' models with data sheets err less than those models alone: NeuSight's fp32 operators
 # from each of five GPUs to each of the others, left out: elementwise 9.7 to 2.8 %, products 34.4 to 32.3 % (mean),
-# normalizations 16.8 to 21.5 %, with the data sheets' answers. The kernel's law answers in their place, with the same
-# shares of peaks; where it does not, products go from 24.9 to 23.3 %.
+# normalizations 16.8 to 21.5 %, with the data sheets' answers. The kernel's roofline replaces these, with the same
+# shares of peaks; where it does not apply, products go from 24.9 to 23.3 %.
 _WITH_SHEET = ("elementwise", "matmul")
 
 
@@ -29,7 +29,7 @@ def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[
     """Return, for each family, places in a table of operators, these operators, and their time on ``new`` over ``old``.
 
     Only operators in a format for which both devices have units, or neither. Sources go down to other devices'
-    measurements, with data sheets for ``_WITH_SHEET``. Operators with data sheets alone are left to the kernel's law.
+    measurements, with data sheets for ``_WITH_SHEET``. Operators with data sheets alone are left to kernels' rooflines.
     """
     return _by_operator(table, (old, new), (estimator_of(old.name), estimator_of(new.name)))
 
@@ -57,7 +57,7 @@ def _by_operator(
 
 
 def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Ratios:
-    """No measurement covers a call that computes both gradients of a convolution: take the mean of the two ratios."""
+    """The mean of both gradients' ratios: no measurement covers a convolution's call that computes both gradients."""
     phases = ops.texts["phase"]
     parts = []
     for phase in ("dgrad", "wgrad") if "bwd" in phases.table else ("",):

@@ -1,7 +1,7 @@
 """The time of a kernel on another device, from data sheets and the recording alone.
 
-A kernel's time has a fixed part (start, first wave, tail) and a part that follows the roofline law max(FLOPs / rate,
-bytes / bandwidth). Scaling the recorded time by the ratio of two laws cancels the errors on both devices.
+A kernel's time has a fixed part (start, first wave, tail) and a part that follows the roofline: max(FLOPs / rate,
+bytes / bandwidth). Scaling the recorded time by the ratio of two rooflines cancels the errors on both devices.
 
 Sources: Williams et al., "Roofline", CACM 2009; Yu et al., "Habitat", USENIX ATC 2021 (wave scaling: a kernel that
 does not fill the device gains nothing from more multiprocessors).
@@ -28,8 +28,8 @@ _BUSY_MEMORY_FILL = 0.5
 # The memory traffic per thread in flight (Little's law), GB/s: elementwise kernels that leave thread slots empty move
 # 10 to 13 MB/s per thread on V100, A100-SXM, H100 and MI300X; on an A100-PCIE-40 2 to 5.
 _THREAD_GBYTE_S = 0.012
-# A nominal 90 % range of a ratio of two laws: between boards of one architecture, between a vendor's architectures,
-# between vendors, with different libraries; and the factor by which unknown work widens it. Our estimate;
+# A nominal 90 % range of a ratio of two rooflines: between boards of one architecture, architectures of one vendor, and
+# vendors, with different libraries; and the factor by which unknown work widens it. Our estimate;
 # docs/device.md has its coverage.
 SPREADS, UNKNOWN_SPREAD = (1.2, 1.35, 1.5), 1.4
 # Products of unknown sizes wait for memory and latency as well: speedup = (ratio of rates) ** exponent. Fitted to the
@@ -54,11 +54,11 @@ class Ratio(Struct, frozen=True):
         self.centre[at], self.low[at], self.high[at] = other.centre, other.low, other.high
 
 
-def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
+def roofline_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, new_dtype: Int8) -> Ratio:
     """Return new over recorded time of kernels ``tasks`` (ids) that go from ``dtype`` to ``new_dtype``.
 
     Formats are positions in ``kernels.DTYPES``, the shape of ``tasks``. A kernel's recorded FLOPs and bytes are used if
-    known; else its family decides what bounds it. A product's time beyond its floor and ``FAR_ABOVE`` times its law is
+    known; else its family decides what bounds it. A product's time beyond its floor and ``FAR_ABOVE`` rooflines is
     latency, which another device does not shorten.
     """
     family, recorded = graph.family[tasks], graph.duration_ns[tasks].astype(np.float64)
@@ -66,7 +66,7 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
     matrix = among(family, MATRIX_FAMILIES)
     tiled = among(family, (KernelFamily.GEMM, KernelFamily.CONVOLUTION))
     known = np.where(matrix, flops > 0, moved > 0)
-    laws = []
+    roofline_ns = []
     for gpu, form in ((old, dtype), (new, new_dtype)):
         share = filled(graph, gpu, tasks)
         # Libraries choose tiles of products by device; other kernels start the same threads on any.
@@ -81,25 +81,25 @@ def law_ratio(graph: TaskGraph, tasks: Int64, old: Gpu, new: Gpu, dtype: Int8, n
         # Unknown work cancels in the ratio: any amount will do.
         compute = np.where(matrix, np.where(flops > 0, flops, 1.0), 0.0) * _in_tiles(graph, gpu, tasks) / rate
         memory = np.where(moved > 0, moved, ~matrix) / bandwidth
-        laws.append(np.where(matrix & (flops <= 0), compute, np.maximum(compute, memory)))
-    ratio = laws[1] / laws[0]
+        roofline_ns.append(np.where(matrix & (flops <= 0), compute, np.maximum(compute, memory)))
+    ratio = roofline_ns[1] / roofline_ns[0]
     units = [np.array([on_tensor_cores(gpu, name) for name in DTYPES]) for gpu in (old, new)]
     of_any_size = (family == KernelFamily.GEMM) & ~known & (units[0][dtype] == units[1][new_dtype])
     ratio = np.where(of_any_size, ratio**_UNKNOWN_EXPONENT, ratio)
     # If memory alone bounds a kernel, bytes cancel: unknown ones do not widen the range.
     spread = spread_between(old, new) * np.where(matrix & ~known, UNKNOWN_SPREAD, 1.0)
-    far_above = np.where(known, np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * laws[0], 0.0), 0.0)
+    far_above = np.where(known, np.maximum(recorded - kernel_floor_ns(old) - FAR_ABOVE * roofline_ns[0], 0.0), 0.0)
     found = with_range(recorded, ratio, spread, old, new, latency_ns=np.where(tiled, far_above, 0.0))
     # Latency falls at most with clocks and multiprocessors.
-    other = old.sm_count * old.boost_mhz / (new.sm_count * new.boost_mhz)
-    by_other = above_floor(recorded, np.full(len(tasks), other), old, new)
-    low, high = np.minimum(found.low, by_other), np.maximum(found.high, by_other)
-    # If the blocks are known, the law includes the waits of a half-empty device.
+    clock_ratio = old.sm_count * old.boost_mhz / (new.sm_count * new.boost_mhz)
+    by_clocks = above_floor(recorded, np.full(len(tasks), clock_ratio), old, new)
+    low, high = np.minimum(found.low, by_clocks), np.maximum(found.high, by_clocks)
+    # If the blocks are known, the roofline includes the waits of a half-empty device.
     slow = ~tiled & (far_above > 0) & ~np.isfinite(filled(graph, old, tasks))
     return Ratio(found.centre, np.where(slow, low, found.low), np.where(slow, high, found.high))
 
 
-# The factor above a kernel's law beyond which something else bounds the time: our estimate.
+# The multiple of a kernel's roofline time beyond which something else bounds it: our estimate.
 FAR_ABOVE = 3.0
 
 
@@ -117,7 +117,7 @@ def _tier(old: Gpu, new: Gpu) -> int:
 
 
 def spread_between(old: Gpu, new: Gpu) -> float:
-    """Return the factor, up and down, of the nominal 90 % range of a ratio of two laws."""
+    """Return the factor, up and down, of the nominal 90 % range of a ratio of two rooflines."""
     return SPREADS[_tier(old, new)]
 
 
@@ -142,7 +142,7 @@ def above_floor(
     """Return new over recorded time if only the time above the floor follows ``ratio``; shape of ``recorded_ns``.
 
     A kernel at half of the floor stays at half of the new floor, which is ``floor_by`` times the device's.
-    ``latency_ns`` of the time above stays, and hides a change of the floor the more, the longer it is.
+    ``latency_ns`` of the time above the floor stays; the longer it is, the more of the floor's change it hides.
     """
     floors, stays = (kernel_floor_ns(old), kernel_floor_ns(new)), np.asarray(latency_ns)
     exposed = 1 / (1 + stays / np.sqrt(floors[0] * floors[1]))
@@ -160,7 +160,7 @@ def _waves(share: Float64) -> Float64:
 
 
 def no_facts(n: int) -> Ratio:
-    """Return the ratio of ``n`` kernels of an unknown recorded device: anything from a T4's to an H100's."""
+    """Return the ratio of ``n`` kernels of an unknown recorded device, with a range from a T4 to an H100."""
     return Ratio(np.ones(n), np.full(n, 1 / NO_FACTS_SPREAD), np.full(n, NO_FACTS_SPREAD))
 
 

@@ -1,7 +1,7 @@
 """The GPU tasks of a recording on another device: each kernel by the best source that covers both devices.
 
 Operators that the database or a model covers on both devices take the ratio of two estimates of one source.
-Convolutions that move to or from tensor cores have a separate law; all others take the ratio of two data sheets.
+Convolutions that move to or from tensor cores have a separate model; all others take the ratio of two data sheets.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores
 from whatif.models.durations.database import SOURCE_OF_ANSWER, grouped_operators
 from whatif.models.durations.device_convolutions import convolution_ns
-from whatif.models.durations.device_law import (
+from whatif.models.durations.device_operators import by_operator
+from whatif.models.durations.device_scaling import (
     Ratio,
     above_floor,
     counts_as,
-    law_ratio,
     no_facts,
+    roofline_ratio,
     spread_between,
     with_range,
 )
-from whatif.models.durations.device_operators import by_operator
 from whatif.models.durations.estimator import (
     Estimates,
     Source,
@@ -49,9 +49,9 @@ from whatif.models.durations.precision import matrix_dtype
 from whatif.models.durations.work_done import work_times
 from whatif.opdb.tensor_convolutions import NHWC
 
-# With and without tensor cores a convolution uses different algorithms; our estimate of the law's error.
+# With and without tensor cores a convolution uses different algorithms; our estimate of the ratio's error.
 _SWITCH_SPREAD = 1.5
-# Without known shapes, speedup = (ratio of peaks) ** exponent. By the law of known shapes the convolutions of
+# Without known shapes, speedup = (ratio of peaks) ** exponent. By the model for known shapes the convolutions of
 # ResNet-50 on a V100 (a public recording) take 0.33 of their time on an A100 (exponent 0.48), 0.16 on an H100 (0.53).
 _SWITCH_EXPONENT = 0.5
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
@@ -71,7 +71,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
     graph, forms_by = _as_called(graph, tasks, new, tf32=tf32)
     dtype = matrix_dtype(graph)[tasks]
     new_dtype = formats_on(dtype, of_convolutions(graph)[tasks], old, new, tf32=tf32)
-    found = law_ratio(graph, tasks, old, new, dtype, new_dtype)
+    found = roofline_ratio(graph, tasks, old, new, dtype, new_dtype)
     source = np.full(n, Source.ROOFLINE, dtype=np.int8)
     switched = np.flatnonzero(dtype != new_dtype)
     found.put(switched, _other_units(graph, tasks[switched], old, new, dtype[switched], new_dtype[switched]))

@@ -119,7 +119,7 @@ def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
 
 
 def _of_later(graph: TaskGraph, tasks: Int64, users: Int64) -> Int64:
-    """If nothing waits for a collective itself, what waits for a later one of its step and ordered channel.
+    """The first successor of each collective, or of a later one of its step and ordered channel if it has none.
 
     This is the case if gradients live in their buckets: only the last sum of a step is waited for directly.
     """

@@ -138,21 +138,21 @@ def exchange(
         return graph
     rows, on_gpu = list(exchanges), graph.has_gpu
     # Calls keep the order of the list: without known launches their places are guessed.
-    calls = np.maximum.accumulate(np.array([one.call for one in rows], dtype=np.int64))
+    calls = np.maximum.accumulate(np.array([row.call for row in rows], dtype=np.int64))
     # The channel runs them in this order, so none is placed before an earlier one.
-    behind = np.array([max([one.call, one.copied_in, *one.ready]) for one in rows], dtype=np.int64)
+    behind = np.array([max([row.call, row.copied_in, *row.ready]) for row in rows], dtype=np.int64)
     behind = np.maximum.accumulate(behind)
-    size = np.array([one.size_bytes for one in rows], dtype=np.int64)
-    phase = np.array([one.phase for one in rows])
+    size = np.array([row.size_bytes for row in rows], dtype=np.int64)
+    phase = np.array([row.phase for row in rows])
     # On a CPU the calling thread waits, so gloo's work passes within that time.
-    sent = _sent(graph, [one.operation for one in rows], size, network)
+    sent = _sent(graph, [row.operation for row in rows], size, network)
     # A call in a pass that represents several is made in each of them.
     passes = np.maximum(passes_represented(graph)[calls], 1.0)
     cost = Cost(sent.cost.latency_ns * passes, sent.cost.transfer_ns * passes)
     size = np.rint(size * passes).astype(np.int64)
     times = estimated(cost)
     graph, code = add_channel(graph, channel, ordered=True)
-    ins, outs = _copies_of([one.copied_in for one in rows]), _copies_of([one.copied_out for one in rows])
+    ins, outs = _copies_of([row.copied_in for row in rows]), _copies_of([row.copied_out for row in rows])
     before = launched_after = task_before(graph, outs.work)
     if on_gpu:
         launched_after = task_before(graph, calls_of(graph, outs.work))
@@ -171,7 +171,7 @@ def exchange(
         ],
     )  # fmt: skip
     put = _Put(collectives.ids, collectives.launches, copied_in.ids, copied_out.ids, collectives.moved)
-    operations = np.array([one.operation for one in rows])
+    operations = np.array([row.operation for row in rows])
     called = ACTIVATION_NAMES if activations else NAMES
     names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
     parts = Parts(*(column * passes for column in sent.parts))
@@ -200,8 +200,8 @@ def _pairs(pairs: list[tuple[int, int]]) -> Int64:
 
 def _around(graph: TaskGraph, rows: list[Exchange], put: _Put, *, on_gpu: bool) -> list[tuple[Array, Array]]:
     """The predecessors and successors of each collective of the edited ``graph``, as pairs of ids."""
-    ready, of = _pairs([(task, at) for at, one in enumerate(rows) for task in one.ready])
-    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting])
+    ready, of = _pairs([(task, at) for at, row in enumerate(rows) for task in row.ready])
+    waited, task = _pairs([(at, task) for at, row in enumerate(rows) for task in row.waiting])
     waiting = put.moved[task]
     if not on_gpu:  # the calling thread continues after it
         following = graph.neighbours[1][put.calls]
@@ -216,8 +216,8 @@ def _beside_copies(
     """Copies into a reused buffer wait until it is sent; work on other streams waits for its copy."""
     copied_in, copied_out, stream = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     copied_in[ins.of], copied_out[outs.of], stream[outs.of] = put.copied_in, put.copied_out, graph.thread[outs.work]
-    sent, at = _pairs([(one.buffer, at) for at, one in enumerate(rows) if one.buffer >= 0 and one.copied_in >= 0])
-    waited, task = _pairs([(at, task) for at, one in enumerate(rows) for task in one.waiting if one.copied_out >= 0])
+    sent, at = _pairs([(row.buffer, at) for at, row in enumerate(rows) if row.buffer >= 0 and row.copied_in >= 0])
+    waited, task = _pairs([(at, task) for at, row in enumerate(rows) for task in row.waiting if row.copied_out >= 0])
     elsewhere = stream[waited] != graph.thread[task]
     return [
         (put.ids[sent], copied_in[at]),

@@ -104,7 +104,7 @@ def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool) -
     gpu = device(graph)
     backward = np.array([attention.backward for attention in found], dtype=np.bool_)
     more = np.where(backward, _REMADE, 1.0) * (0.5 if causal else 1.0)
-    whole_ns = np.array([graph.duration_ns[attention.kernels].sum() for attention in found], dtype=np.float64)
+    unfused_ns = np.array([graph.duration_ns[attention.kernels].sum() for attention in found], dtype=np.float64)
     products_ns, work = (
         np.array([column[attention.products].sum() for attention in found]) * more
         for column in (graph.duration_ns, graph.flops)
@@ -124,7 +124,7 @@ def fused_attention(graph: TaskGraph, found: list[Attention], *, causal: bool) -
         centre[known] = np.sqrt(at_best * np.maximum(at_best, products_ns[known]))
         low[known], high[known] = fastest, np.maximum(slowest, products_ns[known])
         source[known] = Source.PAPER
-    centre, low, high = (np.minimum(time_ns, whole_ns) for time_ns in (centre, low, high))
+    centre, low, high = (np.minimum(time_ns, unfused_ns) for time_ns in (centre, low, high))
     return Estimates.of(centre, source, low, high)
 
 

@@ -118,10 +118,10 @@ def _with_one_kernel_each(
     starts = np.cumsum([0, *map(len, groups[:-1])])
     each_ns = graph.duration_ns[np.concatenate(groups)]
     floor_ns = shortest_kernel_ns(graph)
-    above_floor_ns, whole_ns = (
+    above_floor_ns, unfused_ns = (
         np.add.reduceat(time_ns, starts) for time_ns in (np.maximum(each_ns - floor_ns, 0), each_ns)
     )
-    centre_ns, low_ns, high_ns = (np.minimum(np.rint(floor_ns + above_floor_ns * by), whole_ns) for by in ratios)
+    centre_ns, low_ns, high_ns = (np.minimum(np.rint(floor_ns + above_floor_ns * by), unfused_ns) for by in ratios)
     graph = put(graph, first, Estimates.of(centre_ns, source, low_ns, high_ns))
     graph = _renamed(graph, first, new_name)
     return graph.remove(np.concatenate([tasks[1:] for tasks in groups]))

@@ -133,9 +133,9 @@ def _convolution_weights(graph: TaskGraph) -> Float64:
     copies = np.where(backward, CONVOLUTION_COPIES[True], CONVOLUTION_COPIES[False])
     time_ns = graph.duration_ns[tasks].astype(np.float64)
     _, call = np.unique(graph.operator[tasks], return_inverse=True)
-    whole_ns = np.maximum(np.bincount(call, weights=time_ns), 1)
+    call_ns = np.maximum(np.bincount(call, weights=time_ns), 1)
     copied = np.zeros(len(graph))
-    copied[tasks] = copies * weights[graph.called[tasks]] * time_ns / whole_ns[call]
+    copied[tasks] = copies * weights[graph.called[tasks]] * time_ns / call_ns[call]
     return copied
 
 

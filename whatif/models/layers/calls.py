@@ -83,7 +83,7 @@ def operator_cost_ns(graph: TaskGraph) -> int:
 def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
     """The last GPU task launched before each CPU task; the first one if none was."""
     gpu = np.flatnonzero(graph.on_gpu)
-    # What no call launched, such as an added collective, counts with the launch ahead of it: the GPU may lag by steps.
+    # Tasks without a launch, such as added collectives, count with the launch before them: the GPU may lag by steps.
     launched = np.maximum.accumulate(graph.launch_of[gpu])
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], np.where(launched >= 0, launched, gpu))
     order = np.argsort(launched, kind="stable")

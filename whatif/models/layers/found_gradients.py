@@ -98,9 +98,9 @@ def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
     operators = accumulations(graph, steps)
     numbers, counts = np.unique(steps[operators], return_counts=True)
     tensors = int(np.median(counts)) if len(numbers) else 0
-    many = np.array([MULTI_TENSOR in name for name in graph.names], dtype=np.bool_)[graph.name[kernels]]
-    if many.any():
-        return _by_chunks(graph, kernels[many], tensors)
+    multi_tensor = np.array([MULTI_TENSOR in name for name in graph.names], dtype=np.bool_)[graph.name[kernels]]
+    if multi_tensor.any():
+        return _by_chunks(graph, kernels[multi_tensor], tensors)
     return _by_tensor(graph, kernels, tensors)
 
 

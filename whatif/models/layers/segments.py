@@ -148,7 +148,7 @@ def _exchanged_again(
     if not len(sums):
         return put.graph
     keys, at, inverse = np.unique(key[sums], return_index=True, return_inverse=True)
-    last = np.array([put.ids[of_copies == one].max() for one in keys.tolist()], dtype=np.int64)
+    last = np.array([put.ids[of_copies == segment].max() for segment in keys.tolist()], dtype=np.int64)
 
     def summed(column: Array) -> Int64:
         return np.bincount(np.asarray(inverse).reshape(-1), weights=column[sums]).astype(np.int64)
@@ -165,7 +165,7 @@ def _exchanged_again(
     attached = {name: column.copy() for name, column in inserted.graph.attached.items()}
     for name, values in columns.items():
         attached[name][inserted.ids] = values
-    waiting = inserted.moved[put.moved[np.array([first[one] for one in keys.tolist()], dtype=np.int64)]]
+    waiting = inserted.moved[put.moved[np.array([first[segment] for segment in keys.tolist()], dtype=np.int64)]]
     return inserted.graph.replace(attached=attached).add_dependencies(
         np.concatenate([inserted.moved[last], inserted.ids]), np.concatenate([inserted.ids, waiting]),
         kind=DependencyKind.COMMUNICATION,

@@ -218,7 +218,7 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     stages = len(orders)
     shares = by_stage(planned.shares, stages)
     flights = [most_in_flight(passes) for passes in orders]
-    count = len({one.micro_batch for one in orders[0]})
+    count = len({stage_pass.micro_batch for stage_pass in orders[0]})
     micro = with_batch(memory, factor)
     found = stage_memories(memory, micro, row_part, flights, count, shares, factor, recompute=planned.recompute)
     peaks = [peak(each).total for each in found]

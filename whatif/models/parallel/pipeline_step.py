@@ -209,7 +209,7 @@ class _Step(Struct):
 
 def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
     """Return the step of a pipeline whose stages run ``orders``, one list of passes for each stage."""
-    stages, last = len(orders), max(one.part for passes in orders for one in passes)
+    stages, last = len(orders), max(current.part for passes in orders for current in passes)
     n_parts = last + 1
     batch, update = 2 * n_parts, 2 * n_parts + 1
     step = _Step(shape, dict(shape.channels))
@@ -219,21 +219,21 @@ def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
     elif shape.loads:
         step.task(step.cpu(0), TaskKind.CPU_OP, BATCH, Phase.DATA, "cpu", batch)
     sent: dict[Pass, int] = {}
-    for one in in_possible_order(orders):
-        stage, phase = one.part % stages, Phase.BACKWARD if one.backward else Phase.FORWARD
-        before = needed(one, last)
+    for current in in_possible_order(orders):
+        stage, phase = current.part % stages, Phase.BACKWARD if current.backward else Phase.FORWARD
+        before = needed(current, last)
         if before in sent:
-            boundary = min(one.part, before.part) if before else 0
+            boundary = min(current.part, before.part) if before else 0
             step.task(step.cpu(stage), TaskKind.RUNTIME, RECEIVE_CALL, phase, "call", boundary)
-        chunk = f", chunk {one.part // stages}" if n_parts > stages else ""
-        name = f"{'backward' if one.backward else 'forward'} {one.micro_batch}{chunk}"
-        piece = one.part + (n_parts if one.backward else 0)
+        chunk = f", chunk {current.part // stages}" if n_parts > stages else ""
+        name = f"{'backward' if current.backward else 'forward'} {current.micro_batch}{chunk}"
+        piece = current.part + (n_parts if current.backward else 0)
         done = step.work(stage, name, phase, piece, sent.get(before) if before else None)
         ends[stage] = done
-        towards = one.part + (-1 if one.backward else 1)
-        if 0 <= towards <= last:
-            boundary = min(one.part, towards)
-            sent[one] = step.send(stage, towards % stages, done, phase, boundary)
+        neighbour = current.part + (-1 if current.backward else 1)
+        if 0 <= neighbour <= last:
+            boundary = min(current.part, neighbour)
+            sent[current] = step.send(stage, neighbour % stages, done, phase, boundary)
     for stage in reversed(range(stages)):
         if shape.updates:
             ends[stage] = step.work(stage, UPDATE, Phase.UPDATE, update + stage, None)
@@ -255,13 +255,13 @@ def _framed(step: _Step, last: int) -> Frame:
     code = {name: number for number, name in enumerate(names)}
     of: Array = np.array(columns["of"])
 
-    def whole(values: Sequence[object]) -> Int64:
+    def integers(values: Sequence[object]) -> Int64:
         return np.array(values, dtype=np.int64)
 
     return Frame(
-        whole(columns["thread"]), whole(columns["kind"]), whole(columns["phase"]),
-        whole([code[name] for name in columns["name"]]), names,
-        {sort: np.flatnonzero(of == sort) for sort in Times._fields}, whole(columns["piece"]),
-        whole([tuple(edge) for edge in step.edges]).reshape(-1, 5),
-        whole([task for _, task in sorted(step.last_backward.items())]), last,
+        integers(columns["thread"]), integers(columns["kind"]), integers(columns["phase"]),
+        integers([code[name] for name in columns["name"]]), names,
+        {sort: np.flatnonzero(of == sort) for sort in Times._fields}, integers(columns["piece"]),
+        integers([tuple(edge) for edge in step.edges]).reshape(-1, 5),
+        integers([task for _, task in sorted(step.last_backward.items())]), last,
     )  # fmt: skip

@@ -132,10 +132,10 @@ def _shard_parameters(graph: TaskGraph, units: Units, network: Network, fsdp: Fu
     for use in units.uses:
         by_pass.setdefault(use.number, []).append(use)
     ends = _pass_ends(found)
-    around = [(use.first, use.last) for use in units.uses] + [(one.first, one.last) for one in ends]
+    around = [(use.first, use.last) for use in units.uses] + [(pass_ends.first, pass_ends.last) for pass_ends in ends]
     calls = _calls(graph, [task for pair in around for task in pair])
-    for number, one in enumerate(ends):
-        rows += _one_pass(graph, units, by_pass.get(number, []), one, fsdp, calls, len(rows))
+    for number, pass_ends in enumerate(ends):
+        rows += _one_pass(graph, units, by_pass.get(number, []), pass_ends, fsdp, calls, len(rows))
     exchanged = exchange(graph, rows, network, CHANNEL, UNIT_CALL)
     return update_share(exchanged, 1 / network.workers)
 
@@ -278,8 +278,8 @@ def sharded_gradients(
     graph = with_workers(graph, workers)
     graph, found = with_slowest(graph, network), passes(graph)
     by_step = list(zip(found.step.tolist(), _pass_ends(found), strict=True))
-    last = {step: one for step, one in by_step if one.last >= 0}
-    first = {step: one.first for step, one in by_step if one.begins}
+    last = {step: pass_ends for step, pass_ends in by_step if pass_ends.last >= 0}
+    first = {step: pass_ends.first for step, pass_ends in by_step if pass_ends.begins}
     rows: list[Exchange] = []
     for step in np.unique(gradients.step).tolist():
         if step not in last:

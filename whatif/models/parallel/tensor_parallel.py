@@ -193,9 +193,9 @@ def _between(graph: TaskGraph, split: Split) -> Bool:
     for backward, phase in ((False, Phase.FORWARD), (True, Phase.BACKWARD)):
         spans = sorted((span for span in blocks if span.backward == backward), key=lambda span: span.first)
         change = np.zeros(len(graph) + 1, dtype=np.int64)
-        for one, following in pairwise(spans):
-            if graph.step[one.last] == graph.step[following.first]:
-                change[one.last] += 1
+        for span, following in pairwise(spans):
+            if graph.step[span.last] == graph.step[following.first]:
+                change[span.last] += 1
                 change[following.first] -= 1
         result |= (np.cumsum(change)[:-1] > 0) & (graph.phase == phase)
     return result
@@ -298,9 +298,9 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
     for part in parts:
         columns = {product.layer for product in part.columns}
         last = part.rows.layer if part.rows else ""
-        here = [number for name in (*columns, last) for number in place.get(name, [])]
-        here += [len(rows) - 1] if here and not last else []  # the loss works on the head's vocabulary
-        found.append((columns, last, range(min(here), max(here) + 1) if here and columns else here))
+        part_rows = [number for name in (*columns, last) for number in place.get(name, [])]
+        part_rows += [len(rows) - 1] if part_rows and not last else []  # the loss works on the head's vocabulary
+        found.append((columns, last, range(min(part_rows), max(part_rows) + 1) if part_rows and columns else part_rows))
     inside = {number for _, _, numbers in found for number in numbers}
     blocks = [number for columns, last, numbers in found if columns and last for number in numbers]
     if sequence and blocks:
@@ -320,9 +320,9 @@ def _with_less_memory(memory: Memory, parts: list[Part], workers: int, share: fl
 
 
 def _less(row: LayerMemory, workers: int, *, opens: bool, closes: bool, sequence: bool = False) -> LayerMemory:
-    def part(size: int, whole: int = 0) -> int:
-        """Keep ``whole`` of ``size`` and a part of the rest."""
-        kept = min(size, whole)
+    def part(size: int, unsplit: int = 0) -> int:
+        """Keep ``unsplit`` of ``size`` and a part of the rest."""
+        kept = min(size, unsplit)
         return kept - (kept - size) // workers
 
     name, *sizes = row
