@@ -1,4 +1,4 @@
-"""Recordings that are compared: steps of kernels, and what is told of them."""
+"""Recordings to compare: steps of kernels, and the facts recorded about them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def own_traces() -> Path:
 
 @pytest.fixture
 def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No op database is asked, whatever whoever runs the tests has measured."""
+    """Isolate the tests from the user's op database."""
     monkeypatch.setenv("WHATIF_OPDB", str(tmp_path / "none"))
     yield
     database._opened.cache_clear()
@@ -73,7 +73,7 @@ def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def equal_gpus() -> Iterator[None]:
-    """GPUs that are all equally fast, and lose nothing to NCCL: what is drawn by hand leaves both terms out."""
+    """GPUs of equal speed without losses to NCCL: steps drawn by hand leave both terms out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stragglers, "GPU_SPREAD_PCT", 0.0)
         patch.setattr(beside_kernels, "TRAFFIC", 0.0)

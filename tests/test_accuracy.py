@@ -1,4 +1,4 @@
-"""Predictions against measured pairs, and the pages that tell of them."""
+"""Predictions against measured pairs, and the pages that report them."""
 
 from __future__ import annotations
 

@@ -353,7 +353,7 @@ def test_every_trial_is_what_apply_predicts(graph: TaskGraph, factors: list[tupl
 
 
 def held(activations: int) -> Memory:
-    """Two layers of so many GiB of activations each, and 1 GiB of parameters."""
+    """Two layers with the given GiB of activations each, and 1 GiB of parameters."""
     layers = tuple(
         LayerMemory(name, activations * GIB, 0, kept_input=GIB // 4, input=GIB // 4) for name in ("one", "two")
     )

@@ -474,7 +474,7 @@ def test_what_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_timeline_of_export_is_refused(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the graph behind its events, which would tell all, nothing is left that could be read."""
+    """Its saved graph would reveal all names, and without that graph the file could not be read."""
     exported = tmp_path / "out.json"
     assert main(["export", str(own_traces / "transformer_cpu.json.gz"), "-o", str(exported), "--quiet"]) == 0
     capsys.readouterr()

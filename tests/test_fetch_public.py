@@ -37,7 +37,7 @@ def public() -> ModuleType:
 
 
 class Server:
-    """Files by their paths; ``cut`` ends the next answer after so many bytes; ``asked`` keeps path and range."""
+    """Files by path; ``cut`` ends the next answer after that many bytes; ``asked`` records paths and ranges."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Kernel names as real recordings spell them, and how much of each recording the classification leaves unexplained."""
+"""Kernel names from real recordings, and the share of each recording that stays unclassified."""
 
 from __future__ import annotations
 

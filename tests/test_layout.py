@@ -91,7 +91,7 @@ def imported(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def entry_of(module: str) -> str:
-    """What stands for a module in the picture of the whole: an entry of whatif/, or another folder of the top level."""
+    """The node of a module in the overview picture: an entry of whatif/, or another top-level folder."""
     parts = MODULES[module].relative_to(ROOT).parts
     return parts[0] if parts[0] != "whatif" else f"whatif/{parts[1]}"
 
@@ -104,7 +104,7 @@ def room_of(module: str) -> str:
 
 @cache
 def arrows() -> list[tuple[str, str, int]]:
-    """Who imports whom, and in which line; found when it is asked for, since every run of tests collects this file."""
+    """Imports between modules, with their lines; computed on first use, since every test run collects this file."""
     return sorted(
         (module, found, line)
         for module, path in MODULES.items()

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom on what ships, are kept without outputs, and tell the commands' numbers."""
+"""The notebooks run on shipped recordings, are stored without outputs, and print the commands' numbers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
 def _wrong(words: list[str]) -> str:
-    """What the parser says of a command's words; nothing where it takes them."""
+    """The parser's error for a command's arguments; empty if it accepts them."""
     command, *arguments = words
     if command.isupper() or command.startswith("-"):
         return ""
@@ -45,7 +45,7 @@ def test_commands_in_blocks_can_be_typed() -> None:
 
 
 def test_commands_in_the_text_can_be_typed() -> None:
-    """They need not be whole: a name alone stands for its command, an ellipsis for what the reader knows."""
+    """Commands may be abbreviated: a name alone refers to its command, an ellipsis to what the reader knows."""
     wrong, seen = [], 0
     for page, text in TEXTS.items():
         plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

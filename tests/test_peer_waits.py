@@ -39,7 +39,7 @@ def test_the_shortest_of_equal_calls_waited_for_nobody() -> None:
 
 
 def test_one_rank_against_all(shared_traces: Path) -> None:
-    """DLRM on eight V100s: 64 collectives, whose waiting all ranks together tell."""
+    """DLRM on eight V100s: 64 collectives whose waiting is known from all ranks together."""
     folder = shared_traces / "param-dlrm-8xv100"
     together = read_ranks([str(folder)]).graph
     missed, total = [], []

@@ -1,4 +1,4 @@
-"""The one roofline: what stands in its table, that all models ask it, and that none has another."""
+"""The only roofline: the entries of its table, that all models use it, and that none has another."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def predicted_ms(folder: Path) -> float:
 
 
 def answers(folder: Path) -> dict[str, float]:
-    """The time of a half-precision product on an MI210 by everybody who may be asked."""
+    """The time of a half-precision product on an MI210 from every model."""
     operator = product("fp16")
     chain = estimator("MI210").estimate(operator)
     faster = load_transform("amp")(step(MI210, 3.3e3, "fp32"))
@@ -101,7 +101,7 @@ def test_one_share_moves_every_answer(halved: Callable[[str, str], None], tmp_pa
 
 
 def test_a_copy_lasts_as_long_whoever_is_asked(halved: Callable[[str, str], None]) -> None:
-    """400 MB on an H100 at 0.91 of 3,350 GB/s: 131 us, and a floor where the law has one."""
+    """400 MB on an H100 at 0.91 of 3,350 GB/s: 131 us, and a floor if the model has one."""
     add = operators("elementwise", {"elements": 50_000_000, "tensors": 1}, name="neg", dtype="fp32")
     graph = step("NVIDIA H100 80GB HBM3", 100, "fp16")
     by_sheet = analytic_s(load_gpu("H100-SXM-80"), add, launch=False)[0][0] * 1e9 - 2_000

@@ -277,7 +277,7 @@ def test_all_of_everything_leaves_only_lags(graph: TaskGraph) -> None:
 
 
 def faster(part: Sensitive, found: Sensitivity, factor: float) -> Callable[[TaskGraph], TaskGraph]:
-    """The what-if that a part stands for, asked for by itself."""
+    """The what-if that a part represents, applied directly."""
 
     def transform(graph: TaskGraph) -> TaskGraph:
         side = graph.on_gpu if part.name == GPU_SIDE else graph.on_cpu

@@ -1,4 +1,4 @@
-"""The table of the graph's columns: it is complete, edits follow it, and nobody writes into a graph's columns."""
+"""The table of the graph's columns: it is complete, edits follow it, and columns cannot be written to."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def last_kernels(graph: TaskGraph) -> list[int]:
 
 
 def with_copies(ms: float, *, on_new_thread: bool = True, joined: bool = False) -> whatif.Transform:
-    """Behind each step's last kernel a copy of so many ms, on a thread of its own; the next step may wait for it."""
+    """A copy of the given ms after each step's last kernel, on a separate thread; the next step may wait for it."""
 
     def transform(graph: TaskGraph) -> TaskGraph:
         thread = None

@@ -20,7 +20,7 @@ SLOW_AND_FAST_MS = (50.0, 40.0)
 
 
 class Machine:
-    """A clock that only training steps move, in ms; `pace` is how much longer than nominal a step takes when."""
+    """A clock, ms, that only training steps advance; `pace` gives a step's slowdown over nominal at a given time."""
 
     def __init__(self, pace: Callable[[float], float]) -> None:
         self.pace, self.now_ms = pace, 0.0

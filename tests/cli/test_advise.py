@@ -1,4 +1,4 @@
-"""``whatif advise`` as a user runs it: text, JSON, options, and what a trace must not be able to do."""
+"""``whatif advise`` as a user runs it: text, JSON, options, and hostile traces."""
 
 from __future__ import annotations
 

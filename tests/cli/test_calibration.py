@@ -1,4 +1,4 @@
-"""What reports say of the step without the profiler, and --no-calibration."""
+"""The step without the profiler in reports, and --no-calibration."""
 
 from __future__ import annotations
 

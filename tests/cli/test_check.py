@@ -1,4 +1,4 @@
-"""``whatif check``: exit 0, 1 and 2 as CI needs them, one line that says it, and never a traceback."""
+"""``whatif check``: exit 0, 1 and 2 as CI needs them, one line of result, and never a traceback."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_another_batch_is_seen_in_the_flops(shared_traces: Path, capsys: pytest.
 
 
 def test_a_rank_with_another_batch_is_other_work(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second rank trains 32 samples in place of 16: it passed for a regression of the same work."""
+    """The second rank trains 32 samples instead of 16, which was reported as a regression of the same work."""
     even, other = (str(own_traces / "ranks_cpu" / name) for name in ("even", "twice_the_batch"))
     assert main(["check", "--baseline", even, other]) == 1
     assert "not comparable: batch size: 16 → [16, 32]" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_rank_with_another_batch_is_other_work(own_traces: Path, capsys: pytes
 
 
 def test_another_number_of_workers_is_other_work(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four workers in place of two passed for a regression of 51 %."""
+    """Four workers instead of two were reported as a regression of 51 %."""
     two, four = (str(own_traces / "lab_ranks_cpu" / f"ranks-gpt2-200mbit-{count}") for count in (2, 4))
     assert main(["check", "--baseline", two, four]) == 1
     assert "not comparable: workers: 2 → 4" in capsys.readouterr().out
@@ -110,7 +110,7 @@ def test_another_number_of_workers_is_other_work(own_traces: Path, capsys: pytes
 def test_one_worker_and_one_of_two_are_no_pair(
     own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A trace of one worker does not say so: two in its place passed for a regression, as after any what-if."""
+    """A trace of one worker omits their number: two workers were reported as a regression, also after a what-if."""
     alone, header = slower(tmp_path, "one.json", 0), {"distributedInfo": {"rank": 0, "world_size": 2}}
     events = json.loads(Path(slower(tmp_path, "slow.json", 5)).read_bytes())["traceEvents"]
     one_of_two, scaled = str(write_trace(tmp_path / "two.json", events, **header)), str(tmp_path / "scaled.json.gz")
@@ -126,7 +126,7 @@ def test_one_worker_and_one_of_two_are_no_pair(
 
 
 def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One rank's recording cannot tell waiting from transfer; it once passed in one order, and was another batch."""
+    """One rank's recording cannot separate waiting from transfer; one order passed, the other named another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")
     one = f"{every}/rank0.json.gz"
     for baseline, changed, told in ((every, one, "8 → one alone"), (one, every, "one alone → 8")):

@@ -82,7 +82,7 @@ def test_a_prediction_is_held_against_its_recording(
 def test_a_prediction_is_held_against_the_run_that_it_predicts(
     own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What its recording says of precision and input is not what it is of, and what it misses is no change."""
+    """A prediction's recorded precision and input are those before its what-ifs, and its error is no change."""
     recording, exported = str(own_traces / "resnet18_cifar_cpu.json.gz"), str(tmp_path / "predicted.json")
     for what_if, real in (("amp", "bf16"), ("batch_size:factor=2", "batch64")):
         assert main(["export", recording, what_if, "-o", exported, "--quiet"]) == 0

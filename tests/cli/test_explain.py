@@ -1,4 +1,4 @@
-"""Explanations of steps drawn by hand: what holds the critical path, and what the verdict makes of it."""
+"""Explanations of steps drawn by hand: the critical path, and the verdict."""
 
 from __future__ import annotations
 

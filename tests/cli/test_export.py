@@ -263,7 +263,7 @@ def test_how_recorded_steps_differ_comes_back(own_traces: Path, tmp_path: Path) 
 
 
 def test_a_what_if_that_comes_too_late_for_an_export_says_so(own_traces: Path, tmp_path: Path) -> None:
-    """Two passes behind an exchange took 160 ms, and 122 with both applied to the recording, without a word."""
+    """Two passes after an exchange silently took 160 ms, and 122 with both applied to the recording."""
     baseline, out = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz")), tmp_path / "out.json.gz"
     held = "distributed:workers=4,bandwidth=10Gbps"
     write_perfetto(out, baseline.timeline, apply(baseline, held).timeline, held)
@@ -353,7 +353,7 @@ def test_a_transfer_of_unknown_size_is_busy_or_not(tmp_path: Path) -> None:
 
 
 def damaged(text: str, how: str) -> str:
-    """A file of which one thing is wrong, by the name of what is done to it."""
+    """Files with one fault each, by the name of the fault."""
     place = text.index('"whatif_graph":') + len('"whatif_graph":')
     saved = json.loads(text[place:-2])
     columns = saved["columns"]

@@ -170,7 +170,7 @@ def test_the_largest_batch_is_the_largest_that_fits(capacity_bytes: int) -> None
 
 @given(st.integers(1, 40), st.sets(st.integers(1, 40)), st.integers(1, 40))
 def test_numbers_that_cannot_be_are_passed_over(bound: int, impossible: set[int], start: int) -> None:
-    """Every number that is reached by doubling is possible here, as 2, 4 and 8 GPUs of a node are."""
+    """Every doubling of ``start`` is possible here, as are 2, 4 and 8 GPUs of a node."""
     doubled = {start * 2**times for times in range(7)} | {40}
     impossible -= doubled
     found = first_number(lambda n: None if n in impossible else n >= bound, start, 40)
@@ -185,7 +185,7 @@ GPT2 = Path(__file__).parents[2] / "traces" / "predicted" / "gpt2_h100_predicted
 def test_the_largest_batch_under_what_ifs_fits_and_one_more_does_not(
     names: list[str], capacity: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `memory` says when it is asked for that batch and for one more."""
+    """The result is consistent with `memory` for that batch and for one more."""
     found = report(capsys, str(GPT2), *names, "--solve", "batch", "--capacity", capacity)
     largest = found["largest_batch"]
     assert largest["transforms"] == names
@@ -259,7 +259,7 @@ def test_on_another_gpu_the_memory_of_that_one_limits(capsys: pytest.CaptureFixt
 
 
 def test_each_what_if_says_whether_it_fits_its_own_device(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text said that the step fits into the recorded 80 GiB, beside a what-if that is far beyond its 40 GiB."""
+    """The text stated that the step fits the recorded 80 GiB, next to a what-if far beyond its device's 40 GiB."""
     words = ["device:to=A100-SXM-40", "batch_size:factor=8.5"]
     found = report(capsys, str(GPT2), *words)
     assert [row["capacity_bytes"] / 2**30 for row in found["what_ifs"]] == [40, 80, 40]

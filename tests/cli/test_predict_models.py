@@ -65,7 +65,7 @@ def test_a_configuration_file_and_its_folder_are_one_model(capsys: pytest.Captur
 
 
 def test_transformers_gpt2_is_cut_across_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its linear layers have their weights the other way (transformers' Conv1D)."""
+    """Its linear layers have transposed weights (transformers' Conv1D)."""
     cut = report(capsys, GPT2, "tensor_parallel:workers=4,bandwidth=900GB/s", "--input", "batch=2,seq=128")
     (done,) = cut["transforms"]
     assert done["changed"]

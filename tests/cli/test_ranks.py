@@ -84,7 +84,7 @@ def test_the_profilers_cost_is_said_to_be_of_all_ranks(
 def test_times_of_ranks_are_of_the_whole_span_where_it_is_asked_for(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They once were means of a step beside the breakdown of the span, and shares of the span."""
+    """The values were means of a step next to the breakdown of the span, and shares of the span."""
     step = report(capsys, "explain", *files)["ranks"]["ranks"]
     span = report(capsys, "explain", *files, "--clock", "span")["ranks"]["ranks"]
     for one, whole in zip(step, span, strict=True):
@@ -110,7 +110,7 @@ def test_a_thread_states_its_own_work_whatever_its_rank(files: list[str], capsys
 def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
     shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They once took a step for one of a millionth of its samples, and lost against all that leaves the ranks alone."""
+    """Steps counted a millionth of their samples, so that these what-ifs lost to all that keep the ranks."""
     found = report(capsys, "advise", str(shared_traces / "param-dlrm-8xv100"))
     entries = {" + ".join(e["what_ifs"]): e for key in ("advice", "no_gain") for e in found[key]}
     assert {e["batch_factor"] for name, e in entries.items() if not name.startswith(("batch_", "gradient_"))} == {1}
@@ -120,7 +120,7 @@ def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
 
 
 def test_a_peak_is_not_said_to_be_of_all_ranks_together(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It stood behind the work of all ranks, in their sentence; it is that of the fullest."""
+    """The peak was printed after the work of all ranks, in their sentence; it is that of the fullest rank."""
     found = report(capsys, "advise", str(Path(files[0]).parent))
     told = [entry["reason"] for entry in found["no_gain"] if "peak memory" in entry["reason"]]
     assert any("of all ranks together: " in reason for reason in told)
@@ -128,7 +128,7 @@ def test_a_peak_is_not_said_to_be_of_all_ranks_together(files: list[str], capsys
 
 
 def test_recorded_exchanges_are_not_said_to_be_a_what_ifs(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The refusal asked for another order of what-ifs, where there was one."""
+    """The refusal suggested another order of what-ifs, although only one was given."""
     assert main(["apply", "distributed", *files]) == 1
     assert "record one worker, or set the number of workers (workers=8)" in capsys.readouterr().err
     # On a CPU one rank's recording has no collectives that another number of workers could change.

@@ -1,4 +1,4 @@
-"""Every command on real recordings: other people's, and the ones that ship."""
+"""Every command on real recordings: public ones, and those that ship."""
 
 from __future__ import annotations
 

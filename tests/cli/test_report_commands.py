@@ -35,13 +35,13 @@ def transform(graph: TaskGraph, *, name: str = "all") -> TaskGraph:
 
 
 def commands_of(page: Path) -> list[str]:
-    """The commands that a page says tell the same, as they are to be typed."""
+    """The commands that a page names as equivalent, as typed in a shell."""
     found = re.findall(r'class="command">The same in a terminal: <code>([^<]+)</code>', page.read_text("utf-8"))
     return [html.unescape(command) for command in found]
 
 
 def words(command: str, folder: Path) -> list[str]:
-    """The arguments that a shell, which is in ``folder``, gives to the program."""
+    """The arguments that a shell in ``folder`` passes to the program."""
     typed = f"whatif() {{ printf '%s\\n' \"$@\"; }}\n{command}\n"
     shell = subprocess.run(["sh", "-c", typed], cwd=folder, capture_output=True, text=True, check=True)
     assert shell.stderr == ""
@@ -51,7 +51,7 @@ def words(command: str, folder: Path) -> list[str]:
 def answers(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What each command of a page answers, by its name; ``explain`` by its option where it has one."""
+    """The output of each command of a page, by its name; ``explain`` by its option if it has one."""
     monkeypatch.chdir(folder)
     found = {}
     for command in commands_of(page):
@@ -65,7 +65,7 @@ def answers(
 
 
 def steps(answer: dict[str, Any]) -> list[Any]:
-    """The numbers of an answer by which a reader would know it again."""
+    """The numbers that identify an answer."""
     keys = ("step_clock", "baseline_ms", "measured_ms", "predicted_ms", "low_ms", "peak_bytes", "single_ms")
     rows = [row["predicted_ms"] for key in ("rows", "points") for row in answer.get(key, [])]
     return [answer.get(key) for key in keys] + rows

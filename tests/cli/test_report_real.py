@@ -1,4 +1,4 @@
-"""The report of real recordings: what bounds them, and in how much time it is made."""
+"""The report of real recordings: their bottlenecks, and the time to write the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whatif.report.html.page import page
 
 
 def told_of(path: Path) -> dict[str, Any]:
-    """What the page says of a trace as it was recorded, which is what was measured."""
+    """The page's advice for a trace as recorded, without calibration: only that was measured."""
     baseline = Baseline.of(without_folders(whatif.read(path)), calibrated=False)
     return json.loads(json.dumps(gather(baseline).advice.to_dict()))  # type: ignore[no-any-return]
 
@@ -33,7 +33,7 @@ def test_data_loading_bounds_resnet50_and_the_gain_is_reported(shared_traces: Pa
 
 
 def test_waiting_that_nothing_explains_is_not_attributed_to_the_cpu(tmp_path: Path, shared_traces: Path) -> None:
-    """98 % of that recording; nothing helps, and no range is spoken of."""
+    """98 % of that recording; nothing helps, and no range is printed."""
     held = written(tmp_path, shared_traces / "edls-a4000" / "torch_profiler_trace.json.gz", "--force")
     assert held.data("facts")["advise"]["verdict"][0].startswith("Waiting: the span is idle")
     assert "host-bound" not in held.text.lower()

@@ -1,4 +1,4 @@
-"""What people see in a terminal: the first page, 80 columns, colour, quiet, progress, completion in a real shell."""
+"""Terminal output: the first page, 80 columns, colour, quiet, progress, completion in a real shell."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_nobody_watches_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stderr that somebody watches."""
+    """A stderr that is a terminal."""
 
     def isatty(self) -> bool:
         return True

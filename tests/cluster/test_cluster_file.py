@@ -1,4 +1,4 @@
-"""Cluster files: what they say, levels that follow from links, presets, and one sentence for everything else."""
+"""Cluster files: contents, levels derived from links, presets, and one-sentence errors."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_short_options_are_equal_links() -> None:
 
 
 def test_after_another_device_the_network_is_its_own_and_says_how_to_give_another() -> None:
-    """It went from 25 to 2,960 Gbit/s, and no word said what gives the other one."""
+    """The network went from 25 to 2,960 Gbit/s, and no note named the option to keep the other one."""
     there = GPU.replace(info=replace(GPU.info, node="H100-SXM-80"))
     assert network_of(there, "mine", workers=4).described == (
         "4 at 2,960 Gbit/s and 3.4 us (usual for H100-SXM-80), as neither bandwidth= nor cluster= is given"
@@ -46,7 +46,7 @@ def test_after_another_device_the_network_is_its_own_and_says_how_to_give_anothe
 
 
 def test_what_is_given_for_links_that_no_worker_uses_is_named() -> None:
-    """Four workers of a node of eight kept their 2,960 Gbit/s, without a word."""
+    """Four workers of a node of eight silently kept their 2,960 Gbit/s."""
     options: dict[str, Any] = {"cluster": "dgx-h100", "bandwidth": Bandwidth("8Gbps")}
     assert network_of(GPU, "mine", workers=4, **options).described == (
         "4 at 2,960 Gbit/s and 3.4 us (bandwidth= of the outermost links, which these workers do not use)"

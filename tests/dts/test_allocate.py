@@ -1,4 +1,4 @@
-"""Who gets which role: the heuristic, its constraints, and every way there is."""
+"""Assignment of roles: the heuristic, its constraints, and the exhaustive search."""
 
 from __future__ import annotations
 

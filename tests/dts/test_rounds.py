@@ -1,4 +1,4 @@
-"""What happens in a round of each architecture: by hand, beside the equations, and on the simulator."""
+"""Rounds of each architecture: by hand, against the equations, and on the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Kineto trace says, read the slow and obvious way: json.loads and decimal.Decimal, one event at a time."""
+"""A slow, obvious reader of Kineto traces: json.loads and decimal.Decimal, one event at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recorder's counters say of a busy machine and of page faults."""
+"""A busy machine and page faults, by the recorder's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operator each task is of, in the op database's words."""
+"""The operator of each task, in the op database's terms."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_kernels_of_one_call_share_its_operator(tmp_path: Path) -> None:
 
 
 def test_old_recordings_tell_a_convolution_by_its_sizes(tmp_path: Path) -> None:
-    """PyTorch before 1.11: no numbers, and a gradient in two calls that tell one tensor each."""
+    """PyTorch before 1.11: no numbers, and a gradient in two calls that record one tensor each."""
     forward: dict[str, Any] = {"Input Dims": [X, W, [], [], []], "Input type": FLOATS}
     whole: dict[str, Any] = {"Input Dims": [X, Y, W, [], []], "Input type": FLOATS}
     events = [

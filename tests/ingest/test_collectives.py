@@ -1,4 +1,4 @@
-"""What a trace holds of collectives beside their kernels: which one, how large, among how many."""
+"""Collectives in a trace besides their kernels: kind, size, and number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled and graph-launched runs: what they are is said, and layers come from what remains."""
+"""Compiled and graph-launched runs are reported as such, and layers come from the remaining facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which repetition is a step, what the user says of steps, and the clock that shows them best."""
+"""Detection of steps from repetitions, the user's options for steps, and the best clock."""
 
 from __future__ import annotations
 

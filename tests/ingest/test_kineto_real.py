@@ -21,7 +21,7 @@ OWN = ("transformer_cpu.json.gz", "resnet18_cifar_cpu_loader2.json.gz")
 
 
 def public_traces() -> list[str]:
-    """Return the public recordings by their names, or one name that stands for them where there is none."""
+    """Return the names of the public recordings, or one placeholder if there are none."""
     folder = Path(os.environ.get(EXTRA_DATA) or os.devnull, "traces")
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.json.gz")) or ["hta"]
 

@@ -1,4 +1,4 @@
-"""What recordings drawn by hand tell of the memory of a step, by their allocations and by their shapes."""
+"""The memory of a step in recordings drawn by hand, from their allocations and from their shapes."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_layer_is_carried_through_what_passes_it_on(loops: Loops) -> None:
 
 @pytest.mark.parametrize("loops", LOOPS)
 def test_a_wait_is_for_the_newest_task_of_another_stream(loops: Loops) -> None:
-    """Of the last few that were over by then and launched before the wait was asked; the first of equally new ones."""
+    """Of the last few finished tasks launched before the call, the one launched last; the first of equal ones."""
     rng = np.random.default_rng(4)
     for n, looked_at in ((1, 3), (8, 2), (60, 5), (60, 200)):
         stream, launched_ns = rng.integers(0, 3, n).astype(np.int32), rng.integers(0, 50, n)

@@ -1,4 +1,4 @@
-"""Reports of Nsight Systems that are damaged, hostile or somebody else's: a sentence, or a count of what was lost."""
+"""Damaged, hostile or foreign reports of Nsight Systems: one sentence, or a count of the losses."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_room_grows_with_texts_and_pairs(loops: Loops, monkeypatch: pytest.Monke
 
 
 def test_what_the_scanner_takes_the_decoder_takes(own_traces: Path) -> None:
-    """Damage in a part that nobody reads is damage all the same."""
+    """Damage in an unread part raises as well."""
     for value in (
         b"01",
         b"1.",

@@ -1,4 +1,4 @@
-"""Which wait is bound to which work, whose idling is no work, and what is forward: tiny traces, times in us.
+"""Waits and the work they wait for, idle threads, and the forward pass: tiny traces, times in us.
 
 Each case once misled the graph although it replayed well.
 """

@@ -1,4 +1,4 @@
-"""A machine with GPUs, as far as `instrumentation.gpu` and the two tracers tell: what is beneath them is stood in for.
+"""A machine with GPUs for `instrumentation.gpu` and the two tracers: everything beneath them is a fake.
 
 The program trains on the CPU. `FakeGpu` answers what the recorder asks a GPU; `FakeKineto` adds to torch.profiler's own
 trace what a GPU's half of it would be, and `cupti_machine` does the same to CUPTI. Faults are fields.

@@ -286,7 +286,7 @@ def test_a_lost_kernel_is_counted() -> None:
 
 
 def test_forward_between_two_backward_passes_is_forward(tmp_path: Path) -> None:
-    """Accumulated gradients: without operators only the layers tell that the second batch runs forward again."""
+    """Accumulated gradients: without operators only the layers show that the second batch runs forward again."""
     records, spans = [], []
     for half in range(2):
         at = 300 * half

@@ -1,4 +1,4 @@
-"""`collect` on training scripts as users have them: what it finds out, and how much of their time has a layer.
+"""`collect` on typical training scripts: what it detects, and the share of their time that has a layer.
 
 Coverage is the share of operator time in forward and backward passes that belongs to a layer, by the median step: loss
 and whatever else the script does there count as not covered; data loading and update are no layer's work.

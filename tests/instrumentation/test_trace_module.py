@@ -1,4 +1,4 @@
-"""A step taken down from a module: beside recordings of the very same models, by hand, and models that cannot be."""
+"""Steps traced from a module: against recordings of the same models, by hand, and models that cannot be traced."""
 
 from __future__ import annotations
 

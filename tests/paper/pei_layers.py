@@ -41,7 +41,7 @@ LAYER_TRAFFIC: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {
 
 
 def moving_s(units: Units, kind: str, elements: Float64, phase: str = "fwd") -> Float64:
-    """Return n layers that compute little, of so many fp32 elements, seconds, shape (n,): one of ``LAYER_TRAFFIC``."""
+    """Return times of n memory-bound layers by their fp32 elements, seconds, shape (n,): one of ``LAYER_TRAFFIC``."""
     kernels = [
         stream_s(units, read_bytes=4 * reads * elements, written_bytes=4 * writes * elements)
         for reads, writes in LAYER_TRAFFIC[kind, phase]

@@ -117,7 +117,7 @@ def test_the_worst_parallel_one_is_on_par_with_the_best_sequential_one() -> None
 
 
 def influence(name: str, gbit_s: float, cut: int = 4) -> tuple[float, float]:
-    """By how much the batch's time changes where power, and where bandwidth, goes from two thirds to three halves."""
+    """Ratios of the batch's time as power, then bandwidth, go from two thirds to three halves."""
 
     def time_ns(rate: float, gflop_s: float) -> float:
         return batches_ns(ranked(cluster(rate, gflop_s), cut=cut))[name]

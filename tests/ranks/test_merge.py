@@ -79,7 +79,7 @@ def test_what_tasks_share_is_their_own_ranks() -> None:
     """Two kernels of each rank share its GPU, whose threads have other codes in the merged graph."""
 
     def share(graph: TaskGraph) -> TaskGraph:
-        """Let all kernels use half of the GPU that the stream stands for."""
+        """Let all kernels use half of the GPU that the stream represents."""
         uses = uses_of(graph)
         uses["device"][graph.kind == TaskKind.KERNEL] = 1 + 1
         return graph.attach(**{USES: uses})

@@ -1,4 +1,4 @@
-"""How a step is spread where nobody says it in detail: what was asked for, else data parallelism; what is assumed."""
+"""Default ways to spread a step: the requested what-ifs, else data parallelism; and the assumptions made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts and tests of this folder share: a command run in process, traces to damage, other people's data."""
+"""Helpers of this folder's scripts and tests: a command run in process, traces to damage, public data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gets the signal that is asked for, as often as is asked for, while its recording is written; says what it made of it.
+"""Receives the given signal the given number of times while its recording is written, and prints the outcome.
 
 python interrupted.py SIGNAL TIMES [thread]
 """
