@@ -50,7 +50,8 @@ def test_bandwidth_shortens_transfers_and_no_waiting() -> None:
     assert [end_of(prediction.graph, rank, "tail") for rank in (0, 1)] == [92, 92]
     # What is left is the difference between two runs.
     predicted_ns = prediction.predicted_ms * 1e6
-    assert 0.97 * predicted_ns < prediction.low_ns < predicted_ns < prediction.high_ns < 1.03 * predicted_ns
+    low_ns, high_ns = prediction.ends_ns
+    assert 0.97 * predicted_ns < low_ns < predicted_ns < high_ns < 1.03 * predicted_ns
 
 
 def test_what_ifs_apply_to_every_rank() -> None:

@@ -30,7 +30,7 @@ from whatif.ingest.gpu_side import DEFAULT_QUEUE_DEPTH
 from whatif.ingest.read import read
 from whatif.ingest.saved_graph import PREDICTED
 from whatif.models.durations.estimator import device
-from whatif.prediction.baseline import Baseline, bounds_ns
+from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import AnyTransform, Prediction, apply
 from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
@@ -59,12 +59,10 @@ class PredictedStep(Struct, frozen=True, dict=True):
         """The GPU of the step with the what-ifs applied; None on a CPU."""
         return device(self.graph)
 
-    @cached_property
+    @property
     def range_ms(self) -> tuple[float, float]:
         """A nominal 90 % range of the step, ms, from independent errors of the kernel families."""
-        predicted = self.prediction
-        low_ns, high_ns = bounds_ns(predicted.baseline, self.graph, predicted.predicted_ms * 1e6)
-        return low_ns / 1e6, high_ns / 1e6
+        return self.prediction.low_ms, self.prediction.high_ms
 
     @property
     def peak_bytes(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -146,26 +147,42 @@ def bounds_ns(
     baseline: Baseline, changed: TaskGraph, predicted_ns: float, schedule: Schedule | None = None
 ) -> tuple[float, float]:
     """Return the ends of the nominal 90 % range of the step of a changed graph, ns; it takes two simulations."""
-    if not predicted_ns > 0:
+    times_ns = times_at_bounds_ns(baseline, changed, schedule)
+    return ends_ns(baseline, changed, [predicted_ns, *(step_ns(times, changed, baseline.clock) for times in times_ns)])
+
+
+def times_at_bounds_ns(
+    baseline: Baseline, changed: TaskGraph, schedule: Schedule | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the times of a changed graph's steps with all durations at their low bounds, and at their high ones, ns.
+
+    It takes two simulations.
+    """
+    low, high = simulate_bounds(simulated_at(changed), schedule)
+    return low.step_times_ns(baseline.clock), high.step_times_ns(baseline.clock)
+
+
+def ends_ns(
+    baseline: Baseline, changed: TaskGraph, steps_ns: Sequence[float], sums: Float64 | None = None
+) -> tuple[float, float]:
+    """Return the ends of that range from the step as predicted and at both bounds, ns; ``sums`` as in ``range_ns``."""
+    if not steps_ns[0] > 0:
         return 0.0, 0.0
-    clock, changed = baseline.clock, simulated_at(changed)
-    low, high = (step_ns(bound.step_times_ns(clock), changed, clock) for bound in simulate_bounds(changed, schedule))
-    ends = range_ns(baseline, changed, np.array([predicted_ns]), np.array([low]), np.array([high]))
-    return float(ends[0][0]), float(ends[1][0])
+    sums = error_sums(simulated_at(changed)) if sums is None else sums
+    low_ns, high_ns = range_ns(baseline, changed, *np.array(steps_ns)[:, None], sums)
+    return float(low_ns[0]), float(high_ns[0])
 
 
 def range_ns(
-    baseline: Baseline, changed: TaskGraph, predicted_ns: Array, low_ns: Array, high_ns: Array,
-    sums: Float64 | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
+    baseline: Baseline, changed: TaskGraph, predicted_ns: Array, low_ns: Array, high_ns: Array, sums: Float64
+) -> tuple[Array, Array]:
     """Return the ends of that range for n steps of one structure, shape (n,), each above 0 ns.
 
     ``low_ns`` and ``high_ns`` are the steps with all durations at their bounds, which adds up independent errors;
-    ``sums`` (``error_sums``, by default of ``changed``) give the share of that width to keep. The replay error, the
-    spread of steps and the difference between two runs are independent of it and of each other: they add as squares.
+    ``sums`` (``error_sums``) give the share of that width to keep. The replay error, the spread of steps and the
+    difference between two runs are independent of it and of each other: they add as squares.
     """
     replay_error, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
-    sums = error_sums(changed) if sums is None else sums
     shares, between_runs = combined_shares(sums), np.full(1, PREDICTED_REST)
     if not changed.info.is_predicted:  # predicted steps have no runs
         between_runs = run_to_run(changed, sums, predicted_ns)

@@ -13,7 +13,7 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.ingest.read import read
 from whatif.models.durations.estimator import described
-from whatif.prediction.baseline import Baseline, bounds_ns
+from whatif.prediction.baseline import Baseline, ends_ns, times_at_bounds_ns
 from whatif.prediction.composition import (
     Applied,
     Composition,
@@ -38,7 +38,7 @@ from whatif.simulation.timeline import Timeline
 if TYPE_CHECKING:
     from whatif.ingest.ranks.read import Ranks
 
-__all__ = ["Baseline", "Prediction", "apply", "bounds_ns"]
+__all__ = ["Baseline", "Prediction", "apply"]
 
 AnyTransform = Transform | str | Path | Callable[[TaskGraph], TaskGraph]
 
@@ -50,8 +50,8 @@ class Prediction:
     baseline: Baseline
     applied: tuple[Applied, ...]
     timeline: Timeline
-    low_ns: float
-    high_ns: float
+    # The steps with all durations at their low bounds, and at their high ones.
+    times_at_bounds_ns: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
@@ -64,25 +64,41 @@ class Prediction:
         return self.timeline.graph
 
     @property
+    def times_ns(self) -> tuple[tuple[int, ...], ...]:
+        """The times of the steps as predicted, and with all durations at their low and at their high bounds, ns."""
+        return self.timeline.step_times_ns(self.baseline.clock), *self.times_at_bounds_ns
+
+    @property
+    def predicted_ns(self) -> float:
+        """The predicted step, ns."""
+        return step_ns(self.times_ns[0], self.graph, self.baseline.clock)
+
+    @property
     def predicted_ms(self) -> float:
         """The predicted step, ms."""
-        clock = self.baseline.clock
-        return step_ns(self.timeline.step_times_ns(clock), self.graph, clock) / 1e6
+        return self.predicted_ns / 1e6
 
     @property
     def baseline_ms(self) -> float:
         """The simulated step of the baseline, ms."""
         return self.baseline.step_ms
 
+    @cached_property
+    def ends_ns(self) -> tuple[float, float]:
+        """The ends of a nominal 90 % range of the step, ns."""
+        return ends_ns(
+            self.baseline, self.graph, [step_ns(times, self.graph, self.baseline.clock) for times in self.times_ns]
+        )
+
     @property
     def low_ms(self) -> float:
         """The lower end of a nominal 90 % range, ms."""
-        return min(self.low_ns / 1e6, self.predicted_ms)
+        return self.ends_ns[0] / 1e6
 
     @property
     def high_ms(self) -> float:
         """The upper end of a nominal 90 % range, ms."""
-        return max(self.high_ns / 1e6, self.predicted_ms)
+        return self.ends_ns[1] / 1e6
 
     @property
     def speedup(self) -> float:
@@ -197,12 +213,11 @@ def apply(
     schedule = single_schedule(loaded)
     changed, applied = applied_in_turn(baseline.graph, loaded)
     if changed is baseline.graph and schedule is None:
-        return Prediction(baseline, applied, baseline.timeline, *bounds_ns(baseline, changed, baseline.step_ns))
+        return Prediction(baseline, applied, baseline.timeline, times_at_bounds_ns(baseline, changed))
     if is_without_effect(baseline.graph, changed, applied):
         schedule = None  # it has nothing to decide, and is slow
     timeline = simulate(changed, schedule)
-    predicted_ns = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
-    return Prediction(baseline, applied, timeline, *bounds_ns(baseline, changed, predicted_ns, schedule))
+    return Prediction(baseline, applied, timeline, times_at_bounds_ns(baseline, changed, schedule))
 
 
 def _as_graph(given: TaskGraph | Ranks | str | Path) -> TaskGraph:

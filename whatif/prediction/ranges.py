@@ -56,6 +56,23 @@ def error_sums(graph: TaskGraph) -> Float64:
     Below and then above: the sum of all bounds, the part that adds up within each source, the independent parts of each
     operator and each family of kernels; last the GPU's work.
     """
+    return np.concatenate(_columns(graph))[None, :]
+
+
+def error_sums_between(first: TaskGraph, last: TaskGraph, along: Float64) -> Float64:
+    """Return the error sums on the line through two graphs, one row for each of ``along`` (0 first, 1 last).
+
+    More passes in a pipeline have more names of operators: the other graph has none of theirs.
+    """
+    columns = []
+    for begin, end in zip(_columns(first), _columns(last), strict=True):
+        longest = max(len(begin), len(end))
+        begin, end = (np.pad(column, (0, longest - len(column))) for column in (begin, end))
+        columns.append(begin + along[:, None] * (end - begin))
+    return np.concatenate(columns, axis=1)
+
+
+def _columns(graph: TaskGraph) -> list[Float64]:
     counted = graph.on_gpu.ids[graph.step[graph.on_gpu.ids] >= 0]
     # Below, then above.
     ends = [(graph.low_ns, graph.duration_ns), (graph.duration_ns, graph.high_ns)]
@@ -67,7 +84,7 @@ def error_sums(graph: TaskGraph) -> Float64:
         ]
     else:
         columns = _sums(graph, ends)
-    return np.concatenate([*columns, [float(graph.duration_ns[counted].sum())]])[None, :]
+    return [*columns, np.array([graph.duration_ns[counted].sum()], dtype=np.float64)]
 
 
 def _by_family(graph: TaskGraph, width_ns: Int64, share: float) -> list[Float64]:

@@ -324,7 +324,7 @@ class Composer:
         def step_ns(passes: int) -> int:
             return steady_step_ns(self.graph, cut, plan.order, stages, passes, plan.chunks, network, ending)
 
-        few, more = steady_passes(plan)
+        few, more = steady_passes(stages)
         step = float(step_ns(min(count, few if count > more else count)))
         if count > more:
             step += (count - few) * (step_ns(more) - step) / (more - few)
@@ -364,6 +364,6 @@ class Composer:
         return self._parts[key]
 
 
-def steady_passes(plan: Plan) -> tuple[int, int]:
-    """Return two numbers of passes; from the first on, each further pass adds the same time."""
-    return (3 * plan.pipeline, 4 * plan.pipeline) if plan.pipeline > 1 else (2, 4)
+def steady_passes(stages: int) -> tuple[int, int]:
+    """Return two numbers of passes of a pipeline between which, and beyond, each one more adds the same time."""
+    return 3 * stages, 4 * stages

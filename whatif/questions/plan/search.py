@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from msgspec import Struct, structs
 
 from whatif.graph.task_graph import TaskGraph
@@ -15,9 +16,10 @@ from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import communicates, recorded_workers
-from whatif.prediction.baseline import Baseline
+from whatif.prediction.baseline import Baseline, ends_ns
 from whatif.prediction.composition import compose, in_order
-from whatif.prediction.predict import apply
+from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.ranges import error_sums_between, simulated_at
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
@@ -27,6 +29,7 @@ from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.progress import Progress
+from whatif.simulation.steps import step_ns
 from whatif.units import counted, size
 
 # Blocks are split across neighbours in one node: between nodes four sums a layer take longer than the split saves.
@@ -334,25 +337,27 @@ def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
 def simulated(baseline: Baseline, row: Row) -> Row:
     """Return the row with the step and the peak of its what-ifs, applied one after the other.
 
-    A step of many passes is extrapolated from fewer, as each further pass adds the same time. Raises WhatifError if a
-    what-if does not apply.
+    A pipeline's steps of many passes are extrapolated from fewer, as each further pass adds the same time to each step,
+    at its bounds too, and the same to the errors. Raises WhatifError if a what-if does not apply.
     """
     plan, asked = row.plan, row.asked
     recorded = baseline.graph.info.batch_size or 1
 
-    def predicted(passes: int) -> Any:
+    def predicted(passes: int) -> Prediction:
         return apply(baseline, *asked.what_ifs, *plan.what_ifs(asked.cluster, recorded, passes))
 
-    few, more = steady_passes(plan)
-    long = plan.passes > more
+    few, more = steady_passes(plan.pipeline)
+    long = plan.pipeline > 1 and plan.passes > more
     first = predicted(few if long else plan.passes)
-    ends = [first]
-    if long:
-        ends.append(predicted(more))
-    # The step and both ends of its range: of many passes all that ``apply`` adds up grows with their number.
+    last, along = (predicted(more), (plan.passes - few) / (more - few)) if long else (first, 0.0)
+    times_ns = (
+        np.rint(np.array(begin) + along * np.subtract(end, begin)).astype(np.int64)
+        for begin, end in zip(first.times_ns, last.times_ns, strict=True)
+    )
+    steps_ns = [step_ns(tuple(times.tolist()), first.graph, baseline.clock) for times in times_ns]
+    sums = error_sums_between(simulated_at(first.graph), simulated_at(last.graph), np.array([along]))
     step_ms, low_ms, high_ms = (
-        float(value[0] + (plan.passes - few) * (value[-1] - value[0]) / (more - few)) / steps_in(baseline)
-        for value in ([getattr(end, name) for end in ends] for name in ("predicted_ms", "low_ms", "high_ms"))
+        time_ns / 1e6 / steps_in(baseline) for time_ns in (steps_ns[0], *ends_ns(baseline, first.graph, steps_ns, sums))
     )
     total = totals(first.graph, step_ms, baseline.clock)
     most = first.graph.info.peak_bytes

@@ -20,7 +20,7 @@ from whatif.graph.types import (
     Float64,
     Int64,
 )
-from whatif.prediction.ranges import error_sums
+from whatif.prediction.ranges import error_sums_between
 from whatif.simulation.sharing import in_fixed_order
 from whatif.simulation.simulator import simulate_scenarios
 from whatif.simulation.steps import (
@@ -71,9 +71,8 @@ def pieces(
         for over in (numbers, 1.0 / numbers):
             if _are_lines(graphs, over[at]):
                 steps = _simulated(graphs[0], graphs[-1], over[at], over[places], clock)
-                begin, end = (error_sums(graph) for graph in (graphs[0], graphs[-1]))
                 along = (over[places] - over[at[0]]) / (over[at[-1]] - over[at[0]])
-                yield Piece(places, graphs[0], steps, begin + along[:, None] * (end - begin))
+                yield Piece(places, graphs[0], steps, error_sums_between(graphs[0], graphs[-1], along))
                 return
     middle = len(places) // 2
     yield from pieces(numbers, graph_at, clock, places[:middle])
