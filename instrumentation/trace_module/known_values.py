@@ -1,7 +1,7 @@
 """Values that do not depend on data (positions, masks), for programs that read them back.
 
-Meta tensors have no values. Integers and bools computed only from sizes and constants are computed on the CPU as well,
-so that a program that branches on its positions takes the same branch as on a device.
+Meta tensors have no values. What is computed only from sizes and constants is computed on the CPU as well, so that a
+program that branches on its positions, or on its mask (nn.Transformer), takes the same branch as on a device.
 """
 
 import weakref
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# Larger tensors are masks of attention scores, which no program reads back and which would dominate the time.
+# Larger tensors, such as masks of all heads' scores, are rarely read back, and would dominate the time.
 _MOST_BYTES = 2**24
 
 
@@ -77,4 +77,4 @@ class KnownValues:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() and tensor.untyped_storage().nbytes() <= _MOST_BYTES
+    return tensor.untyped_storage().nbytes() <= _MOST_BYTES

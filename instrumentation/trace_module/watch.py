@@ -39,7 +39,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rounded = rounded
         self._values = KnownValues()
         self._formats = FormatFlow({p.untyped_storage()._cdata for p in model.parameters()})
-        self._open: list[tuple[str, int]] = []
+        self._open: list[tuple[str, int, nn.Module]] = []
         self._last_sequence = _next_sequence() - 1
         self._known: dict[int, None] = {}
         self._handles = hook_layers(model, self._enter, self._leave)
@@ -83,9 +83,11 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _raise_data_dependent(self, name: str) -> None:
+        masked = self._open and isinstance(self._open[-1][2], nn.TransformerEncoder | nn.TransformerDecoder)
+        hint = "tell it whether its mask is causal (is_causal, tgt_is_causal), or " if masked else ""
         raise WhatifError(
             f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which reads a "
-            "value of a tensor back: without data it is unknown; record a run with `whatif collect`."
+            f"value of a tensor back: without data it is unknown; {hint}record a run with `whatif collect`."
         )
 
     def _where(self) -> str:
@@ -138,10 +140,10 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.allocations.append(Allocation(birth, len(self.operations), size_bytes))
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
-        self._open.append((name, len(self.operations)))
+        self._open.append((name, len(self.operations), module))
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        _, first = self._open.pop()
+        _, first, _ = self._open.pop()
         # Recomputed layers run in the backward pass and are not forward calls.
         if len(self.operations) > first and torch._C._current_autograd_node() is None:
             self.layer_calls.append(LayerCall(name, first, len(self.operations)))

@@ -189,6 +189,20 @@ def test_a_program_may_look_at_its_positions() -> None:
     assert any(operation.name == "aten::_local_scalar_dense" for operation in graph.operations)
 
 
+@pytest.mark.parametrize("keywords", [{}, {"told": True}, {"given": True, "told": True}])
+def test_a_transformer_may_look_at_its_mask(keywords: dict[str, Any]) -> None:
+    """A causal mask that follows from the shape is no data; without need of the mask itself, attention is fused."""
+    graph = taken("Masked", ("", (2, 16, 64), ""), dtype="bf16", keywords=keywords)
+    names = Counter(operation.name for operation in graph.operations)
+    # The decoder attends to itself and to the encoder.
+    assert names["aten::_scaled_dot_product_flash_attention"] == 3
+
+
+def test_a_mask_of_unknown_values_needs_the_hint() -> None:
+    with pytest.raises(WhatifError, match=r"whether its mask is causal \(is_causal, tgt_is_causal\), or record"):
+        taken("Masked", ("", (2, 16, 64), ""), keywords={"given": True})
+
+
 @pytest.mark.parametrize(
     ("target", "inputs", "said"),
     [

@@ -100,6 +100,24 @@ class LooksAtPositions(nn.Module):
         return found
 
 
+class Masked(nn.Module):
+    """torch's own encoder and decoder with a causal mask; the encoder looks whether its mask is causal unless told."""
+
+    def __init__(self, given: bool = False, told: bool | None = None) -> None:
+        super().__init__()
+        self.told = told
+        layers = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.TransformerDecoderLayer(64, 4, 128)
+        self.encoder, self.decoder = nn.TransformerEncoder(layers[0], 1), nn.TransformerDecoder(layers[1], 1)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(16) if given else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        mask = mask if self.mask is None else self.mask
+        memory = self.encoder(x, mask, is_causal=self.told).transpose(0, 1)
+        found: torch.Tensor = self.decoder(memory, memory, tgt_mask=mask, tgt_is_causal=self.told)
+        return found
+
+
 def encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
 
