@@ -270,7 +270,10 @@ def test_advice_names_the_line_that_costs_most(tmp_path: Path, capsys: pytest.Ca
     found = json.loads(capsys.readouterr().out)
     (line,) = found["costly_lines"]
     assert (line["line"], line["gain_pct"]) == ("train.py(9): report", pytest.approx(40, abs=1))
-    assert found["verdict"][1] == "Do first: make train.py(9): report cheaper."
+    outside = "outside the layers, the backward pass and the optimizer"
+    assert found["verdict"][1] == f"Do first: make train.py(9): report cheaper, {outside}."
+    assert main(["advise", trace]) == 0
+    assert f"Lines of your code {outside}, per mean step" in " ".join(capsys.readouterr().out.split())
     assert main(["explain", "--by", "line", trace, "--json"]) == 0
     lines = {line["line"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
     assert line["gain_ms"] == lines["train.py(9): report"]["gain_ms"]

@@ -24,9 +24,11 @@ from whatif.units import counted
 MOST_GAINS = 12
 # Lines that wait for the GPU are named in advice; our choice.
 MOST_WAITING = 3
-# Our choices: a line costs much if the mean step is shorter by this share without it, and it is outside the training
-# itself if no more than this share of its work lies in that.
+# Our choices: a line costs much if the mean step is shorter by this share without it, and it is outside if no more than
+# this share of its work lies inside.
 COSTLY, IN_TRAINING = 0.05, 0.1
+# Where costly lines lie, as reports say it.
+OUTSIDE = "outside the layers, the backward pass and the optimizer"
 # How read_lines names the backward pass of a line's operators.
 BACKWARD_OF = "backward of "
 # The operators that hand a tensor's value to Python: of `.item()`, of a print, of a tensor as a condition.
@@ -202,7 +204,7 @@ def waiting_lines(baseline: Baseline, lines: Lines) -> tuple[WaitingLine, ...]:
 
 
 class CostlyLine(Struct, frozen=True):
-    """A line outside the training itself: the main thread's work on it, and the mean step's gain without it, ms."""
+    """A line ``OUTSIDE``: the main thread's work on it, and the mean step's gain without it, ms."""
 
     line: str
     mean_ms: float

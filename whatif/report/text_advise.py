@@ -9,6 +9,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.advice.advise import Advice, Ranked
 from whatif.questions.advice.reasons import peak_cell
 from whatif.questions.advice.trial import Refusal, Refused
+from whatif.questions.lines import OUTSIDE
 from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
 from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
@@ -90,7 +91,7 @@ def _print_lines(out: Report, advice: Advice) -> None:
     rows = [(line.line, f"{line.waits:,.3g}", ms(line.blocked_ms), ms(line.gain_ms)) for line in advice.waiting]
     costly = [(line.line, ms(line.mean_ms), ms(line.gain_ms), f"{line.gain_pct:.1f} %") for line in advice.costly]
     out.table(
-        f"Lines of your code beside the training itself, per mean {CLOCK_NOUNS[advice.baseline.clock]}",
+        f"Lines of your code {OUTSIDE}, per mean {CLOCK_NOUNS[advice.baseline.clock]}",
         ["", "mean CPU ms", "gain ms without it", "gain"],
         costly,
         gives_way=0,

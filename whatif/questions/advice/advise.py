@@ -26,7 +26,7 @@ from whatif.questions.advice.trial import (
 from whatif.questions.advice.warm_up import warm_up
 from whatif.questions.efficiency import Use, efficiency
 from whatif.questions.explain import step_facts
-from whatif.questions.lines import CostlyLine, WaitingLine, costly_lines, waiting_lines
+from whatif.questions.lines import OUTSIDE, CostlyLine, WaitingLine, costly_lines, waiting_lines
 from whatif.questions.verdict import NAMED_FROM
 from whatif.runtime.progress import Progress, reported
 from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
@@ -91,7 +91,7 @@ class Advice(Struct, frozen=True):
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
     warm_up: str = ""  # the part of the step that later steps seem not to have; else ""
     waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
-    costly: tuple[CostlyLine, ...] = ()  # lines outside the training itself, if the trace has lines
+    costly: tuple[CostlyLine, ...] = ()  # those ``OUTSIDE``, if the trace has lines
 
     @property
     def first(self) -> Ranked | None:
@@ -146,7 +146,8 @@ class Advice(Struct, frozen=True):
         if line is not None:
             mean = f"the mean {CLOCK_NOUNS[self.baseline.clock]} of {line.step_ms:,.2f} ms"
             line_gain = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
-            do_line = f"Do first: make {line.line} cheaper."
+            # It may still be part of the training, as a moving average of the weights is.
+            do_line = f"Do first: make {line.line} cheaper, {OUTSIDE}."
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
