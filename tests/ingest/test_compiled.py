@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import whatif
 from tests.helpers import Event, call, kernel, launched, mark, module, need, op, read_events
 from whatif import Phase, TaskGraph
+from whatif.prediction.baseline import Baseline
 
 FUSED = "triton_poi_fused_add_relu_0"
 REGION = "(compiled region 0/0)"
@@ -123,6 +125,31 @@ def test_graph_launches_are_marked_with_their_share(tmp_path: Path) -> None:
         "launched by CUDA graphs: 3 GPU tasks by 1 launch, 75 % of the GPU time; all tasks of a launch have its "
         "phase and layer",
     )
+
+
+def mixed(graphs: Collection[int], *, marks: bool) -> list[Event]:
+    """Eight steps of 20 kernels; those in ``graphs`` end in a CUDA graph of the last ten."""
+    events = []
+    for step in range(8):
+        at, first = 1000 * step, 100 * step
+        if marks:
+            events.append(mark(f"ProfilerStep#{step}", at, 990))
+        for i in range(10 if step in graphs else 20):
+            events += launched(f"k{i}", at + 20 * i, 10, at + 20 * i + 12, 18, first + i)
+        if step in graphs:
+            events.append(call("cudaGraphLaunch", at + 200, 10, first + 50))
+            events += [kernel(f"k{i}", at + 20 * i + 12, 15, first + 50) for i in range(10, 20)]
+    return events
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_steps_of_which_some_end_in_a_graph(marks: bool, tmp_path: Path) -> None:
+    """Without marks no steps were found: a graph's kernels count as one, and so the steps did not repeat."""
+    graph = read_events(tmp_path, mixed((4, 5, 6, 7), marks=marks))
+    assert graph.info.n_steps == 8
+    assert "in 4 of 8 steps alone: the step time is the median of both kinds" in graph.info.quirks[0]
+    assert abs(Baseline.of(graph).replay_error_pct) < 0.5
+    assert "steps alone" not in read_events(tmp_path, mixed(range(8), marks=marks)).info.quirks[0]
 
 
 def test_gradients_are_accumulated_behind_their_operator_on_the_main_thread_as_well(tmp_path: Path) -> None:

@@ -71,9 +71,13 @@ def _graph_launches(parts: Parts) -> list[str]:
     share_pct = 100 * int(duration_ns[launched].sum()) / max(int(duration_ns.sum()), 1)
     tasks = counted(int(launched.sum()), "GPU task")
     launches = counted(len(each_once(gpu.call[launched])), "launch", "launches")
+    # By the launches: work may end in a later step.
+    steps = each_once(parts.steps.of(parts.calls.start_ns[each_once(gpu.call[launched])]))
+    some, n_steps = int((steps >= 0).sum()), len(parts.steps.edges_ns) - 1
+    mixed = f", in {some:,} of {n_steps:,} steps alone: the step time is the median of both kinds"
     sentences = [
-        f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time; all tasks of a launch "
-        "have its phase and layer"
+        f"launched by CUDA graphs: {tasks} by {launches}, {share_pct:.0f} % of the GPU time"
+        f"{mixed if 0 < some < n_steps else ''}; all tasks of a launch have its phase and layer"
     ]
     whole_graph = np.array([WHOLE_GRAPH.fullmatch(name) is not None for name in parts.events.names], dtype=np.bool_)
     single = int(whole_graph[parts.events.name[gpu.event[launched]]].sum())

@@ -198,7 +198,17 @@ def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
     of_graph = (np.append(graph_launch, False)[launched.call] & (launched.call >= 0)).astype(np.bool_)
     same = (launched.call[1:] == launched.call[:-1]) & of_graph[1:]
     begins = np.flatnonzero(np.append(True, ~same)) if len(of_graph) else np.empty(0, dtype=np.int64)
-    units = _sequence_codes(launched.name, begins) if same.any() else launched.name
+    if not same.any():
+        return _by_period(launched, launched.name, begins, of_graph)
+    steps = _by_period(launched, _sequence_codes(launched.name, begins), begins, of_graph)
+    if len(steps.edges_ns):
+        return steps
+    # If only some steps launch a graph, its kernels are those of the others.
+    return _by_period(launched, launched.name, np.arange(len(of_graph)), np.zeros_like(of_graph))
+
+
+def _by_period(launched: Launched, units: Int64, begins: Int64, of_graph: Bool) -> Steps:
+    """Steps by the period of ``units``, each of the kernels from one of ``begins`` to the next."""
     scores = {period: score for period, score in _periods(units).items() if score >= REPEATS}
     most_missed = 2 * (1 - max(scores.values(), default=1.0)) + MISSED_BEYOND
     period = min((p for p, score in scores.items() if 1 - score <= most_missed), default=0)
