@@ -125,6 +125,21 @@ def test_one_worker_and_one_of_two_are_no_pair(
     assert json.loads(capsys.readouterr().out)["status"] == "regressed"
 
 
+@pytest.mark.parametrize("what_if", ["blueconnect:factors=2x2", "dgc", "contention:core=0.2"])
+def test_what_changes_an_exchange_is_compared(
+    what_if: str, own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both with the recording, whose workers the exchange adds, and with the exchange that it changes."""
+    recording = str(own_traces / "lab_pipeline_cpu" / "mlp.trace.json.gz")
+    spread, changed = str(tmp_path / "spread.json.gz"), str(tmp_path / "changed.json.gz")
+    assert main(["export", recording, "distributed:workers=4", "-o", spread, "--quiet"]) == 0
+    assert main(["export", spread, what_if, "-o", changed, "--quiet"]) == 0
+    for baseline in (recording, spread):
+        capsys.readouterr()
+        main(["check", "--baseline", baseline, changed, "--json"])
+        assert json.loads(capsys.readouterr().out)["status"] in ("ok", "regressed")
+
+
 def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One rank's recording cannot separate waiting from transfer; one order passed, the other named another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")
