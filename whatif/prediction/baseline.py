@@ -169,7 +169,8 @@ def ends_ns(
     if not steps_ns[0] > 0:
         return 0.0, 0.0
     sums = error_sums(simulated_at(changed)) if sums is None else sums
-    low_ns, high_ns = range_ns(baseline, changed, *np.array(steps_ns)[:, None], sums)
+    predicted_ns, at_low_ns, at_high_ns = (np.array([time_ns]) for time_ns in steps_ns)
+    low_ns, high_ns = range_ns(baseline, changed, predicted_ns, at_low_ns, at_high_ns, sums)
     return float(low_ns[0]), float(high_ns[0])
 
 
