@@ -62,6 +62,7 @@ def transform(
         graph = occupy(graph, collectives, sms, gamma=gamma, sm_count=sm_count)
         graph = share_streams(graph) if streams else graph
     if graph is before:
-        why = "mode=none" if mode == "none" else "no collective overlaps other work"
+        why = "no collective overlaps other work" if on_gpu else "no what-if inserted a transfer"
+        why = "mode=none" if mode == "none" else why
         return graph.unchanged(f"contention: {why}; nothing changes")
     return graph

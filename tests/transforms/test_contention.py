@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, ends, ids_of, starts
+from tests.helpers import CPU, ROOT, STREAM, Build, ends, ids_of, starts
 from whatif import Dependencies, DependencyKind, TaskGraph, TaskKind, Thread, ThreadKind, WhatifError, simulate
 from whatif.graph.edit import reorder
 from whatif.graph.kernels import KernelFamily
@@ -228,6 +228,14 @@ def test_two_threads_of_gloo_send_two_buckets_at_once() -> None:
     fair = share_link(graph, collectives(graph), at_once=2).check()
     assert ends(simulate(fair)) == {"t0": 200, "t1": 400, "t2": 600}
     assert starts(simulate(fair)) == {"t0": 0, "t1": 0, "t2": 200}
+
+
+def test_recorded_transfers_shared_their_link_already() -> None:
+    """Each rank's two threads of gloo would otherwise be four links, on which all buckets are sent at once."""
+    recorded = whatif.read(ROOT / "traces" / "lab_ranks_cpu" / "ranks-gpt2-200mbit-2")
+    changed = whatif.load_transform("contention:at_once=2")(recorded)
+    assert changed.duration_ns is recorded.duration_ns
+    assert changed.notes[-1] == "contention: no what-if inserted a transfer; nothing changes"
 
 
 def test_latencies_of_transfers_at_once_pass_together() -> None:

@@ -167,9 +167,12 @@ def on_gpus(graph: TaskGraph) -> Bool:
 
 
 def on_channels(graph: TaskGraph) -> Bool:
-    """Return a mask, shape (n_tasks,), of the transfers on channels, which what-ifs inserted."""
+    """Return a mask, shape (n_tasks,), of the transfers that what-ifs inserted on channels.
+
+    Recorded ones, gloo's on its threads, shared their link when they were recorded.
+    """
     on_channel = _of_threads(graph, ThreadKind.CHANNEL)
-    return np.asarray(on_channel & (graph.kind == TaskKind.COMMUNICATION), dtype=np.bool_)
+    return np.asarray(on_channel & (graph.kind == TaskKind.COMMUNICATION) & (graph.start_ns < 0), dtype=np.bool_)
 
 
 def _of_threads(graph: TaskGraph, kind: ThreadKind) -> Bool:
