@@ -15,8 +15,9 @@ from tests.helpers import free_port, need
 
 SCRIPT = Path(__file__).with_name("script.py")
 CAUSES = ("item", "gc", "transform", "print")
-# The nine steps between the first and the last: three times as many with each cause, those of every third step too.
-COLLECT = ("-m", "whatif", "collect", "--lines", "--stop", "--steps", "11", "-o", "run.json.gz", str(SCRIPT))
+COLLECT = ("-m", "whatif", "collect", "--lines", "--stop", "-o", "run.json.gz", "--steps")
+# The nine steps between the first and the last of these have each cause equally often, that of every third step too.
+PERIODS = "11"
 RANK_FILES = ("run.rank0.json.gz", "run.rank1.json.gz")
 
 
@@ -44,9 +45,9 @@ def whatif_json(folder: Path, *words: str) -> dict[str, Any]:
     return answer
 
 
-def record(folder: Path, cause: str) -> dict[str, Any]:
+def record(folder: Path, cause: str, steps: str = PERIODS) -> dict[str, Any]:
     """The answer of `explain --by line` to a new recording with a cause."""
-    output(command(folder, *COLLECT, cause))
+    output(command(folder, *COLLECT, steps, str(SCRIPT), cause))
     return whatif_json(folder, "explain", "--by", "line", "run.json.gz")
 
 
@@ -70,7 +71,7 @@ def planted_lines(answer: dict[str, Any], cause: str) -> list[dict[str, Any]]:
 def test_the_line_is_named_with_a_gain(cause: str, tmp_path: Path) -> None:
     """What the step really gains without the cause depends on the machine: `measure.py` measures it."""
     need("torch")
-    answer = record(tmp_path, cause)
+    answer = record(tmp_path, cause, PERIODS if cause == "gc" else "4")
     planted = planted_lines(answer, cause)
     assert planted, answer["headline"]
     gain_ms = sum(line["gain_ms"] for line in planted)
@@ -83,7 +84,7 @@ def test_the_line_is_named_with_a_gain(cause: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_uneven_rank_is_named_with_its_line(tmp_path: Path) -> None:
     need("torch")
-    two_ranks(tmp_path, *COLLECT, "rank")
+    two_ranks(tmp_path, *COLLECT, "4", str(SCRIPT), "rank")
     answer = whatif_json(tmp_path, "explain", *RANK_FILES)
     assert answer["ranks"]["stragglers"][0] == 1
     assert answer["ranks"]["sentences"][0].startswith("rank 1 holds the others up by ")
