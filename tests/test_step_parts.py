@@ -17,8 +17,10 @@ from whatif.prediction.step_parts import PARTS
 STEPS = 5
 
 
-def recorded(folder: Path, more: Sequence[Event] = (), **metadata: Any) -> TaskGraph:
+def recorded(folder: Path, more: Sequence[Event] = (), shift_us: int = 0, **metadata: Any) -> TaskGraph:
     """Steps of 100 us in which the parts take 20, 30, 40 and 10 us; ten operators lie outside, one in each other part.
+
+    The last two steps come ``shift_us`` later.
 
     ::
 
@@ -28,7 +30,7 @@ def recorded(folder: Path, more: Sequence[Event] = (), **metadata: Any) -> TaskG
     """
     events = []
     for number in range(STEPS):
-        at, sequence = 100 * number, {"Sequence number": number}
+        at, sequence = 100 * number + shift_us * (number > 2), {"Sequence number": number}
         events += [mark(f"ProfilerStep#{number}", at, 100)]
         events += [op("aten::add", at + 2 * k, 2) for k in range(10)]
         events += [mark("whatif::layer::fc", at + 20, 30), op("aten::mm", at + 20, 30, **sequence)]
@@ -67,6 +69,17 @@ def test_each_part_meets_its_share(tmp_path: Path) -> None:
     assert outside > 0.8 * 19
     assert update > 0.8 * 9
     assert forward + backward < 30
+
+
+def test_a_pause_has_the_mean_pace(tmp_path: Path) -> None:
+    """A collection of garbage after the third step is as long for any pace of the short work around it."""
+    pause = [op("aten::add", 300, 400)]
+    found = []
+    for outside_ms in (0.005, 0.040):
+        graph = recorded(tmp_path, pause, shift_us=500, warmup_parts_ms=told(outside_ms, 0.018, 0.018, 0.005))
+        corrected = calibrate(graph, "mark").graph
+        found.append(int(corrected.duration_ns[graph.duration_ns.argmax()]))
+    assert found[0] == pytest.approx(found[1], rel=0.2)
 
 
 def test_loading_is_a_part_of_its_own(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ _FORWARD, _UPDATE = 0, 1
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
 # Our choice: if the warm-up steps differ more from the untraced one, their parts do not give its shares.
 AGREES = 0.5
+# Our choice: a task that takes this many times its whole part in the median step is a pause, as for garbage. It is not
+# among the part's usual work, and has the mean pace.
+PAUSE = 2.0
 
 
 class PartTimes(NamedTuple):
@@ -69,14 +72,16 @@ def part_times(
 
     time_ns, events = graph.duration_ns.astype(np.float64), graph.profiler_events.astype(np.float64)
     n_events = per_step(events)
-    cost_ns = np.clip((per_step(time_ns) - target_ns) / np.maximum(n_events, 1), 0, event_cost_ns)
+    usual_ns = per_step(time_ns)
+    cost_ns = np.clip((usual_ns - target_ns) / np.maximum(n_events, 1), 0, event_cost_ns)
     left_ns = per_step(np.maximum(time_ns - cost_ns[part] * events, 0))
     pace = np.clip(target_ns / np.maximum(left_ns, 1), least, most)
+    mean_pace = float(pace @ left_ns / left_ns.sum())
     return PartTimes(
         cost_ns[part],
-        pace[part],
+        np.where(time_ns > PAUSE * usual_ns[part], mean_pace, pace[part]),
         float(cost_ns @ n_events / max(n_events.sum(), 1)),
-        float(pace @ left_ns / left_ns.sum()),
+        mean_pace,
     )
 
 
