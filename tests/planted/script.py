@@ -38,7 +38,7 @@ class Squares(torch.utils.data.Dataset):
     def __getitem__(self, index):
         sample = torch.full((1024,), float(index % 7))
         if self.slow:
-            sample = sum(sample * k for k in range(12)) / 66  # planted transform
+            sample = sum(sample * k for k in range(24)) / 276  # planted transform
         return sample, index % 10
 
 

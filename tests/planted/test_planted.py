@@ -76,7 +76,7 @@ def test_the_line_is_named_with_a_gain(cause: str, tmp_path: Path) -> None:
     assert planted, answer["headline"]
     gain_ms = sum(line["gain_ms"] for line in planted)
     assert 0 < gain_ms < answer["mean_ms"]
-    if cause == "gc":
+    if cause not in ("item", "print"):
         # No other single line would gain as much.
         assert gain_ms > max(line["gain_ms"] or 0 for line in answer["lines"] if line not in planted)
 
