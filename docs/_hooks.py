@@ -115,7 +115,7 @@ def what_ifs() -> str:
     parts = [
         "# What-ifs\n",
         "Write options as `NAME:option=value,option=value`. Several names compose; "
-        "[their order](../estimates.md#the-order-of-what-ifs) is told with the estimates.\n",
+        "[their order](../estimates.md#the-order-of-what-ifs) is explained with the estimates.\n",
         "| what-if | what it does | effort |",
         "|---|---|---|",
     ]

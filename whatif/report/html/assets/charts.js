@@ -73,7 +73,7 @@
         },
         plugins: {
           legend: { display: spec.series.length > 1, labels: { color: palette.text } },
-          tooltip: { callbacks: { label: told } },
+          tooltip: { callbacks: { label: describePoint } },
         },
       },
       plugins: [ranges],
@@ -92,7 +92,7 @@
     return words.length ? [cut(first), cut(words.join(" "))] : cut(first);
   }
 
-  const told = ({ dataset, dataIndex, formattedValue }) => {
+  const describePoint = ({ dataset, dataIndex, formattedValue }) => {
     const [low, high] = [dataset.low?.[dataIndex], dataset.high?.[dataIndex]];
     const range = low === undefined || low === null ? "" : ` (${report.number(low, 2)} … ${report.number(high, 2)})`;
     return `${dataset.label}: ${formattedValue}${range}`;

@@ -84,9 +84,9 @@
 
   // Prints the number of hidden rows too, because paper has no button.
   const shortened = (place, table, state) => {
-    const told = report.element("span", {});
+    const rowsShown = report.element("span", {});
     const button = report.element("button", { type: "button" });
-    const line = report.element("p", { class: "note more" }, told, " ", button);
+    const line = report.element("p", { class: "note more" }, rowsShown, " ", button);
     table.parentElement.after(line);
     button.addEventListener("click", () => {
       state.all = !state.all;
@@ -95,7 +95,7 @@
     });
     state.more = (matching) => {
       line.hidden = matching <= FIRST;
-      told.textContent = state.all ? `All ${matching} rows are shown.` : `The first ${FIRST} of ${matching} rows are shown.`;
+      rowsShown.textContent = state.all ? `All ${matching} rows are shown.` : `The first ${FIRST} of ${matching} rows are shown.`;
       button.textContent = state.all ? `Show the first ${FIRST}` : `Show all ${matching}`;
     };
   };

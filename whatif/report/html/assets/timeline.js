@@ -3,7 +3,7 @@
   const data = report.data("timeline-data");
   const canvas = document.getElementById("timeline-canvas");
   const tip = document.getElementById("timeline-tip");
-  const told = document.getElementById("timeline-task");
+  const taskText = document.getElementById("timeline-task");
   const tools = document.getElementById("timeline-tools");
 
   const CLASSES = [
@@ -41,8 +41,8 @@
 
   const words = (name) => name.replaceAll("_", " ");
   const sort = (kind, family) => {
-    const told = [data.kinds[kind], family < 0 ? "" : data.families[family]].filter(Boolean).map(words);
-    return [...new Set(told)].join(", ");
+    const parts = [data.kinds[kind], family < 0 ? "" : data.families[family]].filter(Boolean).map(words);
+    return [...new Set(parts)].join(", ");
   };
   const describe = ({ row, side, at }) => {
     const { kind, family, phase, change, critical } = report.what(side.what[at]);
@@ -155,7 +155,7 @@
 
   const select = (view, task) => {
     view.selected = task;
-    told.textContent = task ? describe(task).join("; ") : "";
+    taskText.textContent = task ? describe(task).join("; ") : "";
     if (task) {
       const [start, length] = [task.side.start[task.at], task.side.length[task.at]];
       if (start < view.begin_ns || start + length > view.begin_ns + view.span_ns) {
@@ -204,6 +204,6 @@
   };
 
   run().catch((error) => {
-    told.textContent = `This browser cannot show the timeline (${error.message}); the tables above show the same step.`;
+    taskText.textContent = `This browser cannot show the timeline (${error.message}); the tables above show the same step.`;
   });
 })();
