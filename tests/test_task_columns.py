@@ -87,6 +87,11 @@ def test_a_caller_cannot_write_into_a_graph(edit: str) -> None:
             array[0] = 1
 
 
+def test_only_columns_and_tables_of_a_graph_can_be_replaced() -> None:
+    with pytest.raises(TypeError, match="TaskGraph has no durations, kinds"):
+        step().replace(kinds=(), durations=())
+
+
 def test_a_graph_with_read_only_columns_simulates_in_both_forms() -> None:
     graph, makespans = step(), []
     for form in ("plain", "compiled"):

@@ -20,7 +20,7 @@ from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.order import derived_dependencies, grouped, loops, outgoing, thread_dependencies
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
-from whatif.graph.structure_cache import freeze, share, shared_property
+from whatif.graph.structure_cache import changed, freeze, share, shared_property
 from whatif.graph.types import (
     ALL_STREAMS,
     CPU_WORK_KINDS,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
+_ARRAYS = {*TASK_COLUMNS, "dependencies", "waits"}
 # The fields that cached properties depend on: dependencies, and step boundaries.
 _STRUCTURE = {"kind", "thread", "step", "dependencies", "waits", "threads"}
 
@@ -105,7 +106,7 @@ class TaskGraph:
     order: TaskOrder = field(default_factory=TaskOrder, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        freeze(*(getattr(self, name) for name in TASK_COLUMNS), *self.attached.values(), self.dependencies, self.waits)
+        freeze(*(getattr(self, name) for name in _ARRAYS), *self.attached.values())
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -274,10 +275,10 @@ class TaskGraph:
             for name, column in columns.items()
         }
         new_ids = columns.keys() >= set(TASK_COLUMNS) or len(columns.get("duration_ns", self.duration_ns)) != len(self)
-        edited = replace(self, **columns)
+        edited = changed(self, {**columns, "order": TaskOrder() if new_ids else self.order})
+        freeze(*(columns[name] for name in _ARRAYS & columns.keys()), *columns.get("attached", {}).values())
         if new_ids:
             return edited
-        edited.__dict__["order"] = self.order
         info = columns.get("info", self.info)
         if not _STRUCTURE & columns.keys() and info.queue_depth == self.info.queue_depth:
             # Cached structure is valid for both: most edits change durations alone.
