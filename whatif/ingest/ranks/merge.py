@@ -10,7 +10,7 @@ arrivals and hubs, is like the graph of one recording, with a column (``COLLECTI
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -156,93 +156,130 @@ def _with_names(part: TaskGraph, begin_ns: int) -> TaskGraph:
     return part.replace(names=names, threads=threads)
 
 
+class _Meetings(NamedTuple):
+    """The collectives of a graph, and the transfers of which they consist: one for each rank that takes part."""
+
+    first: Int64  # the first transfer of each collective, a place in ``transfer``
+    start_ns: Int64  # the latest start of each collective's transfers
+    transfer: Int64  # ids of all transfers
+    of_transfer: Int64  # the collective of each
+    waiting: Int64  # ids of the transfers that wait for the others
+    of_waiting: Int64
+
+
+class _Places(NamedTuple):
+    """The ids of the added tasks, and the order of the old ones."""
+
+    old: Int64
+    begin: Int64
+    arrival: Int64
+    hub: Int64
+
+
 def _with_hubs(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin]) -> TaskGraph:
     """The graph with an arrival before each transfer and a hub for every collective, in the order of recorded time.
 
     Part i has the tasks from ``bounds[i]`` on, and keeps their order. An arrival has all dependencies of its transfer.
     Every dependency points forward.
     """
-    n = len(graph)
-    collective = np.abs(graph.attached.get(COLLECTIVE, np.zeros(n, dtype=np.int64)))
+    meetings = _meetings(graph)
+    places = _places(graph, bounds, begins, meetings)
+    names, threads, rows = _added(graph, begins, meetings)
+    edited, moved = woven_in(graph, rows, np.concatenate([places.arrival, places.hub, places.begin]), places.old)
+    if len(meetings.transfer):
+        collective = edited.attached[COLLECTIVE].copy()
+        collective[places.arrival] = graph.attached[COLLECTIVE][meetings.transfer]
+        edited = edited.attach(**{COLLECTIVE: collective})
+    dependencies = [edited.dependencies, *_dependencies(graph, bounds, begins, meetings, places, moved)]
+    return reorder(edited.replace(names=names, threads=threads, dependencies=Dependencies.concatenate(dependencies)))[0]
+
+
+def _meetings(graph: TaskGraph) -> _Meetings:
+    none = np.zeros(len(graph), dtype=np.int64)
+    collective = graph.attached.get(COLLECTIVE, none)
     transfer = np.flatnonzero(collective)
+    present, first, which = np.unique(np.abs(collective[transfer]), return_index=True, return_inverse=True)
+    start_ns = np.full(len(present), -1, dtype=np.int64)
+    np.maximum.at(start_ns, which, graph.start_ns[transfer])
+    waits = collective[transfer] > 0
+    return _Meetings(first, start_ns, transfer, which, transfer[waits], which[waits])
+
+
+def _places(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin], meetings: _Meetings) -> _Places:
     # The task before which each begin and each arrival is inserted; of both before one task, the begin comes first.
-    ahead = np.concatenate([np.array([bounds[begin.part] for begin in begins], dtype=np.int64), transfer])
+    first_of_part = np.array([bounds[begin.part] for begin in begins], dtype=np.int64)
+    ahead = np.concatenate([first_of_part, meetings.transfer])
     by_place = np.argsort(ahead, kind="stable")
     place = np.empty(len(ahead), dtype=np.int64)
     place[by_place] = ahead[by_place] + np.arange(len(ahead))
     begin, arrival = place[: len(begins)], place[len(begins) :]
     # Rows in the order of their parts, begins and arrivals with them: the task that each is, or that it precedes.
-    is_new = np.zeros(n + len(place), dtype=np.bool_)
+    is_new = np.zeros(len(graph) + len(place), dtype=np.bool_)
     is_new[place] = True
     within = np.arange(len(is_new)) - np.cumsum(is_new) + is_new
-    row_of = np.flatnonzero(~is_new)
     start_ns = graph.start_ns.take(within, mode="clip")
     start_ns[begin] = [each.begin_ns for each in begins]
-    present, first, which = np.unique(collective[transfer], return_index=True, return_inverse=True)
-    hub_start_ns = np.full(len(present), -1, dtype=np.int64)
-    np.maximum.at(hub_start_ns, which, graph.start_ns[transfer])
-    waiting = transfer[graph.attached[COLLECTIVE][transfer] > 0] if len(transfer) else transfer
-    of_waiting = np.searchsorted(present, collective[waiting])
     row_bounds = [bound + int(np.count_nonzero(ahead < bound)) for bound in bounds]
-    key, hub_key = _sort_keys(start_ns, hub_start_ns, row_bounds, (arrival, which), (row_of[waiting], of_waiting))
+    into = arrival, meetings.of_transfer
+    out = np.flatnonzero(~is_new)[meetings.waiting], meetings.of_waiting
+    key, hub_key = _sort_keys(start_ns, meetings.start_ns, row_bounds, into, out)
     # In order of time; at one time the hubs come last.
-    order = np.argsort(key, kind="stable")
-    hub_order = np.argsort(hub_key, kind="stable")
-    hub = np.empty(len(present), dtype=np.int64)
-    hub[hub_order] = np.searchsorted(key[order], hub_key[hub_order], side="right") + np.arange(len(present))
+    order, hub_order = np.argsort(key, kind="stable"), np.argsort(hub_key, kind="stable")
+    hub = np.empty(len(hub_key), dtype=np.int64)
+    hub[hub_order] = np.searchsorted(key[order], hub_key[hub_order], side="right") + np.arange(len(hub))
     is_hub = np.zeros(len(order) + len(hub), dtype=np.bool_)
     is_hub[hub] = True
-    id_of = np.empty(len(order), dtype=np.int32)
-    id_of[order] = np.arange(len(is_hub), dtype=np.int32)[~is_hub]
-    old = within[order[~is_new[order]]]
-    begin, arrival = id_of[begin].astype(np.int64), id_of[arrival].astype(np.int64)
+    id_of = np.empty(len(order), dtype=np.int64)
+    id_of[order] = np.flatnonzero(~is_hub)
+    return _Places(within[order[~is_new[order]]], id_of[begin], id_of[arrival], hub)
 
-    names = tuple(dict.fromkeys((*graph.names, HUB_NAME))) if len(present) else graph.names
-    # Collectives that share a thread on their first rank run one after the other there: so may their hubs.
-    lanes, lane = np.unique(graph.thread[transfer[first]], return_inverse=True)
-    threads = (Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes)))
-    like = np.concatenate([transfer, transfer[first]])
-    taken_over = {each.name: getattr(graph, each.name)[like] for each in COLUMNS if each.inherits}
-    added = filled(len(like), {
-        **taken_over, "start_ns": np.concatenate([graph.start_ns[transfer], hub_start_ns]), "kind": TaskKind.WAIT,
-    })  # fmt: skip
+
+def _added(
+    graph: TaskGraph, begins: Sequence[_Begin], meetings: _Meetings
+) -> tuple[tuple[str, ...], tuple[Thread, ...], dict[str, Array]]:
+    """The names and threads of the graph with arrivals, hubs and begins, and the columns of these tasks in that order.
+
+    Collectives that share a thread on their first rank run one after the other there: so may their hubs.
+    """
+    transfer, first = meetings.transfer, meetings.transfer[meetings.first]
+    names = tuple(dict.fromkeys((*graph.names, HUB_NAME))) if len(first) else graph.names
+    lanes, lane = np.unique(graph.thread[first], return_inverse=True)
+    threads = [Thread(f"{HUB_NAME} {i + 1}", ThreadKind.CHANNEL, rank=NOBODY) for i in range(len(lanes))]
+    like = np.concatenate([transfer, first])
+    inherited = {each.name: getattr(graph, each.name)[like] for each in COLUMNS if each.inherits}
+    start_ns = np.concatenate([graph.start_ns[transfer], meetings.start_ns])
+    waits = filled(len(like), {**inherited, "start_ns": start_ns, "kind": TaskKind.WAIT})
     if len(like):
-        added["name"][: len(transfer)], added["name"][len(transfer) :] = map(names.index, (ARRIVAL_NAME, HUB_NAME))
-        added["thread"][len(transfer) :] = len(graph.threads) + lane
+        waits["name"][: len(transfer)], waits["name"][len(transfer) :] = map(names.index, (ARRIVAL_NAME, HUB_NAME))
+        waits["thread"][len(transfer) :] = len(graph.threads) + lane
     until_ns = np.array([each.begin_ns for each in begins], dtype=np.int64)
     delays = filled(len(begins), {
         "thread": np.array([each.thread for each in begins], dtype=np.int32), "kind": TaskKind.WAIT,
         "name": names.index(BEGIN_NAME) if begins else 0,
         **dict.fromkeys(("duration_ns", "low_ns", "high_ns", "start_ns"), until_ns),
     })  # fmt: skip
-    rows = {name: np.concatenate([added[name], delays[name]]) for name in added}
-    new = np.concatenate([arrival, hub, begin])
-    edited, moved = woven_in(graph, rows, new, old)
-    if len(transfer):
-        joined = edited.attached[COLLECTIVE].copy()
-        joined[arrival] = graph.attached[COLLECTIVE][transfer]
-        edited = edited.attach(**{COLLECTIVE: joined})
-    arrival_of = np.full(n, -1, dtype=np.int32)
-    arrival_of[transfer] = arrival
+    return names, (*graph.threads, *threads), {name: np.concatenate([waits[name], delays[name]]) for name in waits}
+
+
+def _dependencies(
+    graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin], meetings: _Meetings, places: _Places,
+    moved: Int32,
+) -> Iterator[Dependencies]:  # fmt: skip
+    """Yield those of the added tasks; ``graph`` is without them, and ``moved`` has the new id of each of its tasks."""
+    arrival_of = np.full(len(graph), -1, dtype=np.int32)
+    arrival_of[meetings.transfer] = places.arrival
     into = graph.dependencies.take(arrival_of[graph.dependencies.target] >= 0)
     kind = np.where(into.kind == DependencyKind.LAUNCH, DependencyKind.EVENT, into.kind).astype(np.int8)
-    lag_ns = graph.thread_lag_ns[graph.thread[waiting]]
-    dependencies = [
-        edited.dependencies,
-        Dependencies(moved[into.source], arrival_of[into.target], kind, into.lag_ns, into.anchor),
-        Dependencies.of(arrival, hub[which], DependencyKind.COMMUNICATION),
-        Dependencies.of(hub[of_waiting], moved[waiting], DependencyKind.COMMUNICATION, lag_ns),
-    ]
-    for each, begin_id in zip(begins, begin.tolist(), strict=True):
+    yield Dependencies(moved[into.source], arrival_of[into.target], kind, into.lag_ns, into.anchor)
+    yield Dependencies.of(places.arrival, places.hub[meetings.of_transfer], DependencyKind.COMMUNICATION)
+    lag_ns = graph.thread_lag_ns[graph.thread[meetings.waiting]]
+    hubs, waiting = places.hub[meetings.of_waiting], moved[meetings.waiting]
+    yield Dependencies.of(hubs, waiting, DependencyKind.COMMUNICATION, lag_ns)
+    for each, begin in zip(begins, places.begin.tolist(), strict=True):
         from_task, to_task = bounds[each.part : each.part + 2]
         firsts = from_task + np.unique(graph.thread[from_task:to_task], return_index=True)[1]
         held = np.concatenate([moved[firsts], arrival_of[firsts][arrival_of[firsts] >= 0]])
-        dependencies.append(Dependencies.of(np.full(len(held), begin_id), held, DependencyKind.EVENT))
-    return reorder(
-        edited.replace(
-            names=names, threads=(*graph.threads, *threads), dependencies=Dependencies.concatenate(dependencies)
-        )
-    )[0]
+        yield Dependencies.of(np.full(len(held), begin), held, DependencyKind.EVENT)
 
 
 def _sort_keys(
