@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from whatif.graph.columns import one_table
-from whatif.graph.types import Array, Int64
+from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.ranks.collectives import Collectives
 
 
@@ -50,49 +50,10 @@ def match(ranks: Sequence[Collectives]) -> Match:
     if not len(rank):
         none = np.empty(0, dtype=np.int64)
         return Match(none, none, none, 0, tuple(lengths), Counter())
-    kind = np.stack(
-        [
-            np.concatenate([c.step for c in ranks]),
-            np.concatenate(one_table(c.group for c in ranks)[1]),
-            np.concatenate(one_table(c.operation for c in ranks)[1]),
-            np.concatenate([c.size_bytes for c in ranks]),
-        ]
-    )
-    order = np.lexsort((row, rank, *kind))
-    begins = np.append(True, np.any(kind[:, order[1:]] != kind[:, order[:-1]], axis=0))
-    of_kind = np.cumsum(begins) - 1
-    sorted_rank = rank[order]
-    begins_rank = begins | np.append(True, sorted_rank[1:] != sorted_rank[:-1])
-    run = np.cumsum(begins_rank) - 1  # one rank's share of a kind
-    run_starts = np.flatnonzero(begins_rank)
-    run_length = np.diff(np.append(run_starts, len(order)))
-    kind_of_run = of_kind[run_starts]
-    n_kinds = int(of_kind[-1]) + 1
-    members = np.bincount(kind_of_run, minlength=n_kinds)
-    fewest, most = np.full(n_kinds, len(order)), np.zeros(n_kinds, dtype=np.int64)
-    np.minimum.at(fewest, kind_of_run, run_length)
-    np.maximum.at(most, kind_of_run, run_length)
-    group_size = np.concatenate([c.group_size for c in ranks])[order][begins]
-    alone = members < 2
-    uneven = ~alone & (fewest != most)
-    # Groups of some of the ranks, and it is unknown which ranks belong together.
-    nameless = np.array([not name for c in ranks for name in c.group], dtype=np.bool_)[order][begins]
-    split = ~alone & ~uneven & nameless & (group_size > 0) & (group_size < members)
-    sound = ~(alone | uneven | split)
-    reasons = Counter(
-        {
-            reason: int(np.bincount(of_kind, minlength=n_kinds)[mask].sum())
-            for reason, mask in (
-                ("on one rank only", alone),
-                ("of a kind whose count differs between ranks", uneven),
-                ("of groups that the recordings do not name", split),
-            )
-            if mask.any()
-        }
-    )
-    kept = sound[of_kind]
-    occurrence = np.arange(len(order)) - run_starts[run]
-    order, of_kind, occurrence = order[kept], of_kind[kept], occurrence[kept]
+    kinds = _by_kind(ranks, rank, row)
+    sound, reasons = _sound(ranks, kinds)
+    kept = sound[kinds.of_kind]
+    order, of_kind, occurrence = kinds.order[kept], kinds.of_kind[kept], kinds.occurrence[kept]
     by_collective = np.lexsort((rank[order], occurrence, of_kind))
     order, of_kind, occurrence = order[by_collective], of_kind[by_collective], occurrence[by_collective]
     new = np.append(True, (of_kind[1:] != of_kind[:-1]) | (occurrence[1:] != occurrence[:-1]))[: len(order)]
@@ -106,3 +67,61 @@ def match(ranks: Sequence[Collectives]) -> Match:
         tuple(unmatched.tolist()),
         reasons,
     )
+
+
+class _ByKind(Struct, frozen=True):
+    """All collectives, sorted by kind (step, group, operation, size), then by rank and row."""
+
+    order: Int64  # their places among those of all ranks, shape (n,)
+    of_kind: Int64  # the kind of each, shape (n,)
+    occurrence: Int64  # which of its kind on its rank, shape (n,)
+    first: Int64  # the first place in ``order`` of each kind
+    ranks: Int64  # the number of ranks that have the kind
+    fewest: Int64  # on one of them
+    most: Int64
+
+
+def _by_kind(ranks: Sequence[Collectives], rank: Int64, row: Int64) -> _ByKind:
+    kind = np.stack(
+        [
+            np.concatenate([c.step for c in ranks]),
+            np.concatenate(one_table(c.group for c in ranks)[1]),
+            np.concatenate(one_table(c.operation for c in ranks)[1]),
+            np.concatenate([c.size_bytes for c in ranks]),
+        ]
+    )
+    order = np.lexsort((row, rank, *kind))
+    begins = np.append(True, np.any(kind[:, order[1:]] != kind[:, order[:-1]], axis=0))
+    of_kind = np.cumsum(begins) - 1
+    # One rank's share of a kind is a run.
+    begins_run = begins | np.append(True, np.diff(rank[order]) != 0)
+    run, run_starts = np.cumsum(begins_run) - 1, np.flatnonzero(begins_run)
+    run_length = np.diff(np.append(run_starts, len(order)))
+    first_run = np.flatnonzero(begins[run_starts])
+    return _ByKind(
+        order,
+        of_kind,
+        np.arange(len(order)) - run_starts[run],
+        np.flatnonzero(begins),
+        np.diff(np.append(first_run, len(run_starts))),
+        np.minimum.reduceat(run_length, first_run),
+        np.maximum.reduceat(run_length, first_run),
+    )
+
+
+def _sound(ranks: Sequence[Collectives], kinds: _ByKind) -> tuple[Bool, Counter[str]]:
+    """Return a mask of the kinds that can be matched, and the number of collectives of the others by the reason."""
+    first = kinds.order[kinds.first]
+    group_size = np.concatenate([c.group_size for c in ranks])[first]
+    nameless = np.array([not name for c in ranks for name in c.group], dtype=np.bool_)[first]
+    alone = kinds.ranks < 2
+    uneven = ~alone & (kinds.fewest != kinds.most)
+    # Groups of some of the ranks, and it is unknown which ranks belong together.
+    split = ~alone & ~uneven & nameless & (group_size > 0) & (group_size < kinds.ranks)
+    count = np.bincount(kinds.of_kind)
+    reasons = {
+        "on one rank only": int(count[alone].sum()),
+        "of a kind whose count differs between ranks": int(count[uneven].sum()),
+        "of groups that the recordings do not name": int(count[split].sum()),
+    }
+    return ~(alone | uneven | split), Counter({reason: n for reason, n in reasons.items() if n})
