@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -58,6 +58,42 @@ class Wanted:
 
 def take_down_step(wanted: Wanted) -> OperatorGraph:
     """Return the operators of one step of a model. Raises WhatifError, one sentence, if that fails."""
+    training = _prepared(wanted)
+    order = GradientOrder(training.model)
+    watch = Watch(training.model, rounded=wanted.capability is not None)
+    try:
+        with fused_on_meta():
+            resident = _resident(training)
+            watch.ignore(resident)
+            grad = torch.no_grad() if wanted.inference else nullcontext()
+            with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
+                _run(training, watch, wanted.loss)
+    except WhatifError:
+        raise
+    except Exception as error:
+        raise _failed(wanted.target, watch.layer, error) from error
+    finally:
+        watch.remove()
+        order.remove()
+    notes = *training.notes, *_on_recurrent_layers(training.model, on_cpu=wanted.capability is None)
+    resident_bytes = sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta)
+    metadata = {**_metadata(training), "grad_ready_order": order.rows()}
+    return OperatorGraph(
+        wanted.target, watch.operations, watch.layer_calls, watch.allocations, resident_bytes, metadata, notes
+    )
+
+
+class _Training(NamedTuple):
+    """What a step is run of: the model on meta, its inputs, its optimizer (None: inference), and notes for the user."""
+
+    model: nn.Module
+    positional: list[Any]
+    named: dict[str, Any]
+    optimizer: torch.optim.Optimizer | None
+    notes: list[str]
+
+
+def _prepared(wanted: Wanted) -> _Training:
     built = _built(wanted)
     model = built.model
     if wanted.attention is not None and kind_of(wanted.target) != Kind.TIMM:
@@ -74,55 +110,43 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
     optimizer = None
     if not wanted.inference:
         optimizer = make_optimizer(wanted.optimizer, model, on_cpu=wanted.capability is None)
-    order = GradientOrder(model)
-    watch = Watch(model, rounded=wanted.capability is not None)
-    try:
-        with fused_on_meta():
-            if optimizer is not None:
-                prepare_state(optimizer)
-            resident = [*model.parameters(), *model.buffers(), *tensors_in([positional, named])]
-            if optimizer is not None:
-                resident += tensors_in(optimizer.state.values())
-            watch.ignore(resident)
-            grad = torch.no_grad() if wanted.inference else nullcontext()
-            with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
-                _run(model, positional, named, optimizer, watch, wanted, notes)
-    except WhatifError:
-        raise
-    except Exception as error:
-        message = " ".join(str(error).split())[:300].rstrip(".")
-        place = f" in layer {watch.layer!r}" if watch.layer else ""
-        # torch knows the shapes of grouped products (mixtures of experts) in this format alone.
-        hint = (
-            "use --dtype bf16."
-            if "of BF16 type" in message
-            else "do the inputs fit the model (--input, --input-dtype)?"
-        )
-        raise WhatifError(
-            f"{wanted.target}: running a step on shapes failed{place} with {type(error).__name__}: {message}; {hint} "
-            "--debug shows where."
-        ) from error
-    finally:
-        watch.remove()
-        order.remove()
-    first = next(iter(tensors_in([positional, named])), None)
-    metadata = {
+    return _Training(model, positional, named, optimizer, notes)
+
+
+def _resident(training: _Training) -> list[torch.Tensor]:
+    """Return the tensors that exist before a step: parameters, buffers, inputs, and the optimizer's state."""
+    model, positional, named, optimizer, _ = training
+    if optimizer is not None:
+        prepare_state(optimizer)
+    state = optimizer.state.values() if optimizer is not None else ()
+    return [*model.parameters(), *model.buffers(), *tensors_in([positional, named]), *tensors_in(state)]
+
+
+def _failed(target: str, layer: str, error: Exception) -> WhatifError:
+    message = " ".join(str(error).split())[:300].rstrip(".")
+    place = f" in layer {layer!r}" if layer else ""
+    # torch knows the shapes of grouped products (mixtures of experts) in this format alone.
+    hint = "use --dtype bf16." if "of BF16 type" in message else "do the inputs fit the model (--input, --input-dtype)?"
+    return WhatifError(
+        f"{target}: running a step on shapes failed{place} with {type(error).__name__}: {message}; {hint} "
+        "--debug shows where."
+    )
+
+
+def _metadata(training: _Training) -> dict[str, Any]:
+    """Return what a recording's metadata has of model, first input and optimizer."""
+    first = next(iter(tensors_in([training.positional, training.named])), None)
+    return {
         "version": 1,
         "batch_size": int(first.shape[0]) if first is not None and first.dim() else None,
         "input_shape": list(first.shape) if first is not None else None,
         "input_dtype": dtype_name(first.dtype) if first is not None else None,
-        "precision": describe_precision(model, None),
-        "layers": describe_layers(model),
-        "grad_ready_order": order.rows(),
-        "optimizer": describe_optimizer(optimizer),
+        "precision": describe_precision(training.model, None),
+        "layers": describe_layers(training.model),
+        "optimizer": describe_optimizer(training.optimizer),
         "torch": str(torch.__version__),
         "execution": {"compiled": False, "cuda_graph": False},
     }
-    notes += _on_recurrent_layers(model, on_cpu=wanted.capability is None)
-    return OperatorGraph(
-        wanted.target, watch.operations, watch.layer_calls, watch.allocations,
-        sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta), metadata, tuple(notes),
-    )  # fmt: skip
 
 
 def _built(wanted: Wanted) -> Built:
@@ -135,16 +159,14 @@ def _built(wanted: Wanted) -> Built:
     return Built(*load_model(wanted.target, wanted.keywords))
 
 
-def _run(
-    model: nn.Module, positional: list[Any], named: dict[str, Any], optimizer: torch.optim.Optimizer | None,
-    watch: Watch, wanted: Wanted, notes: list[str],
-) -> None:  # fmt: skip
-    output = model(*positional, **named)
+def _run(training: _Training, watch: Watch, loss_name: str) -> None:
+    optimizer = training.optimizer
+    output = training.model(*training.positional, **training.named)
     if optimizer is None:
         return
-    loss, note = loss_of(output, wanted.loss)
+    loss, note = loss_of(output, loss_name)
     del output
-    notes.append(note)
+    training.notes.append(note)
     watch.phase = Phase.BACKWARD
     loss.backward()  # type: ignore[no-untyped-call]
     del loss
