@@ -11,6 +11,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
 from whatif.hardware.cluster.network import ALGORITHMS, Network
+from whatif.hardware.cluster.topology import Cluster
 from whatif.hardware.gpu import load_gpu
 from whatif.models.durations.estimator import device
 from whatif.models.exchange.exchanges import tensor_workers
@@ -47,6 +48,33 @@ def network_of(
     times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does, and applies
     to any algorithm. Raises WhatifError on invalid options.
     """
+    _check(name, workers, bandwidth, latency_us, algorithm, table, spread_pct)
+    measured = None if table is None else read_table(Path(table))
+    usual = graph.info.node if (bandwidth, latency_us, table) == (None, None, None) else ""
+    default_workers = WORKERS if measured is None else measured.workers or WORKERS
+    if cluster is None and not usual:
+        link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
+        network = Network.of(workers or default_workers, link)
+    else:
+        found = usual_cluster(load_gpu(usual)) if cluster is None else load_cluster(cluster)
+        network = _of_cluster(found, workers, default_workers, tensor_workers(graph), bandwidth, latency_us)
+    if not graph.has_gpu:
+        network = _over_tcp(network)
+        algorithm = "ring" if algorithm == "auto" else algorithm
+    recorded = device(graph)
+    given = [key for key, value in (("bandwidth=", bandwidth), ("latency_us=", latency_us)) if value is not None]
+    without = given and network.workers > 1 and network.levels[-1].workers == 1
+    return structs.replace(
+        network, algorithm=algorithm, table=measured, gpu=network.gpu or (recorded.name if recorded else None),
+        spread_pct=spread_pct, usual_for="" if cluster else usual,
+        unused=f"{' and '.join(given)} of the outermost links, which these workers do not use" if without else "",
+    )  # fmt: skip
+
+
+def _check(
+    name: str, workers: int | None, bandwidth: Bandwidth | None, latency_us: float | None, algorithm: str,
+    table: str | None, spread_pct: float | None,
+) -> None:  # fmt: skip
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} workers, got {workers}.")
     if latency_us is not None and not 0 <= latency_us <= MOST_LATENCY_US:
@@ -57,33 +85,19 @@ def network_of(
         raise WhatifError(
             f"{name}: expected a table of measured times, or bandwidth and latency_us, got both; leave one of them out."
         )
-    measured = None if table is None else read_table(Path(table))
     if algorithm not in ALGORITHMS:
         raise WhatifError(f"{name}: expected an algorithm of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
-    table_workers = None if measured is None else measured.workers
-    usual = graph.info.node if (bandwidth, latency_us, table) == (None, None, None) else ""
-    if cluster is None and not usual:
-        link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
-        network = Network.of(workers or table_workers or WORKERS, link)
-    else:
-        found = usual_cluster(load_gpu(usual)) if cluster is None else load_cluster(cluster)
-        inner = tensor_workers(graph)
-        network = found.network(None if workers is None else workers * inner)
-        if workers is None and network.workers == 1 and found.levels and found.levels[-1].workers is None:
-            network = found.network((table_workers or WORKERS) * inner)
-        network = _outermost(network, bandwidth, latency_us).around(inner)
-    if not graph.has_gpu:
-        network = _over_tcp(network)
-        algorithm = "ring" if algorithm == "auto" else algorithm
-    recorded = device(graph)
-    gpu = network.gpu or (recorded.name if recorded else None)
-    given = [key for key, value in (("bandwidth=", bandwidth), ("latency_us=", latency_us)) if value is not None]
-    without = given and network.workers > 1 and network.levels[-1].workers == 1
-    return structs.replace(
-        network, algorithm=algorithm, table=measured, gpu=gpu, spread_pct=spread_pct,
-        usual_for="" if cluster else usual,
-        unused=f"{' and '.join(given)} of the outermost links, which these workers do not use" if without else "",
-    )  # fmt: skip
+
+
+def _of_cluster(
+    cluster: Cluster, workers: int | None, default_workers: int, inner: int, bandwidth: Bandwidth | None,
+    latency_us: float | None,
+) -> Network:  # fmt: skip
+    """The network of a cluster's first workers, each one of a group of ``inner`` neighbours."""
+    network = cluster.network(None if workers is None else workers * inner)
+    if workers is None and network.workers == 1 and cluster.levels and cluster.levels[-1].workers is None:
+        network = cluster.network(default_workers * inner)
+    return _outermost(network, bandwidth, latency_us).around(inner)
 
 
 def _outermost(network: Network, bandwidth: Bandwidth | None, latency_us: float | None) -> Network:

@@ -18,7 +18,7 @@ from whatif.graph.described import DEFAULTS, DTYPES, FAMILIES, FAMILY_OF_NAME, P
 from whatif.opdb.devices import device_called
 from whatif.opdb.importers.found import Found, file_sha256, integers, numbers, read_table
 from whatif.opdb.provenance import Environment, Method, Origin, Source
-from whatif.opdb.rows import measurements, operators
+from whatif.opdb.rows import Rows, measurements, operators
 from whatif.opdb.schema import CACHE_STATES, LAUNCHES, METHODS
 from whatif.runtime.errors import WhatifError
 
@@ -47,6 +47,25 @@ def read_csv(
     if device is None and "device" not in table:
         raise WhatifError(f"{path}: expected a column 'device', got none; name the device with --device.")
     found = Found()
+    table = _usable(_labelled(table, device, method), found)
+    source = Source(author=author, licence=licence, sha256=file_sha256(path))
+    for (reported, family, name, launch, cache, framework, _), part in table.groupby(_SHARED, sort=True):
+        origin = Origin(
+            device=device_called(str(reported)),
+            environment=Environment(framework=str(framework) or None),
+            method=Method(name=str(name), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
+            source=source,
+        )
+        found.keep(_measured(part, str(family), units[0], path), origin)
+    if not found.contributions:
+        raise WhatifError(
+            f"{path}: expected measurements of operators, got none that are usable; see docs/opdb.md for the columns."
+        )
+    return found
+
+
+def _labelled(table: pd.DataFrame, device: str | None, method: Method | None) -> pd.DataFrame:
+    """The table with all columns of text, by default those that say nothing; ``device`` and ``method`` override."""
     table = table.assign(
         device=device if device is not None else _texts(table, "device", ""), dtype=_texts(table, "dtype", ""),
         name=_texts(table, "name", ""), family=_families(table), phase=_texts(table, "phase", "fwd"),
@@ -54,46 +73,32 @@ def read_csv(
         launch=_texts(table, "launch", "unknown"), cache=_texts(table, "cache", "unknown"),
         framework=_texts(table, "framework", ""), contribution=_texts(table, "contribution", ""),
     )  # fmt: skip
-    if method is not None:
-        columns = {"method": method.name, "launch": LAUNCHES[method.includes_launch], "cache": method.cache}
-        table = table.assign(**columns)
+    if method is None:
+        return table
+    return table.assign(method=method.name, launch=LAUNCHES[method.includes_launch], cache=method.cache)
+
+
+def _usable(table: pd.DataFrame, found: Found) -> pd.DataFrame:
+    """The rows whose words are known; the others are counted in ``found``."""
     known = table["family"].isin(list(FAMILIES)) & table["dtype"].isin(DTYPES) & table["phase"].isin(PHASES)
     known &= (table["name"] != "") & (table["device"].str.strip() != "")
     found.drop((~known).sum(), "an unknown operator, number format, phase or device")
     ways = table["method"].isin(METHODS) & table["launch"].isin(_LAUNCHES) & table["cache"].isin(CACHE_STATES)
     found.drop((known & ~ways).sum(), "an unknown method, launch or cache state")
-    source = Source(author=author, licence=licence, sha256=file_sha256(path))
-    for (reported, family, name, launch, cache, framework, _), part in table[known & ways].groupby(_SHARED, sort=True):
-        origin = Origin(
-            device=device_called(str(reported)),
-            environment=Environment(framework=str(framework) or None),
-            method=Method(name=str(name), includes_launch=_LAUNCHES[str(launch)], cache=str(cache)),
-            source=source,
-        )
-        attributes = {a: _integers(part, a, path) for a in FAMILIES[str(family)].attributes}
-        ops = operators(
-            str(family), attributes, name=part["name"].tolist(), dtype=part["dtype"].tolist(),
-            phase=part["phase"].tolist(), layout=part["layout"].tolist(),
-        )  # fmt: skip
-        scale, unit = _UNITS[units[0]], units[0].removeprefix("t_")
-        t, low, high = (numbers(part, c) * scale for c in (units[0], f"t_low_{unit}", f"t_high_{unit}"))
-        repeats = np.nan_to_num(numbers(part, "repeats"), nan=0, posinf=-1, neginf=-1)
-        found.keep(
-            measurements(
-                ops,
-                t,
-                t_low_s=low,
-                t_high_s=high,
-                repeats=np.clip(repeats, -1, 2**31 - 1),
-                kernels=_texts(part, "kernels", ""),
-            ),
-            origin,
-        )
-    if not found.contributions:
-        raise WhatifError(
-            f"{path}: expected measurements of operators, got none that are usable; see docs/opdb.md for the columns."
-        )
-    return found
+    return table[known & ways]
+
+
+def _measured(part: pd.DataFrame, family: str, time: str, path: Path) -> Rows:
+    """The measurements of operators of one family; ``time`` is the column of their times."""
+    attributes = {a: _integers(part, a, path) for a in FAMILIES[family].attributes}
+    ops = operators(
+        family, attributes, name=part["name"].tolist(), dtype=part["dtype"].tolist(), phase=part["phase"].tolist(),
+        layout=part["layout"].tolist(),
+    )  # fmt: skip
+    scale, unit = _UNITS[time], time.removeprefix("t_")
+    t, low, high = (numbers(part, c) * scale for c in (time, f"t_low_{unit}", f"t_high_{unit}"))
+    repeats = np.clip(np.nan_to_num(numbers(part, "repeats"), nan=0, posinf=-1, neginf=-1), -1, 2**31 - 1)
+    return measurements(ops, t, t_low_s=low, t_high_s=high, repeats=repeats, kernels=_texts(part, "kernels", ""))
 
 
 def _families(table: pd.DataFrame) -> list[str]:
