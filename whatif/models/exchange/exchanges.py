@@ -171,11 +171,9 @@ def exchange(
         ],
     )  # fmt: skip
     put = _Put(collectives.ids, collectives.launches, copied_in.ids, copied_out.ids, collectives.moved)
-    operations = np.array([row.operation for row in rows])
-    called = ACTIVATION_NAMES if activations else NAMES
-    names = {called[name]: put.ids[operations == name] for name in dict.fromkeys(operations.tolist())}
+    names = ACTIVATION_NAMES if activations else NAMES
     parts = Parts(*(column * passes for column in sent.parts))
-    changed = attach_model(named(collectives.graph, names), put.ids, parts, network.workers)
+    changed = attach_model(named(collectives.graph, _ids_by_name(rows, put, names)), put.ids, parts, network.workers)
     changed = mark(changed, np.concatenate([put.copied_in, put.copied_out]), moving(graph, 0).source[0])
     centre, low, high = (time_ns * passes for time_ns in call)
     changed = changed.with_duration(put.calls, centre, low_ns=low, high_ns=high)
@@ -187,6 +185,11 @@ def exchange(
     pairs += _around(changed, rows, put, on_gpu=on_gpu) + _beside_copies(graph, rows, ins, outs, put)
     source, target = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return changed.add_dependencies(source, target, kind=DependencyKind.COMMUNICATION)
+
+
+def _ids_by_name(rows: list[Exchange], put: _Put, names: dict[str, str]) -> dict[str, Int32]:
+    operations = np.array([row.operation for row in rows])
+    return {names[operation]: put.ids[operations == operation] for operation in dict.fromkeys(operations.tolist())}
 
 
 def _copies_of(work: list[int]) -> _Copies:
