@@ -259,7 +259,8 @@ class Recording:
             self._watchers.remove()
 
     def _begin_untraced(self) -> None:
-        self._stop_watching()
+        if self._watchers is not None:
+            self._watchers.before_untraced()
         self._device = GPU.of_model(self._model)
         if self._device is not None:
             GPU.reset_peak(self._device)
@@ -268,6 +269,7 @@ class Recording:
     def _begin_traced(self) -> None:
         # The tracer runs last: later steps in the same process are slower even once it is off.
         assert self._timer is not None
+        self._stop_watching()
         with GPU.on(self._device):
             self._metadata = self._describe(self._timer)
         self._timer = None

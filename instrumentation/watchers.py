@@ -1,4 +1,4 @@
-"""All observers of the warm-up steps; they are removed before a step is timed."""
+"""All observers of the warm-up steps; before the untraced steps they are removed, but for a few timestamps on a CPU."""
 
 from typing import Any
 
@@ -13,9 +13,10 @@ from .step_parts import StepParts
 
 
 class WarmupWatchers:
-    """Watches the model's input, the order of its gradients and the data loading, until `remove`.
+    """Watches the model's input, the order of its gradients and the data loading, until `before_untraced`.
 
-    Gradients are watched in the first step; on a CPU the parts of a step are timed in the later ones.
+    Gradients are watched in the first step. On a CPU the parts of a step are timed in the later ones, and again, until
+    `remove`, in the untraced ones if they are long enough.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -32,8 +33,17 @@ class WarmupWatchers:
         if self._optimizer is not None and not cuda:
             self._parts = StepParts(self._model, self._optimizer, self._loaders)
 
+    def before_untraced(self) -> None:
+        """Stop watching, but time the parts of the untraced steps where that takes little."""
+        self._input.remove()
+        self._gradients.remove()
+        if self._parts is not None and self._parts.are_cheap:
+            self._parts.begin_anew()
+        else:
+            self.remove()
+
     def remove(self) -> None:
-        """Stop watching."""
+        """Stop watching and timing."""
         for watcher in (self._input, self._gradients, self._loaders, self._parts):
             if watcher is not None:
                 watcher.remove()
@@ -51,7 +61,7 @@ class WarmupWatchers:
             "grad_ready_order": gradients,
             "ddp": describe_buckets(self._model, gradients),
             "data_loading": loading,
-            "warmup_parts_ms": self._parts.summary() if self._parts is not None else None,
+            "parts_ms": self._parts.summary() if self._parts is not None else None,
         }
 
     def _samples_per_step(self, steps: int) -> int | None:

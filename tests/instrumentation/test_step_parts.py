@@ -111,12 +111,42 @@ def test_what_another_thread_fetches_is_no_part(training: tuple[Any, Any]) -> No
     assert "loading" not in parts.summary()
 
 
-def test_the_watchers_leave_no_loader_changed(training: tuple[Any, Any]) -> None:
-    original = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
-    watchers = need("whatif.instrumentation.watchers").WarmupWatchers(*training)
+@pytest.mark.parametrize("forward_ms", [0, 3])
+def test_the_watchers_time_the_parts_of_long_untraced_steps(training: tuple[Any, Any], forward_ms: int) -> None:
+    """In those of short steps nothing is left, and the parts are those of the warm-up."""
+    model, optimizer = training
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+    watchers = need("whatif.instrumentation.watchers").WarmupWatchers(model, optimizer)
+
+    def train(ms: int) -> None:
+        model.ms = ms
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
     watchers.after_first_step(cuda=False)
+    train(forward_ms)
+    watchers.before_untraced()
+    assert bool(model._forward_hooks) == (iterator.__next__ is not original) == bool(forward_ms)
+    train(3 * forward_ms)
     watchers.remove()
-    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is original
+    assert iterator.__next__ is original
+    assert not model._forward_hooks
+    forward = watchers.summary(5)["parts_ms"]["forward"]
+    assert 3 * forward_ms <= forward < 3 * forward_ms + 1
+
+
+def test_an_evaluation_between_steps_is_no_part_of_them(training: tuple[Any, Any]) -> None:
+    model, optimizer = training
+    parts = step_parts.StepParts(model, optimizer, LoaderWatch())
+    for number in range(9):
+        step(model, optimizer)
+        if number == 4:
+            busy(40)
+            model(torch.ones(2, 4))
+    found = parts.summary()
+    assert 2 <= found["outside"] < 4
 
 
 def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:

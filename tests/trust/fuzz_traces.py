@@ -35,7 +35,7 @@ ARGUMENTS = [
 HEADER = ["whatif", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "displayTimeUnit", "schemaVersion"]
 # Under the key "whatif" of a recording.
 RECORDED = [
-    "untraced_step_ms", "untraced_cpu_ms", "warmup_parts_ms", "traced_step_ms", "profiler_cost_ns", "batch_size",
+    "untraced_step_ms", "untraced_cpu_ms", "parts_ms", "traced_step_ms", "profiler_cost_ns", "batch_size",
     "layers", "modules",
     "gpu", "parameters", "buckets", "grad_ready_order", "optimizer", "operators", "memory", "peak_memory", "rates",
     "loaders", "first_input", "n_steps", "steps",

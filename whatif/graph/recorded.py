@@ -221,7 +221,7 @@ class Recorded(Struct, frozen=True):
     # What was measured.
     untraced_step: StepTimes | None = None
     untraced_cpu: StepTimes | None = None
-    warmup_parts_ms: Mapping[str, float] = field(default_factory=dict)  # CPU time of a step's parts, by their name
+    parts_ms: Mapping[str, float] = field(default_factory=dict)  # CPU time of a step's parts, by their name
     traced_step: StepTimes | None = None
     traced_cpu: StepTimes | None = None
     untraced_load: MachineLoad | None = None
@@ -249,7 +249,7 @@ class Recorded(Struct, frozen=True):
             self,
             untraced_step=None,
             untraced_cpu=None,
-            warmup_parts_ms={},
+            parts_ms={},
             traced_step=None,
             traced_cpu=None,
             profiler_cost=None,

@@ -203,7 +203,7 @@ def _recorded(table: _Table) -> Recorded:
         flops=table.part("flops", _flops),
         untraced_step=_step_times(table, "untraced_step_ms"),
         untraced_cpu=_step_times(table, "untraced_cpu_ms"),
-        warmup_parts_ms=table.by_name("warmup_parts_ms", _is_ms),
+        parts_ms=table.by_name("parts_ms", _is_ms) or table.by_name("warmup_parts_ms", _is_ms),  # the older name
         traced_step=_step_times(table, "traced_step_ms"),
         traced_cpu=_step_times(table, "traced_cpu_ms"),
         untraced_load=table.part("untraced_load", _machine_load),

@@ -1,8 +1,8 @@
 """The parts of a step on a CPU, corrected separately: forward, backward, update, loading, and the rest.
 
 The profiler's cost differs between them: next to large products an event costs several times as much as in a loop of
-small operators, and colder caches slow the products. So each part is matched to its share of the step's time in the
-recorder's warm-up steps.
+small operators, and colder caches slow the products. So each part is matched to its share of the step's time without
+the profiler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ OUTSIDE, FORWARD, BACKWARD, UPDATE, LOADING = PARTS = ("outside", "forward", "ba
 _FORWARD, _UPDATE = 0, 1
 # The part of tasks between two of these, by the one before (row) and the one after (column).
 _BETWEEN = np.array([[PARTS.index(FORWARD), PARTS.index(BACKWARD)], [PARTS.index(OUTSIDE), PARTS.index(UPDATE)]])
-# Our choice: if the warm-up steps differ more from the untraced one, their parts do not give its shares.
+# Our choice: the parts of short steps are those of the warm-up, and if these differ more from the untraced steps, their
+# parts do not give the shares.
 AGREES = 0.5
 # Our choice: a task that takes this many times its whole part in the median step is a pause, as for garbage. It is not
 # among the part's usual work, and has the mean pace.
@@ -44,7 +45,7 @@ def part_times(
     Paces lie from ``least`` to ``most``. None if the recording lacks the parts, or they are not those of a step on one
     CPU thread.
     """
-    parts_ms = graph.info.recorded.warmup_parts_ms
+    parts_ms = graph.info.recorded.parts_ms
     if untraced.clock != "cpu" or set(parts_ms) | {LOADING} != set(PARTS) or not graph.info.n_steps:
         return None
     part = _parts(graph)
