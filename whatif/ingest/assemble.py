@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,36 +48,8 @@ from whatif.ingest.waiting import ONE_TASK
 def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     """Return the task graph of a trace; ``info`` is completed with the origin, the operators and the groups."""
     events = parts.events
-    cpu = cpu_rows(parts) if parts.tracks else _no_rows()
-    if len(cpu):
-        finish_phases(cpu, parts)
-    row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
-    gpu = gpu_rows(parts, cpu, row_of_call)
-    origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
-    waits = connect.stream_waits(events, parts.calls, parts.call_times, parts.gpu, origin_ns)
-    delays = _stream_wait_rows(gpu, waits)
-    lead_ins = _lead_in_rows(cpu, parts, origin_ns)
-    blocks = [cpu, gpu, delays, lead_ins]
-    blocks = [block for block in blocks if len(block) or block is cpu]
-    order = order_by(*(np.concatenate([b.columns[key] for b in blocks]) for key in ("key_ns", "thread", "sequence")))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    n_cpu, n_gpu = len(cpu), len(gpu)
-    cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
-    held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
-    dependencies, wait_table = _dependencies(parts, cpu, row_of_call, waits, cpu_place, gpu_place, held_place)
-    launched_ns = of_calls(cpu.columns["start_ns"], gpu.columns["launch_row"], gpu.columns["start_ns"])
-    # One at a time, and removed from the blocks: the columns of a long trace are large.
-    for block in blocks:
-        for ordering in ("key_ns", "sequence", "landmark"):
-            del block.columns[ordering]
-    columns = {name: np.concatenate([b.columns.pop(name) for b in blocks]).take(order) for name in list(cpu.columns)}
-    # A task's step is that of its own start on the CPU, of its launch on the GPU.
-    time_ns = columns["start_ns"].astype(np.int64)
-    time_ns[gpu_place] = launched_ns
-    step = parts.steps.of(time_ns)
-    del order, place, cpu_place, gpu_place, held_place, time_ns
-
+    tasks = _in_order(parts)
+    columns = tasks.columns
     names, name = _with_collectives(events, columns, *_names(events.names, columns["name"]))
     family, dtype = _families(names, name, columns)
     family = with_convolutions(events, columns, family)
@@ -98,17 +71,58 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
         **{key: columns[key] for key in ("thread", "layer", "phase", "operator", "in_optimizer", "recomputed")},
         **{key: columns[key] for key in ("profiler_events", "profiler_ns")},
         "name": name, "kind": kind, "duration_ns": duration_ns, "low_ns": low_ns,
-        "high_ns": duration_ns, "start_ns": columns["start_ns"] - origin_ns, "step": step,
+        "high_ns": duration_ns, "start_ns": columns["start_ns"] - tasks.origin_ns, "step": tasks.step,
         "measured": measured_rows(events, columns["operator"], info.recorded), "called": called, "group": group,
         "correlation_id": correlation, "family": family, "dtype": dtype + op_dtype * (dtype == 0),
         "size_bytes": size_bytes, "flops": flops, "warps": warps, "registers": registers,
     }  # fmt: skip
     graph = TaskGraph(
-        **compact(filled(len(name), given)), dependencies=dependencies, waits=wait_table, names=names,
-        threads=tuple(parts.threads), layers=tuple(parts.labeller.layers), info=info,
+        **compact(filled(len(name), given)), dependencies=tasks.dependencies, waits=tasks.waits, names=names,
+        threads=tuple(parts.threads), layers=tuple(parts.labeller.layers),
+        info=replace(info, origin_ns=tasks.origin_ns + events.base_ns, operators=operators, groups=groups),
     )  # fmt: skip
-    info = replace(info, origin_ns=origin_ns + events.base_ns, operators=operators, groups=groups)
-    return _forward_only(graph.replace(info=info))
+    return _forward_only(graph)
+
+
+class _Tasks(NamedTuple):
+    """The tasks in the order of their ids, and what they wait for."""
+
+    columns: dict[str, Array]
+    step: Array
+    dependencies: Dependencies
+    waits: Waits
+    origin_ns: int  # the first start
+
+
+def _in_order(parts: Parts) -> _Tasks:
+    cpu = cpu_rows(parts) if parts.tracks else _no_rows()
+    if len(cpu):
+        finish_phases(cpu, parts)
+    row_of_call = rows_of_calls(cpu.columns, len(parts.calls.event))
+    gpu = gpu_rows(parts, cpu, row_of_call)
+    origin_ns = min((int(rows.columns["start_ns"].min()) for rows in (cpu, gpu) if len(rows)), default=0)
+    waits = connect.stream_waits(parts.events, parts.calls, parts.call_times, parts.gpu, origin_ns)
+    delays = _stream_wait_rows(gpu, waits)
+    lead_ins = _lead_in_rows(cpu, parts, origin_ns)
+    blocks = [cpu, gpu, delays, lead_ins]
+    blocks = [block for block in blocks if len(block) or block is cpu]
+    order = order_by(*(np.concatenate([b.columns[key] for b in blocks]) for key in ("key_ns", "thread", "sequence")))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    n_cpu, n_gpu = len(cpu), len(gpu)
+    cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
+    held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
+    dependencies, wait_table = _dependencies(parts, cpu, row_of_call, waits, cpu_place, gpu_place, held_place)
+    launched_ns = of_calls(cpu.columns["start_ns"], gpu.columns["launch_row"], gpu.columns["start_ns"])
+    # One at a time, and removed from the blocks: the columns of a long trace are large.
+    for block in blocks:
+        for ordering in ("key_ns", "sequence", "landmark"):
+            del block.columns[ordering]
+    columns = {name: np.concatenate([b.columns.pop(name) for b in blocks]).take(order) for name in list(cpu.columns)}
+    # A task's step is that of its own start on the CPU, of its launch on the GPU.
+    time_ns = columns["start_ns"].astype(np.int64)
+    time_ns[gpu_place] = launched_ns
+    return _Tasks(columns, parts.steps.of(time_ns), dependencies, wait_table, origin_ns)
 
 
 def _no_rows() -> Rows:
