@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file = tmp_path_factory.mktemp("group") / "store"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of a traceback
+        torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+        yield
+        torch.distributed.destroy_process_group()
 
 
 def record(model: Any, path: Path) -> dict[str, Any]:

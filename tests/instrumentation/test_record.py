@@ -428,7 +428,8 @@ def test_records_kernels_and_synchronisations_on_a_gpu(tmp_path: Path) -> None:
         instrumentation.record(model, optimizer, tmp_path / "again.json").start()
 
 
-def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
+def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts the rank before each line of a traceback
     fake = need("torch.testing._internal.distributed.fake_pg")
     path = recording_file.of_this_rank
     assert path(tmp_path / "run.json.gz") == tmp_path / "run.json.gz"
