@@ -153,10 +153,16 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def cell(command: str, folder: Path, whole: bytes, data: bytes) -> str:
-    """Say what a command does with a damaged trace, in one word."""
-    before, after = (run(command, folder, whole, each) for each in (whole, data))
+def undamaged(command: str, folder: Path, whole: bytes) -> Outcome:
+    """Return what a command says of the whole trace."""
+    before = run(command, folder, whole, whole)
     assert before.status == 0, (command, before)
+    return before
+
+
+def cell(command: str, folder: Path, whole: bytes, before: Outcome, data: bytes) -> str:
+    """Say what a command does with a damaged trace, in one word; ``before`` is what it says of the whole one."""
+    after = run(command, folder, whole, data)
     assert after.is_sound, (command, after)
     assert after.status < 2, (command, after)
     named = bool(_said(after) - _said(before))
@@ -175,9 +181,11 @@ def table() -> list[str]:
         "| damage | " + " | ".join(f"`{name}`" for name in COMMANDS) + " |",
         "|---" * (len(COMMANDS) + 1) + "|",
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        before = {command: undamaged(command, folder, whole) for command in COMMANDS}
         for what, data in damaged(trace).items():
-            cells = [cell(command, Path(folder), whole, data) for command in COMMANDS]
+            cells = [cell(command, folder, whole, before[command], data) for command in COMMANDS]
             lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return lines
 

@@ -40,8 +40,9 @@ def told(path: Path, *words: str) -> dict[str, Any]:
 
 
 def test_apply_names_or_refuses_every_damage(whole: bytes, tmp_path: Path) -> None:
+    before = damage_table.undamaged("apply", tmp_path, whole)
     for what, data in damage_table.damaged(damage_table.gpu_recording()).items():
-        said = damage_table.cell("apply", tmp_path, whole, data)
+        said = damage_table.cell("apply", tmp_path, whole, before, data)
         assert said in (("same",) if what in HARMLESS else ("named", "refused")), what
 
 
