@@ -23,10 +23,10 @@ TRANSFORMER = ("examples/train_transformer.py", "Transformer")
 LLAMA = ("tests/plan/llama_like.py", "Llama")
 # Name, its file and class, sizes, batch.
 MODELS = [
-    ("activations", *TRANSFORMER, {"width": 512, "layers": 8, "heads": 8, "context": 256}, 8),
-    ("parameters", *TRANSFORMER, {"width": 1024, "layers": 8, "heads": 8, "context": 128}, 1),
-    ("deep", *TRANSFORMER, {"width": 384, "layers": 24, "heads": 6, "context": 192}, 4),
-    ("llama", *LLAMA, {"width": 768, "layers": 6, "heads": 12, "context": 128}, 4),
+    ("activations", *TRANSFORMER, {"width": 512, "layers": 4, "heads": 8, "context": 256}, 8),
+    ("parameters", *TRANSFORMER, {"width": 1024, "layers": 4, "heads": 8, "context": 128}, 1),
+    ("deep", *TRANSFORMER, {"width": 384, "layers": 12, "heads": 6, "context": 192}, 4),
+    ("llama", *LLAMA, {"width": 768, "layers": 3, "heads": 12, "context": 128}, 4),
 ]
 WORKERS = [2, 8, 64]
 
