@@ -281,7 +281,7 @@ def expected_files() -> set[str]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that is built from the sdist, as an installer would do it, by a compiler that takes no time to optimize."""
+    """A wheel that is built from the sdist, as an installer would do it; its compiler takes no time to optimize."""
     need("build")
     folder = tmp_path_factory.mktemp("dist")
     compiler = folder / "cc"
