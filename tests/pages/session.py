@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.instrumentation import warm
 from tests.pages.blocks import ROOT, Block, blocks_of
 from whatif.cli.main import main
 
@@ -104,6 +105,13 @@ def _run_command(command: str, exits: int) -> list[str]:
         status, out, err = _here(lambda: main(words))
     elif program == "python" and words[0] == "-m" and words[1].startswith("whatif."):
         status, out, err = _here(lambda: _run_module(words[1:]))
+    elif program == "whatif" or (program == "python" and words[0].endswith(".py")):
+        done = warm.python(
+            ["-m", "whatif", *words] if program == "whatif" else words,
+            Path.cwd(),
+            {**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        status, out, err = done.returncode, done.stdout, done.stderr
     else:
         done = subprocess.run([program, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         status, out, err = done.returncode, done.stdout, done.stderr
