@@ -105,12 +105,9 @@ def _run_command(command: str, exits: int) -> list[str]:
         status, out, err = _here(lambda: main(words))
     elif program == "python" and words[0] == "-m" and words[1].startswith("whatif."):
         status, out, err = _here(lambda: _run_module(words[1:]))
-    elif program == "whatif" or (program == "python" and words[0].endswith(".py")):
-        done = warm.python(
-            ["-m", "whatif", *words] if program == "whatif" else words,
-            Path.cwd(),
-            {**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    elif program == "whatif" or (program == "python" and words[:2] != ["-m", "pytest"]):  # both load torch
+        words = ["-m", "whatif", *words] if program == "whatif" else words
+        done = warm.python(words, Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"})
         status, out, err = done.returncode, done.stdout, done.stderr
     else:
         done = subprocess.run([program, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
