@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import whatif
 from tests.helpers import need
+from tests.instrumentation import warm
 from whatif.questions.validate.validate import validate
 from whatif.runtime.errors import WhatifError
 
@@ -48,10 +50,13 @@ def plan(out: Path, **options: Any) -> Any:
     return queue.Plan(**{"out": out, "full": False, "device": "cpu", **options})
 
 
-def run(jobs: list[Any], settings: Any) -> tuple[Any, list[str]]:
+def run(jobs: list[Any], settings: Any, module: str = "tests.campaign.run_briefly") -> tuple[Any, list[str]]:
+    """Run the jobs, each part as this module in a process that finds torch imported."""
     told: list[str] = []
     made = queue.Queue(jobs, settings, lambda progress: told.append(f"{progress.task.job.name}: {progress.text}"))
-    made.run()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(workers, "COMMAND", (warm.executable(Path(folder)), "-m", module))
+        made.run()
     return made, told
 
 
@@ -115,16 +120,13 @@ def test_a_failing_run_is_recorded_and_stops_nothing(recorded: Path) -> None:
 
 
 def test_ends_at_the_first_trace_without_kernels_and_goes_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """On a machine whose CUPTI refuses: the first trace ends it, and no try of that run is used up."""
     jobs = variants.all_jobs(full=False, device="cpu", models=("gnmt",), variants=("baseline", "batch_x0.5"))
-    command = (sys.executable, "-m", "tests.campaign.run_on_a_fake_gpu")
     for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(workers, "COMMAND", command)
-            with pytest.raises(WhatifError, match=r"gnmt--baseline: the campaign ends here.*launches and no kernel"):
-                run(jobs, plan(tmp_path, timeout_s=600.0))
+        with pytest.raises(WhatifError, match=r"gnmt--baseline: the campaign ends here.*launches and no kernel"):
+            run(jobs, plan(tmp_path, timeout_s=600.0), "tests.campaign.run_on_a_fake_gpu")
     record = read_record(tmp_path, "gnmt--baseline")
     assert record["status"] == "timed"
     assert "failures" not in record

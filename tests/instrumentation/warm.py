@@ -2,77 +2,144 @@
 
 ``python(words, ...)`` is ``subprocess.run([sys.executable, *words], ...)``: the same working folder, environment,
 arguments, streams and exit status, in a ``__main__`` of its own. What differs: torch and torch._dynamo are there before
-the program asks for them, and the traceback of an uncaught error begins in this file.
+the program asks for them, and the traceback of an uncaught error begins in this file. ``executable(folder)`` is a
+program to start in place of Python: it ends as its fork does, and the fork and its process group end with it.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
+import contextlib
 import json
 import os
-import runpy
-import site
-import subprocess
+import signal
+import socket
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what a process of `executable` would import in vain
+    import subprocess
+
+# Of one request: its words and the environment.
+MOST_BYTES = 1 << 17
 
 
-def python(words: Sequence[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def python(words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS`, one thread of OpenMP, and return how it ended."""
+    import subprocess
+    import tempfile
+
     assert env["OMP_NUM_THREADS"] == "1"  # read as torch is imported
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        streams = [Path(folder, "out"), Path(folder, "err")]
-        asked = {"words": words, "cwd": str(cwd), "env": env, "streams": list(map(str, streams))}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        status = int(server.stdout.readline())
-        out, err = (stream.read_text(encoding="utf-8") for stream in streams)
-    return subprocess.CompletedProcess(words, status, out, err)
+    with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        status = _ask(_server(), words, str(cwd), env, [nothing.fileno(), out.fileno(), err.fileno()])
+        said = []
+        for stream in (out, err):
+            stream.seek(0)
+            said.append(stream.read().decode())
+    return subprocess.CompletedProcess(words, status, *said)
+
+
+def executable(folder: Path) -> str:
+    """Write a program into a folder that takes the words of Python, and return its path."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{__file__}" as "{_server()}" "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _ask(server: str, words: Sequence[str], cwd: str, env: Mapping[str, str], streams: Sequence[int]) -> int:
+    """Let a fork run `python WORDS`; return its exit status, -N where signal N ended it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(server)
+        request = json.dumps({"words": words, "cwd": cwd, "env": dict(env)}).encode()
+        socket.send_fds(connection, [request], streams)
+        return int(connection.recv(16))
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
-    """The process that forks; it ends with this one, which holds the other end of its stdin."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _server() -> str:
+    """Start the process that forks; return its address. It ends with this one, which holds the other end of a pipe."""
+    import atexit
+    import subprocess
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory(prefix="warm")  # a short name: an address has 107 bytes
+    address = f"{folder.name}/socket"
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", address], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return address
 
 
-def _serve() -> None:
-    """Answer each line of stdin with the exit status of a fork; the forks return, with what they are to do."""
+def _serve(address: str) -> None:
+    """Fork for each request; the forks return, as the program that they are to run, and the processes beside them."""
+    import gc
+    import importlib
+    import select
+
     importlib.import_module("torch._dynamo")  # as any optimizer does
-
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the forks"
     gc.collect()
     gc.freeze()  # a collection in a fork would copy what it looks at
-    while line := sys.stdin.readline():
-        child = os.fork()
-        if not child:
-            _become(json.loads(line))
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("ready", flush=True)
+        while 0 not in select.select([0, listener.fileno()], [], [])[0]:
+            with listener.accept()[0] as asker:
+                if not os.fork():
+                    listener.close()
+                    return _attend(asker)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    return None
 
 
-def _become(asked: dict[str, Any]) -> None:
+def _attend(asker: socket.socket) -> None:
+    """Answer one request with how its fork ended; end the fork's group once nobody waits for it."""
+    import select
+
+    request, streams, *_ = socket.recv_fds(asker, MOST_BYTES, 3)
+    program = os.fork()
+    if not program:
+        os.setpgid(0, 0)
+        asker.close()
+        return _become(json.loads(request), streams)
+    ended = os.pidfd_open(program)
+    if ended not in select.select([ended, asker.fileno()], [], [])[0]:
+        os.killpg(program, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        asker.send(str(status).encode())
+    os._exit(0)
+
+
+def _become(asked: dict[str, Any], streams: Sequence[int]) -> None:
     """Take over what a new process has of its own, and run the program in a new ``__main__``, as Python does."""
-    for number, path in enumerate((os.devnull, *asked["streams"])):
-        stream = os.open(path, os.O_RDWR | os.O_CREAT)
+    import runpy
+    import site
+
+    for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    *option, program = asked["words"][: 1 + (asked["words"][0] == "-m")]
-    sys.argv[:] = [program, *asked["words"][1 + len(option) :]]
+    words = asked["words"][asked["words"][0] == "-u" :]
+    *option, program = words[: 1 + (words[0] == "-m")]
+    sys.argv[:] = [program, *words[1 + len(option) :]]
     sys.path[:1] = [asked["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if "PYTHONPATH" in os.environ:
         site.execsitecustomize()
@@ -84,5 +151,14 @@ def _become(asked: dict[str, Any]) -> None:
         exec(compile(Path(program).read_bytes(), vars(main)["__file__"], "exec", dont_inherit=True), vars(main))
 
 
+def _as_python(address: str, *words: str) -> None:
+    """End as a fork does that has this process's streams, folder and environment."""
+    status = _ask(address, words, os.getcwd(), os.environ, (0, 1, 2))
+    if status < 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    _serve()
+    {"serve": _serve, "as": _as_python}[sys.argv[1]](*sys.argv[2:])
