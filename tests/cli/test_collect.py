@@ -6,12 +6,12 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.instrumentation import warm
 from whatif.cli import collect
 from whatif.cli.main import main
 from whatif.runtime.errors import WhatifError
@@ -22,6 +22,11 @@ if os.environ.get("WHATIF_STRICT") == "1":
     importlib.import_module("torch")
 else:
     pytest.importorskip("torch")
+
+
+def whatif_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return warm.python(["-m", "whatif", *words], folder, {**os.environ, "OMP_NUM_THREADS": "1"})
+
 
 SCRIPT = """
 import sys, torch
@@ -39,9 +44,7 @@ def test_a_script_is_recorded_and_its_recording_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def run(*words: str, said: str = "") -> str:
-        found = subprocess.run(
-            [sys.executable, "-m", "whatif", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        found = whatif_in(tmp_path, *words)
         assert found.returncode == 0, found.stderr
         assert said in found.stderr
         return found.stdout
@@ -58,8 +61,7 @@ def test_a_script_is_recorded_and_its_recording_is_read(tmp_path: Path) -> None:
 def test_options_reach_the_recorder(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--steps", "3", "--untraced-steps", "4", "--memory", "--measure-operators", "-o", "run.json", "train.py"]
-    command = [sys.executable, "-m", "whatif", "collect", *words, "--steps", "9"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = whatif_in(tmp_path, "collect", *words, "--steps", "9")
     assert found.returncode == 0, found.stderr
     recording = json.loads((tmp_path / "run.json").read_text())
     assert recording["whatif"]["untraced_step_ms"]["steps"] == 4
@@ -78,8 +80,7 @@ def test_options_reach_the_recorder(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], status: int, sentence: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "whatif", "collect", *words, "train.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = whatif_in(tmp_path, "collect", *words, "train.py")
     assert (found.returncode, len(found.stderr.splitlines())) == (status, 1)
     assert sentence in found.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
