@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import need
+from tests.instrumentation import warm
 from whatif.cli.main import main
 from whatif.graph.described import Described
 from whatif.opdb.rows import operators
@@ -36,6 +38,13 @@ WAY = machine.Way("cpu", 1, "hot", "chain_difference")
 def _one_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One visit each: a process takes seconds to start."""
     monkeypatch.setattr(visits, "MOST_VISITS", 1)
+
+
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What measures begins as a fork that has torch imported, which alone takes two seconds."""
+    (tmp_path / "warm").mkdir()
+    monkeypatch.setattr(sys, "executable", warm.executable(tmp_path / "warm"))
 
 
 def product(side: int) -> Described:
@@ -92,6 +101,7 @@ def test_measured_rows_are_a_contribution_and_the_same_question_adds_nothing(tmp
     assert len(store.contributions()[0]) == len(contributions)
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_what_is_damaged_in_the_database_is_measured_again(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "db", create=True)
     profile(store, added(100))
@@ -100,6 +110,7 @@ def test_what_is_damaged_in_the_database_is_measured_again(tmp_path: Path) -> No
     assert (done.measured, done.present) == (1, 0)
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """What is in the journal is not measured again: its time, which nothing takes, ends up in the database."""
     store = Store.open(tmp_path / "db", create=True)
@@ -114,6 +125,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert times["elementwise add fwd fp32  200 2"] < 1e-3
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -148,6 +160,7 @@ def test_what_ends_the_process_costs_itself_alone(tmp_path: Path) -> None:
     assert dict(done.left_out) == {visits.CRASHED: 1}
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_process_that_falls_silent_is_ended() -> None:
     """No operator answers within nothing."""
     with process.MeasuringProcess(WORKER, WAY._asdict()) as running:
@@ -174,6 +187,7 @@ def test_time_that_is_up_measures_nothing_and_says_so(tmp_path: Path) -> None:
     assert not store.contributions()[0]
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_smallest_budget_measures_one_operator(tmp_path: Path) -> None:
     """It was used up by the start of the process, and so was that of each later run."""
     store = Store.open(tmp_path / "db", create=True)
@@ -182,6 +196,7 @@ def test_the_smallest_budget_measures_one_operator(tmp_path: Path) -> None:
     assert dict(done.left_out) == {profiling.NO_TIME: 1}
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_gradients_formats_and_families_online(tmp_path: Path) -> None:
     """An operator that a database lacks is measured at once, inserted, and not measured a second time."""
     device = next(name for name in online.at_hand() if name.endswith(" x1"))
@@ -205,6 +220,7 @@ def test_gradients_formats_and_families_online(tmp_path: Path) -> None:
     assert sorted(again.rows.t_s.tolist()) == sorted(found.rows.t_s.tolist())
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_any_operator_of_a_recording_online() -> None:
     """The family "other" says of its inputs what the recording said; strings of another kind are left out."""
     device = next(name for name in online.at_hand() if name.endswith(" x1"))
@@ -241,6 +257,7 @@ def test_collectives_over_two_processes(tmp_path: Path) -> None:
     assert all(1e-6 < seconds < 1 for seconds in times.values())
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_command_measures_and_the_database_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 

@@ -2,8 +2,9 @@
 
 ``python(words, ...)`` is ``subprocess.run([sys.executable, *words], ...)``: the same working folder, environment,
 arguments, streams and exit status, in a ``__main__`` of its own. What differs: torch and torch._dynamo are there before
-the program asks for them, and the traceback of an uncaught error begins in this file. ``executable(folder)`` is a
-program to start in place of Python: it ends as its fork does, and the fork and its process group end with it.
+the program asks for them, the garbage collector passes over them, and the traceback of an uncaught error begins in this
+file. ``executable(folder)`` is a program to start in place of Python: it ends as its fork does, and the fork and its
+process group end with it.
 """
 
 from __future__ import annotations
@@ -134,6 +135,10 @@ def _become(asked: dict[str, Any], streams: Sequence[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    # The server's remember whether they can be sought.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # type: ignore[misc]
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
