@@ -86,6 +86,18 @@ def test_a_layer_that_became_slower_is_named(own_traces: Path) -> None:
         assert f"largest change: layer {graph.layers[code]} " in str(found.causes[0])
 
 
+def test_a_cpu_makes_no_calls_to_a_gpu(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The calls that gloo is inserted with were called "CUDA / HIP calls" by all that name kinds of tasks."""
+    recording, spread = str(own_traces / "lab_pipeline_cpu" / "mlp.trace.json.gz"), str(tmp_path / "spread.json.gz")
+    assert main(["export", recording, "distributed:workers=4", "-o", spread, "--quiet"]) == 0
+    for command in (["check", "--baseline", recording], ["explain"], ["info"]):
+        capsys.readouterr()
+        main([*command, spread])
+        shown = capsys.readouterr().out
+        assert "communication calls" in shown
+        assert "CUDA" not in shown
+
+
 @pytest.mark.parametrize(
     ("folder", "cause"), [("sleeping", "Python and the framework"), ("twice_the_batch", "operators")]
 )

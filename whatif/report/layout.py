@@ -19,6 +19,7 @@ from whatif.report.columns import COLUMN_GAP, MIN_NAME, Bar, Cell, Column, fitte
 from whatif.report.printable import printable
 
 if TYPE_CHECKING:
+    from whatif.graph.task_graph import TaskGraph
     from whatif.prediction.baseline import Baseline
 
 # The width without a terminal: enough for a kernel's name beside three numbers.
@@ -231,6 +232,11 @@ def signed(change: float, ms: Callable[[float | None], str]) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
+def kind_label(kind: str, graph: TaskGraph) -> str:
+    """Return the display name of a kind of tasks in a graph."""
+    return COMMUNICATION_CALLS if kind == "runtime" and not graph.has_gpu else KIND_LABELS[kind]
+
+
 def sentence_case(text: str) -> str:
     """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
@@ -254,6 +260,8 @@ KIND_LABELS = {
     "wait": "waits",
     "lag": "launch and hand-over lag",
 }
+# Without a GPU, the only calls are those that start an exchange between workers.
+COMMUNICATION_CALLS = "communication calls"
 BREAKDOWN_LABELS = (
     ("cpu_only_ms", "CPU only"),
     ("gpu_only_ms", "GPU only"),

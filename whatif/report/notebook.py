@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whatif.graph.types import TaskKind
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, KIND_LABELS, ms_format
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, kind_label, ms_format
 from whatif.report.plot_breakdown import prediction_figure
 from whatif.report.plot_sweep import sweep_figure
 from whatif.report.plot_timeline import timeline_figure
@@ -52,7 +52,7 @@ def graph_html(graph: TaskGraph) -> str:
     if info.measured_step_ns.get(clock):
         step_ms = step_ns(info.measured_step_ns[clock], graph, clock) / 1e6
         rows.append((f"recorded, {CLOCK_SUBJECTS[clock]}", f"{ms_format(step_ms)(step_ms)} ms ({CLOCK_LABELS[clock]})"))
-    rows += [(KIND_LABELS[kind.name.lower()], f"{counts[kind]:,}") for kind in TaskKind if counts[kind]]
+    rows += [(kind_label(kind.name.lower(), graph), f"{counts[kind]:,}") for kind in TaskKind if counts[kind]]
     rows += [
         ("execution threads", f"{len(graph.threads):,}"),
         ("layers", f"{len(graph.layers) - 1:,}"),

@@ -8,10 +8,10 @@ from whatif.questions.explain import Explanation, Part
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_SUBJECTS,
-    KIND_LABELS,
     Report,
     bar,
     count,
+    kind_label,
     ms_format,
     number,
     pct,
@@ -54,7 +54,7 @@ def print_explanation(explanation: Explanation) -> None:
             parts = explanation.breakdown.to_dict()
             shares = [(label, parts[key]) for key, label in BREAKDOWN_LABELS]
             _print_shares(out, "Where the time goes", shares, step_ms)
-        path = [(KIND_LABELS[kind], part_ms) for kind, part_ms in explanation.critical_path_ms.items()]
+        path = [(kind_label(kind, baseline.graph), part_ms) for kind, part_ms in explanation.critical_path_ms.items()]
         _print_shares(out, f"Critical path: what {subject} waits for", path, step_ms)
         _print_parts(out, "Phases", explanation.phases, both)
         if len(explanation.threads) > 1:

@@ -10,10 +10,10 @@ from whatif.graph.types import Severity
 from whatif.questions.summary import Summary
 from whatif.report.layout import (
     CLOCK_LABELS,
-    KIND_LABELS,
     UNTRACED_LABELS,
     Report,
     bar,
+    kind_label,
     ms_format,
     pct,
     plain,
@@ -37,7 +37,7 @@ def print_summary(summary: Summary) -> None:
         out.table(
             f"Tasks ({len(summary.graph):,})",
             ["", ""],
-            [(KIND_LABELS[kind], f"{count:,}") for kind, count in summary.tasks.items()],
+            [(kind_label(kind, summary.graph), f"{count:,}") for kind, count in summary.tasks.items()],
         )
         ms = ms_format(max((t.busy_ms for t in summary.threads), default=0.0))
         rows = [(t.name, f"{t.tasks:,}", ms(t.busy_ms)) for t in summary.threads]

@@ -16,6 +16,8 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import LAG, Explanation, step_critical_ms, step_work_ms
 
+# Without a GPU, the only calls are those that start an exchange between workers.
+CALLS, CALLS_ON_CPU = "CUDA / HIP calls and launches", "communication calls and hand-overs"
 # The groups of work on a critical path, as named in a sentence: their task kinds, and the columns that detail them.
 GROUPS = {
     "data loading": (("data_loading",), ()),
@@ -24,7 +26,7 @@ GROUPS = {
     "copies": (("memcpy", "memset"), ("layer",)),
     "operators": (("cpu_op",), ("layer", "family")),
     "Python and the framework": (("gap",), ("layer", "phase")),
-    "CUDA / HIP calls and launches": (("runtime", LAG), ("layer", "phase")),
+    CALLS: (("runtime", LAG), ("layer", "phase")),
     "waits that nothing explains": (("wait",), ()),
 }
 # Our choice: a part is named if it holds this share of a growth, a cause if it explains this share of the step's
@@ -74,6 +76,7 @@ def causes(explained: tuple[Explanation, Explanation], lines: tuple[Lines, Lines
     before, after = (each.critical_path_ms for each in explained)
     critical = [(each.baseline.graph, step_critical_ms(each.baseline)[0]) for each in explained]
     work_ms = [_by_kind(each.baseline) for each in explained]
+    on_gpu = any(graph.has_gpu for graph, _ in critical)
     found = []
     for name, (kinds, looked_into) in GROUPS.items():
         old_ms, new_ms = (sum(path.get(kind, 0.0) for kind in kinds) for path in (before, after))
@@ -85,6 +88,7 @@ def causes(explained: tuple[Explanation, Explanation], lines: tuple[Lines, Lines
             more_ms = float(work_ms[1][members].sum() - work_ms[0][members].sum())
             if LAG in kinds:
                 more_ms += after.get(LAG, 0.0) - before.get(LAG, 0.0)
+            name = CALLS_ON_CPU if name == CALLS and not on_gpu else name
             found.append(Cause(name, old_ms, new_ms, ", ".join(filter(None, places)), more_ms))
     return tuple(sorted(found, key=lambda cause: -abs(cause.change_ms)))
 

@@ -19,8 +19,8 @@ from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     CLOCK_SUBJECTS,
-    KIND_LABELS,
     count,
+    kind_label,
     ms_format,
     pct,
     sentence_case,
@@ -75,9 +75,9 @@ def breakdown(facts: Facts, charts: Charts) -> Html:
         f"{bar}: " + ", ".join(f"{label} {ms(values[key])} ms" for key, label in parts)
         for bar, values in zip(bars, (before, after), strict=False)
     )
-    path = facts.explanation.critical_path_ms
+    path, graph = facts.explanation.critical_path_ms, facts.baseline.graph
     path_rows: list[Row] = [
-        [KIND_LABELS[kind], Cell(ms(part), part, part / step_ms if step_ms else 0.0), pct(part, step_ms)]
+        [kind_label(kind, graph), Cell(ms(part), part, part / step_ms if step_ms else 0.0), pct(part, step_ms)]
         for kind, part in path.items()
     ]
     slack = facts.explanation.slack

@@ -9,7 +9,7 @@ from whatif.questions.memory_summary import MemorySummary
 from whatif.questions.sweep.scaling import Scaling
 from whatif.report.html.facts import Facts
 from whatif.report.html.markup import Html, name, paragraph, prose, tag
-from whatif.report.layout import CLOCK_SUBJECTS, KIND_LABELS, ms_format, pct, sentence_case
+from whatif.report.layout import CLOCK_SUBJECTS, kind_label, ms_format, pct, sentence_case
 from whatif.report.text_memory import capacity_sentences
 from whatif.units import counted, size
 
@@ -115,7 +115,7 @@ def where_it_goes(facts: Facts) -> Html:
     total, begin = sum(path.values()), 0.0
     ms, bars, legend = ms_format(facts.explanation.baseline_ms), [], []
     for place, (kind, part) in enumerate(path.items()):
-        label, color = KIND_LABELS[kind], min(place, 7)
+        label, color = kind_label(kind, facts.baseline.graph), min(place, 7)
         wide = WIDE * part / total
         label_text = f"{label}: {ms(part)} ms, {pct(part, total)} %"
         rect = tag("rect", x=f"{begin:.2f}", y=0, width=f"{wide:.2f}", height=28, class_=f"f{color}")

@@ -22,6 +22,7 @@ TERMS = {
     "neither": "neither the CPU nor the GPU works",
     "operators on the CPU": "PyTorch operators that compute on the CPU",
     "CUDA / HIP calls": "calls from the CPU to the GPU's driver: launches, allocations, synchronizations",
+    "communication calls": "calls from the CPU that start an exchange, with the CPU time of the exchange's own threads",
     "other CPU time (Python, framework)": "CPU time between the recorded calls: Python code and the framework",
     "kernels": "programs that run on the GPU",
     "copies": "copies between CPU and GPU memory, or within the GPU's",
