@@ -143,6 +143,8 @@ def test_a_saved_step_gives_the_same_answers(
     path = tmp_path / "step.json.gz"
     words = (GPT2, "--input", "batch=8,seq=128", "--optimizer", "adam:for-loop", "--device", "A100-SXM-80")
     told = report(capsys, *words, *names, "--save", str(path))
+    label = " + ".join(names)
+    assert f"{path} is the step without {label}: name what-ifs again where you use it" in told["notes"]
     assert main(["apply", *names, str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["predicted_ms"] == pytest.approx(told["predicted_ms"], rel=0.01)

@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save",
         metavar="FILE",
-        help="write the step as a recording that all commands read; replaces an earlier one",
+        help="write the step, without the what-ifs, as a recording that all commands read; replaces an earlier one",
     )
     add_plot(parser, "plot the parts of the step")
     add_json(parser)

@@ -31,6 +31,7 @@ from whatif.ingest.read import read
 from whatif.ingest.saved_graph import PREDICTED
 from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled_together
 from whatif.prediction.predict import AnyTransform, Prediction, apply
 from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
@@ -155,8 +156,8 @@ def predict_step(
     """Predict the step of an operator graph on a device, under what-ifs; ``gpu`` is None for a CPU.
 
     ``tf32`` selects the fp32 products that may run in TF32 if the device supports it: a key of ``TF32``; PyTorch's
-    default is "conv". With ``save`` the step is written as a recording that every command reads. Raises WhatifError
-    if the time of an operator is unknown.
+    default is "conv". With ``save`` the step without the what-ifs is written as a recording that every command reads.
+    Raises WhatifError if the time of an operator is unknown.
     """
     kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph)
     if gpu is not None and gpu.fp16_tensor_tflops:
@@ -178,7 +179,11 @@ def predict_step(
             recorded = read(path)
     baseline = Baseline.of(recorded)
     prediction = apply(baseline, *transforms)
-    return PredictedStep(graph.source, estimator.device, prediction, durations, graph.notes, graph.peak_bytes)
+    notes = graph.notes
+    if save is not None and transforms:
+        label = spelled_together(prediction.transforms)
+        notes = (*notes, f"{save} is the step without {label}: name what-ifs again where you use it")
+    return PredictedStep(graph.source, estimator.device, prediction, durations, notes, graph.peak_bytes)
 
 
 def _kernels(graph: OperatorGraph) -> list[list[Kernel]]:
