@@ -19,7 +19,7 @@ from whatif.models.exchange.collective_tasks import communicates, recorded_worke
 from whatif.prediction.baseline import Baseline, ends_ns
 from whatif.prediction.composition import compose, in_order
 from whatif.prediction.predict import Prediction, apply
-from whatif.prediction.ranges import error_sums_between, simulated_at
+from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
@@ -355,7 +355,8 @@ def simulated(baseline: Baseline, row: Row) -> Row:
         for begin, end in zip(first.times_ns, last.times_ns, strict=True)
     )
     steps_ns = [step_ns(tuple(times.tolist()), first.graph, baseline.clock) for times in times_ns]
-    sums = error_sums_between(simulated_at(first.graph), simulated_at(last.graph), np.array([along]))
+    bounded = simulated_at(first.graph)
+    sums = error_sums_between(bounded, simulated_at(last.graph), np.array([along])) if long else error_sums(bounded)
     step_ms, low_ms, high_ms = (
         time_ns / 1e6 / steps_in(baseline) for time_ns in (steps_ns[0], *ends_ns(baseline, first.graph, steps_ns, sums))
     )
