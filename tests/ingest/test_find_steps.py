@@ -48,6 +48,20 @@ def test_what_a_graph_launches_counts_as_one(tmp_path: Path) -> None:
     assert read_events(tmp_path, events).info.n_steps == 10
 
 
+@pytest.mark.parametrize(("layers", "n_steps"), [(1, 12), (4, 6)])
+def test_steps_in_a_graph_alternate_with_steps_without(tmp_path: Path, layers: int, n_steps: int) -> None:
+    """Both in turn were one step. A graph of several equal layers is not divided into steps."""
+    events: list[Event] = []
+    for i in range(6):
+        at, first = 1000 * i, 100 * i + 1
+        for j, name in enumerate(LAYER):
+            events += launched(name, at + 10 * j, 3, at + 10 * j + 5, 4, first + j)
+        events.append(launched("graph", at + 400, 3, at + 405, 4, first + 50)[0] | {"name": "cudaGraphLaunch"})
+        events += [kernel(name, at + 405 + 5 * j, 4, first + 50) for j, name in enumerate(LAYER * layers)]
+    info = read_events(tmp_path, events).info
+    assert (info.n_steps, info.step_source) == (n_steps, "repetition")
+
+
 def rewritten(tmp_path: Path, events: list[Event], **rule: Any) -> whatif.TaskGraph:
     path = Path(read_events(tmp_path, events).info.path)
     return whatif.read(path, **rule)

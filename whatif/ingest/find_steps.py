@@ -201,10 +201,14 @@ def _repetition(launched: Launched, graph_launch: Bool) -> Steps:
     if not same.any():
         return _by_period(launched, launched.name, begins, of_graph)
     steps = _by_period(launched, _sequence_codes(launched.name, begins), begins, of_graph)
-    if len(steps.edges_ns):
-        return steps
     # If only some steps launch a graph, its kernels are those of the others.
-    return _by_period(launched, launched.name, np.arange(len(of_graph)), np.zeros_like(of_graph))
+    alike = _by_period(launched, launched.name, np.arange(len(of_graph)), np.zeros_like(of_graph))
+    if not len(steps.edges_ns):
+        return alike
+    # Both kinds in turn are a period as well. A graph divided by a shorter one holds layers, not steps.
+    of_step = alike.of(launched.time_ns)
+    divides = len(set(np.bincount(of_step[of_step >= 0]).tolist())) > 1
+    return alike if len(alike.edges_ns) > len(steps.edges_ns) and not divides else steps
 
 
 def _by_period(launched: Launched, units: Int64, begins: Int64, of_graph: Bool) -> Steps:
