@@ -146,6 +146,22 @@ def training(layer: Any) -> list[Event]:
     ]  # fmt: skip
 
 
+def two_passes(between: list[Event], update_us: float = 80) -> list[Event]:
+    """A step of two passes on a CPU, of one parameter::
+
+    us      0    10        30        40    50        70       80     100
+    main    |F1--|B1-------|between--|F2---|B2-------|        |opt----|
+    """
+    events = [mark("ProfilerStep#0", 0, 110), *between, mark("Optimizer.step#SGD.step", update_us, 100 - update_us)]
+    for at, number in ((0, 1), (40, 2)):
+        events += [
+            op("aten::linear", at, 10, **{"Sequence number": number}),
+            op("AddmmBackward0", at + 10, 12, **{"Sequence number": number, "Fwd thread id": 1}),
+            op("torch::autograd::AccumulateGrad", at + 24, 6),
+        ]
+    return [*events, op("aten::add_", 85, 10)]
+
+
 def nested() -> list[Event]:
     """Operators one inside the other::
 

@@ -19,7 +19,7 @@ from tests.helpers import (
     op,
     read_events,
 )
-from tests.ingest.drawn import US, assert_replays, nested, of_name, only, start_us, steps, training
+from tests.ingest.drawn import US, assert_replays, nested, of_name, only, start_us, steps, training, two_passes
 from whatif import Phase, TaskKind
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -128,6 +128,13 @@ def test_phases_of_a_step(tmp_path: Path) -> None:
     found = {k: Phase(graph.phase[only(graph, k)]).name for k in ("F1", "F2", "B2", "B1", "U")}
     assert found == {"F1": "FORWARD", "F2": "FORWARD", "B2": "BACKWARD", "B1": "BACKWARD", "U": "UPDATE"}
     assert not (graph.phase == Phase.UNKNOWN).any()
+
+
+def test_work_on_gradients_that_are_zeroed_is_an_update(tmp_path: Path) -> None:
+    """SAM moves the weights between two passes: that was forward work. Without zeroing it may be anything."""
+    for zeroed, phase in (([mark("Optimizer.zero_grad#SAM.zero_grad", 37, 2)], Phase.UPDATE), ([], Phase.FORWARD)):
+        graph = read_events(tmp_path, two_passes([op("aten::sub_", 31, 5), *zeroed]))
+        assert graph.phase[only(graph, "aten::sub_")] == phase
 
 
 def test_data_loading_is_a_kind_of_its_own(tmp_path: Path) -> None:

@@ -246,7 +246,9 @@ def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool
     """Give every CPU task a phase, from the ``landmark`` tasks before and after it in time.
 
     Before a backward pass: forward. Between a backward pass and the update: update (gradient clipping, unscaling).
-    After the update: update as well (logging). Without any backward pass or update it is inference: forward.
+    After the update: update as well (logging). Gradients that are zeroed without an update were used before: to move
+    the weights for the next pass (SAM), which is an update. Without any backward pass or update it is inference:
+    forward.
     """
     if not trains:
         return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)
@@ -259,7 +261,10 @@ def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool
     before = np.where(at > 0, phase[order[np.maximum(at - 1, 0)]], Phase.UNKNOWN)
     after = np.where(at < len(order), phase[order[np.minimum(at, len(order) - 1)]], Phase.UNKNOWN)
     result = np.full(len(unknown), Phase.FORWARD, dtype=np.int8)
-    result[(before == Phase.BACKWARD) & (after == Phase.UPDATE)] = Phase.UPDATE
+    zeroed_ns = np.append(np.sort(time_ns[(phase == Phase.UPDATE) & ~landmark]), np.iinfo(np.int64).max)
+    next_ns = np.append(time_ns[order], np.iinfo(np.int64).max)[at]
+    uses_gradients = (after == Phase.UPDATE) | (zeroed_ns[places(zeroed_ns, time_ns[unknown])] < next_ns)
+    result[(before == Phase.BACKWARD) & uses_gradients] = Phase.UPDATE
     result[(before == Phase.BACKWARD) & (after == Phase.BACKWARD)] = Phase.BACKWARD
     result[(before == Phase.UPDATE) & among(after, [Phase.UPDATE, Phase.DATA, Phase.UNKNOWN])] = Phase.UPDATE
     filled = phase.copy()
