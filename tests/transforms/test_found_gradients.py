@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import extra_data, replace
+from tests.helpers import Event, extra_data, mark, op, read_events, replace
+from tests.ingest.drawn import two_passes
 from whatif import TaskGraph
 from whatif.models.exchange.buckets import gradients_source, step_gradients, step_of
-from whatif.models.layers.found_gradients import FoundGradients, found_gradients
+from whatif.models.layers.found_gradients import FoundGradients, accumulations, found_gradients
 
 VGG13, RESNET50, RESNET18 = 133_047_848, 25_557_032, 11_689_512
 
@@ -66,6 +67,26 @@ def test_a_gradient_is_ready_with_the_work_that_was_launched_before_its_operator
     # The classifier's gradients finish first, those of the first convolution last.
     assert rows.size_bytes[first][:2].tolist() == [4 * 1000, 4 * 2048 * 1000]
     assert rows.size_bytes[first][-1] == 4 * 64 * 3 * 7 * 7
+
+
+ZEROED, STEPPED = mark("Optimizer.zero_grad#SGD.zero_grad", 37, 2), mark("Optimizer.step#Adam.step", 31, 6)
+
+
+@pytest.mark.parametrize(
+    ("between", "update_us", "begins_us"),
+    [([], 80, 50), ([ZEROED], 80, 50), ([], 31, 50), ([STEPPED], 80, 10)],
+    ids=["accumulation", "moved weights", "closure", "two optimizers"],
+)
+def test_gradients_are_exchanged_in_the_last_pass_before_the_update(
+    tmp_path: Path, between: list[Event], update_us: float, begins_us: int
+) -> None:
+    """An even spread began in the first of two passes. A recorder counts the samples of SAM once."""
+    graph = read_events(tmp_path, two_passes([op("aten::sub_", 32, 4), *between], update_us))
+    graph = graph.replace(info=replace(graph.info, passes=1))
+    rows = step_gradients(graph, 4.0, "test")
+    assert graph.start_ns[rows.task].min() // 1000 == begins_us
+    accumulated = accumulations(graph, step_of(graph))
+    assert len(accumulated) == (1 if begins_us == 50 else 2)
 
 
 STOCK = [

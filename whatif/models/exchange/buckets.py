@@ -16,7 +16,7 @@ from whatif.graph.types import (
 )
 from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
-from whatif.models.layers.gradients import ready_gradients
+from whatif.models.layers.gradients import ready_gradients, superseded
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.runtime.errors import WhatifError
 
@@ -57,8 +57,9 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
     work = _backward_work(graph)
     if not work.any():
         raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
+    exchanged = np.asarray(work & ~superseded(graph), dtype=np.bool_)
     if gradient_mb is not None:
-        return _spread(graph, work, checked_bytes(gradient_mb, name))
+        return _spread(graph, exchanged, checked_bytes(gradient_mb, name))
     found = ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
         code = {layer: number for number, layer in enumerate(graph.layers)}
@@ -69,7 +70,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         return _by_layer(graph, work)
     traced = found_gradients(graph)
     if traced is not None:
-        return _by_trace(graph, work, traced)
+        return _by_trace(graph, exchanged, traced)
     raise WhatifError(
         f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
         f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
@@ -111,7 +112,7 @@ def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
 
 
 def _backward_work(graph: TaskGraph) -> Bool:
-    """The work of the last backward pass of each step."""
+    """The backward work of each step, without that of added passes."""
     worker = graph.on_device
     last = (step_of(graph) >= 0) & (passes_represented(graph) == 0)
     return np.asarray(worker & (graph.phase == Phase.BACKWARD) & last, dtype=np.bool_)

@@ -16,6 +16,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.ingest.gradient_sizes import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
+from whatif.models.layers.gradients import superseded
 from whatif.models.layers.update_tasks import step_kernels
 
 # Elements per chunk of torch's foreach and fused optimizers (ATen/native/cuda/MultiTensorApply.cuh: kChunkSize,
@@ -74,13 +75,9 @@ def finished(graph: TaskGraph, steps: Int64, work: Bool, count: int) -> dict[int
 
 
 def accumulations(graph: TaskGraph, steps: Int64) -> Int64:
-    """Return the AccumulateGrad operators of the last backward pass of each step, in order of time (ids)."""
+    """Return the AccumulateGrad operators of the last backward pass before each update, in order of time (ids)."""
     codes = [code for code, name in enumerate(graph.names) if name == ACCUMULATE]
-    operators = np.flatnonzero(np.isin(graph.name, codes) & (steps >= 0))
-    if graph.info.passes > 1:
-        parts = [operators[steps[operators] == step] for step in each_once(steps[operators])]
-        operators = np.concatenate([part[-(len(part) // graph.info.passes or 1) :] for part in parts])
-    return operators
+    return np.flatnonzero(np.isin(graph.name, codes) & (steps >= 0) & ~superseded(graph))
 
 
 def _middle(graph: TaskGraph, tasks: Int64) -> Int64:

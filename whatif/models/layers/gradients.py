@@ -75,6 +75,30 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
     return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
 
 
+def superseded(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the backward work of passes whose gradients are not exchanged.
+
+    Those are passes after which another one follows in the same step without an optimizer's step in between (gradient
+    accumulation, SAM): DDP exchanges the gradients of the last one. A pass inside an optimizer's step is its closure.
+    """
+    forward, backward = (graph.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD))
+    ids = np.flatnonzero(graph.on_cpu & (forward | backward | graph.in_optimizer))
+    forwards, backwards, optimizer = (np.flatnonzero(mask[ids]) for mask in (forward, backward, graph.in_optimizer))
+    found = np.zeros(len(graph), dtype=np.bool_)
+    # A pass is backward work without forward work in between.
+    begins = np.append(True, np.diff(np.searchsorted(forwards, backwards)) > 0)[: len(backwards)]
+    begin = np.flatnonzero(begins)
+    before, last = backwards[begin[1:] - 1], np.append(backwards[begin[1:] - 1], backwards[-1:])[1:]
+    first_forward = forwards[np.searchsorted(forwards, before)]
+    updated = np.searchsorted(optimizer, [before, first_forward, last])
+    separate = (updated[0] < updated[1]) & (updated[1] == updated[2])
+    step = graph.step[ids[backwards[begin]]]
+    followed = (step[1:] == step[:-1]) & (step[1:] >= 0) & ~separate
+    found[ids[backwards]] = np.append(followed, False)[np.cumsum(begins) - 1]
+    launch = graph.launch_of
+    return np.where(launch >= 0, found[launch], found)
+
+
 def backward_ends(graph: TaskGraph) -> Int64:
     """Return the id of the last CPU task of the backward pass of each step that has one, shape (n,)."""
     tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
