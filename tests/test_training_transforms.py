@@ -81,6 +81,16 @@ def test_accumulation_repeats_the_passes_and_adds_gradients(tmp_path: Path) -> N
     assert whatif.apply(graph, "gradient_accumulation:passes=1").graph is graph
 
 
+def test_every_later_pass_adds_a_layers_gradient_after_its_backward_work(tmp_path: Path) -> None:
+    """All were added after the last pass; recordings show AccumulateGrad's addition in each pass but the first."""
+    gradients = [{"name": f"{k}.weight", "layer": f"net.{k}.fc", "bytes": 90_000_000} for k in (1, 0)]
+    changed = whatif.apply(gpu_steps(tmp_path, grad_ready_order=gradients), "gradient_accumulation:passes=3").graph
+    backward = np.flatnonzero(changed.on_gpu & (changed.step == 1) & (changed.phase == Phase.BACKWARD))
+    found = [f"{changed.names[changed.name[t]].split(' ')[0]} {changed.layers[changed.layer[t]]}" for t in backward]
+    later = ["sgemm_bwd net.1.fc", "add net.1.fc", "sgemm_bwd net.0.fc", "add net.0.fc"]
+    assert found == ["sgemm_bwd net.1.fc", "sgemm_bwd net.0.fc", *later, *later]
+
+
 def test_accumulation_says_when_the_gradients_are_unknown(tmp_path: Path) -> None:
     prediction = whatif.apply(gpu_steps(tmp_path), "gradient_accumulation")
     assert any("gradients" in warning for warning in prediction.warnings)

@@ -5,14 +5,15 @@ Source: PyTorch's AccumulateGrad: the first gradient of a parameter in a step is
         and one update).
 Model:  loading, forward and backward pass happen `passes` times, each with a whole recorded batch; sums of gradients
         among workers and the update happen once, in the last pass and after it (DDP's no_sync). A pass begins on the
-        CPU after the previous backward pass. Every pass but the first adds its gradients to the existing ones: two
-        reads and one write of each, at the machine's memory rate, one operator per parameter tensor. Passes are run one
-        by one, up to 200,000 tasks per recording: beyond that one represents several.
+        CPU after the previous backward pass. Every pass but the first adds its gradients to the existing ones, a
+        layer's after its backward work: two reads and one write of each, at the machine's memory rate, one operator per
+        parameter tensor. Passes are run one by one, up to 200,000 tasks per recording: beyond that one represents
+        several.
 Effort: small: several backward passes before optimizer.step(), the loss divided by their number.
 """
 
 from whatif import Phase, TaskGraph, WhatifError
-from whatif.models import accumulated, add_gradients, backward_ends, change_memory, with_batch_size
+from whatif.models import accumulated, backward_ends, change_memory, with_batch_size
 from whatif.models.exchange.more_passes import with_passes
 
 # Passes are split as the model is, and gradients are exchanged in the last of them.
@@ -30,6 +31,4 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
         raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:
         return graph
-    recorded = graph
-    graph = change_memory(with_passes(graph, passes), accumulated)
-    return with_batch_size(add_gradients(graph, passes - 1, costs_of=recorded), passes)
+    return with_batch_size(change_memory(with_passes(graph, passes), accumulated), passes)

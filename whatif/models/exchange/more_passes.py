@@ -9,7 +9,7 @@ from whatif.graph.types import Bool, Float64, Phase, TaskKind
 from whatif.models.durations.work_done import with_work
 from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.models.layers.calls import launches_of
-from whatif.models.layers.gradients import backward_ends
+from whatif.models.layers.gradients import add_in_passes, additions, backward_ends
 from whatif.models.layers.repeat import repeat
 from whatif.simulation.transfers import LATENCY, ON_CPU, of_activations
 
@@ -24,9 +24,11 @@ MOST_TASKS = 200_000
 def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
     """Return the graph whose steps with a backward pass run forward and backward work ``passes`` times.
 
-    Gradient exchange and update happen once, in the last pass or after it. A pass begins on the CPU when the previous
-    backward pass has ended there; a GPU may still be running.
+    Every pass but the first adds its gradients to the existing ones. Gradient exchange and update happen once, in the
+    last pass or after it. A pass begins on the CPU when the previous backward pass has ended there; a GPU may still be
+    running.
     """
+    recorded = graph
     of_pass = _of_pass(graph)
     graph = _waiting_as_often(graph, passes)
     ends = backward_ends(graph)
@@ -37,7 +39,15 @@ def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
     graph, run = repeat(
         graph, of_pass, copies + 1, graph.step.astype(np.int64), ends=ends[both[1]], begins=forward[at][both[2]]
     )
-    return _scaled_to(graph, (run >= 0) & (run < copies), (passes - 1) / copies)
+    graph = _scaled_to(graph, (run >= 0) & (run < copies), (passes - 1) / copies)
+    times = np.append(np.full(copies, (passes - 2) / copies), 1.0)
+    if copies == passes - 1:
+        times = np.append(0.0, np.ones(copies))
+    graph = add_in_passes(graph, run, times, recorded)
+    # An addition represents as many passes as the work that it follows.
+    added, represented = np.flatnonzero(additions(graph)), passes_represented(graph).copy()
+    represented[added] = represented[graph.neighbours[0][added]]
+    return graph.attach(**{STANDS_FOR: represented})
 
 
 def passes_represented(graph: TaskGraph) -> Float64:

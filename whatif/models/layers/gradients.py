@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Int64, Phase
+from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
-from whatif.models.layers.calls import last_gpu_before, launches_of, operator_cost_ns, put_in
+from whatif.models.layers.calls import calls_of, last_gpu_before, launches_of, operator_cost_ns, put_in
 
 ADD_NAME = "add gradients (accumulation)"
 # Gradients stay fp32 under autocast, and as large as the parameters for any batch, like the optimizer's traffic.
@@ -53,23 +54,27 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
     A gradient whose layer has no backward work in a step is ready with the one before it in the recorder's list. Empty
     if the recording has no such list (``whatif collect`` records it) or no backward work.
     """
+    return _ready_in_parts(graph, np.where(graph.on_device.mask, graph.step, -1).astype(np.int64))
+
+
+def _ready_in_parts(graph: TaskGraph, part: Int64) -> ReadyGradients:
+    """The same for parts of the backward work: the number of each task's part in place of its step; -1 for none."""
     code = {layer: number for number, layer in enumerate(graph.layers)}
-    worker = graph.on_device
-    tasks = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
-    key = graph.step[tasks].astype(np.int64) * len(graph.layers) + graph.layer[tasks]
-    # The last task of each step and layer: the first in reverse order.
+    tasks = np.flatnonzero((graph.phase == Phase.BACKWARD) & (part >= 0))
+    key = part[tasks] * len(graph.layers) + graph.layer[tasks]
+    # The last task of each part and layer: the first in reverse order.
     keys, place = np.unique(key[::-1], return_index=True)
     last = dict(zip(keys.tolist(), tasks[::-1][place].tolist(), strict=True))
     found: list[tuple[int, int, int, int]] = []
-    for step in each_once(graph.step[tasks]).tolist():
+    for number in each_once(part[tasks]).tolist():
         ready = -1
         waiting: list[tuple[int, int]] = []
-        for number, row in enumerate(graph.info.recorded.gradients):
-            layer_end = last.get(step * len(graph.layers) + code.get(row.layer, 0), -1)
+        for place_in_list, row in enumerate(graph.info.recorded.gradients):
+            layer_end = last.get(number * len(graph.layers) + code.get(row.layer, 0), -1)
             ready = max(ready, layer_end) if layer_end >= 0 else ready
-            waiting.append((number, row.size_bytes or 0))
+            waiting.append((place_in_list, row.size_bytes or 0))
             if ready >= 0:
-                found += [(step, place_in_list, ready, bytes_) for place_in_list, bytes_ in waiting]
+                found += [(number, in_list, ready, bytes_) for in_list, bytes_ in waiting]
                 waiting.clear()
     columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
     return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
@@ -114,18 +119,21 @@ def additions(graph: TaskGraph) -> Bool:
     return np.asarray(added | calls, dtype=np.bool_)
 
 
-def adding_ns(graph: TaskGraph, found: Gradients, costs_of: TaskGraph | None = None) -> tuple[float, float]:
-    """Return the time to add the gradients ``found`` once, and to launch that on a GPU, ns.
+def adding_ns(
+    graph: TaskGraph, tensors: npt.ArrayLike, size_bytes: npt.ArrayLike, costs_of: TaskGraph | None = None
+) -> tuple[Float64, Float64]:
+    """Return the time to add gradients once, and to launch that on a GPU, ns, shape (n,): of n groups of tensors.
 
     ``costs_of``: the graph with the times of small kernels and operators.
     """
     costs_of = costs_of or graph
+    count, size = np.asarray(tensors, dtype=np.float64), np.asarray(size_bytes, dtype=np.float64)
     rate = memory_gbyte_s(graph, device(graph))  # 1 GB/s is 1 byte/ns
     if not graph.has_gpu:
-        return found.size_bytes * CPU_ACCESSES / rate + found.tensors * shortest_kernel_ns(costs_of), 0.0
-    each_ns = max(found.size_bytes / found.tensors * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
+        return size * CPU_ACCESSES / rate + count * shortest_kernel_ns(costs_of), np.zeros_like(count)
+    each_ns = np.maximum(size / np.maximum(count, 1) * GPU_ACCESSES / rate, shortest_kernel_ns(costs_of))
     launch_ns = 0.0 if len(_captured_ends(graph)) else operator_cost_ns(costs_of)
-    return found.tensors * each_ns, found.tensors * launch_ns
+    return count * each_ns, count * launch_ns
 
 
 def _captured_ends(graph: TaskGraph) -> Int64:
@@ -148,14 +156,43 @@ def add_gradients(graph: TaskGraph, times: int, *, costs_of: TaskGraph | None = 
     ends, found = backward_ends(graph), gradients(graph)
     if found is None:
         return graph.note("the recording lacks its gradients (whatif collect records them), so adding them is free")
-    gpu, on_gpu = device(graph), graph.has_gpu
-    work_ns, launch_ns = (times * one_ns for one_ns in adding_ns(graph, found, costs_of))
     captured = _captured_ends(graph)
-    after = captured if len(captured) else last_gpu_before(graph, ends) if on_gpu else ends
+    after = captured if len(captured) else last_gpu_before(graph, ends) if graph.has_gpu else ends
+    return _with_additions(graph, after, ends, times * found.tensors, times * found.size_bytes, costs_of)
+
+
+def add_in_passes(graph: TaskGraph, run: Int64, times: Float64, costs_of: TaskGraph) -> TaskGraph:
+    """Return the graph in which each pass adds its gradients to the existing ones, where each is ready.
+
+    As AccumulateGrad does: after the last backward work of the gradient's layer. ``run`` (n_tasks,) is the number of
+    each task's pass, -1 outside of all; a pass adds its gradients ``times`` (n_passes,). Where no layer is known, they
+    are added at the end of the step's backward work.
+    """
+    inside = (graph.kind == graph.kernel_kind) & (graph.step >= 0) & (run >= 0)
+    found = _ready_in_parts(graph, np.where(inside, graph.step.astype(np.int64) * len(times) + run, -1))
+    size, often = found.size_bytes, times[found.step % len(times)]
+    if not size.any():
+        return add_gradients(graph, round(float(times.sum())), costs_of=costs_of)
+    after, place = np.unique(found.task, return_inverse=True)
+    tensors, size_bytes = (np.bincount(place, weights=often * column) for column in (size > 0, size))
+    kept = tensors > 0
+    after = after[kept]
+    calls = calls_of(graph, after) if graph.has_gpu else after
+    return _with_additions(graph, after, calls, tensors[kept], size_bytes[kept], costs_of)
+
+
+def _with_additions(
+    graph: TaskGraph, after: Int64, launched_after: Int64, tensors: npt.ArrayLike, size_bytes: npt.ArrayLike,
+    costs_of: TaskGraph | None,
+) -> TaskGraph:  # fmt: skip
+    """Insert an addition of ``tensors`` after each task, launched after a call or by the CUDA graph that it is in."""
+    gpu, on_gpu = device(graph), graph.has_gpu
+    work_ns, launch_ns = adding_ns(graph, tensors, size_bytes, costs_of)
+    by_graph = on_gpu and len(_captured_ends(graph)) > 0
     tasks = NewTasks(
         after, ADD_NAME, graph.kernel_kind,
         work_ns, low_ns=None if on_gpu else work_ns / SPREAD, high_ns=work_ns * SPREAD, phase=Phase.BACKWARD,
-        family=FAMILY, launched_after=ends if on_gpu and not len(captured) else None,
-        launched_by=graph.launch_of[captured] if len(captured) else None, launch_ns=launch_ns,
+        family=FAMILY, launched_after=launched_after if on_gpu and not by_graph else None,
+        launched_by=calls_of(graph, after) if by_graph else None, launch_ns=launch_ns,
     )  # fmt: skip
     return put_in(graph, [(tasks, Source.ROOFLINE if gpu or not on_gpu else Source.ASSUMED)])

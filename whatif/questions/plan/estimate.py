@@ -126,7 +126,7 @@ class Composer:
         self.gradients = np.asarray(found.size_bytes[found.step == found.step.min()], dtype=np.int64)
         self._exchanges = Exchanges(graph, found)
         listed = gradients(graph)
-        work_ns, launch_ns = adding_ns(graph, listed) if listed is not None else (0.0, 0.0)
+        work_ns, launch_ns = map(float, adding_ns(graph, *listed) if listed is not None else (0.0, 0.0))
         sides = (launch_ns, work_ns) if graph.has_gpu else (work_ns, 0.0)
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
