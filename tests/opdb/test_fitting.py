@@ -154,9 +154,11 @@ def test_an_evaluation_learns_from_the_rest_alone(tmp_path: Path) -> None:
     assert seen[0] == others
     assert found.sources["learned_across"] > 0
     assert found.total.rows == len(own)
-    assert [s.rung for s in found.by_source] == sorted(
-        {s.rung for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
+    assert [s.source for s in found.by_source] == sorted(
+        {s.source for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
     )
+    told = found.to_dict()["by_operator_and_source"]
+    assert [row["source"] for row in told] == [s.source for s in found.by_source]
     evaluate(store, fit=lambda rest: seen.append({int(k) for _, r in rest for k in r.ops.keys}) or [])
     assert not seen[1] >= own
 

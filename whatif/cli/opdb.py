@@ -109,11 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", action="append", choices=_ANSWER_SOURCES, metavar="SOURCE",
         help=f"evaluate only this source (repeatable): {', '.join(_ANSWER_SOURCES)}",
     )  # fmt: skip
-    # The earlier spelling of --source; scripts may still use it.
     evaluate.add_argument(
         "--errors", metavar="FILE", help="with --unseen-device: write each source's errors, as the chain weights them"
     )
     add_model_argument(evaluate, "with --fit: model to fit; several are shown side by side")
+    # The earlier spelling of --source; scripts may still use it.
     evaluate.add_argument("--rung", action="append", dest="source", choices=_ANSWER_SOURCES, help=argparse.SUPPRESS)
 
     add_profile_arguments(command("profile", run_profile, "measure operators on this machine"))

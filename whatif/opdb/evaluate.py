@@ -55,7 +55,7 @@ class Score(Struct, frozen=True):
     bias_pct: float
     coverage_pct: float  # of the nominal 90 % ranges
     half_width_pct: float  # median distance of the ends from the estimate, by the geometric mean
-    rung: str = ""  # the source that answered (its name in the JSON report); "": any
+    source: str = ""  # the one that answered; "": any
 
 
 class SourceError(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Evaluation(Struct, frozen=True):
             "seed": self.seed, "held_out_share": self.share, "rows": self.rows, "held_out": self.held_out,
             "answered_by": self.sources, "by_operator": [asdict(s) for s in self.by_operator],
             "by_operator_and_device": [asdict(s) for s in self.by_device],
-            "by_operator_and_rung": [asdict(s) for s in self.by_source], "total": asdict(self.total),
+            "by_operator_and_source": [asdict(s) for s in self.by_source], "total": asdict(self.total),
             "errors": [asdict(e) for e in self.errors], "by_model": [asdict(m) for m in self.by_model],
         }  # fmt: skip
 
@@ -254,12 +254,12 @@ def estimate_rows(
     return estimator.estimate(rows.ops)
 
 
-def score(rows: pd.DataFrame, name: str, device: str = "", rung: str = "") -> Score:
+def score(rows: pd.DataFrame, name: str, device: str = "", source: str = "") -> Score:
     """Return the score of rows with the columns ``measured``, ``estimated``, ``low`` and ``high``, seconds."""
     answered = rows[np.isfinite(rows["estimated"])]
     if not len(answered):
         nan = float("nan")
-        return Score(name, device, len(rows), 0, nan, nan, nan, nan, nan, nan, rung)
+        return Score(name, device, len(rows), 0, nan, nan, nan, nan, nan, nan, source)
     t, estimated, low, high = (answered[c].to_numpy() for c in ("measured", "estimated", "low", "high"))
     error = 100 * (estimated / t - 1)
     inside = (low <= t) & (t <= high)
@@ -267,7 +267,7 @@ def score(rows: pd.DataFrame, name: str, device: str = "", rung: str = "") -> Sc
     miss = np.abs(error)
     return Score(
         name, device, len(rows), len(t), float(miss.mean()), float(np.median(miss)), float(np.quantile(miss, 0.9)),
-        float(error.mean()), float(100 * inside.mean()), float(np.median(half)), rung,
+        float(error.mean()), float(100 * inside.mean()), float(np.median(half)), source,
     )  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def print_evaluation(found: Evaluation) -> None:
             ]  # fmt: skip
             title = "Models side by side: mean error on the rows that all of them answer, percent"
             out.table(title, ["", "device", "rows", *kinds, "answer", "printed"], table, text_columns=2)
-        by_source = [(s.rung, s) for s in found.by_source] if len(found.sources) > 1 else []
+        by_source = [(s.source, s) for s in found.by_source] if len(found.sources) > 1 else []
         for heading, scores in (("source", by_source), ("device", [(s.device, s) for s in found.by_device])):
             cells = [(s.name, of, *_score(s)) for of, s in scores]
             out.table(f"By operator and {heading}", ["", " ", *headers[1:]], cells, text_columns=2, gives_way=1)
