@@ -155,10 +155,11 @@ def spread_of_steps(times_ns: tuple[int, ...]) -> tuple[float, float]:
     """Return the shares by which the median of another run's steps may be below and above this one's.
 
     The difference of two medians of 20 steps stays within one quartile distance in 90 % of the cases (normal steps),
-    that of fewer steps in proportion to 1 / the root of their number.
+    that of fewer steps in proportion to 1 / the root of their number; below, the ratio of the medians does, so that no
+    step takes no time, however much the steps differ.
     """
     if len(times_ns) < 2 or not np.median(times_ns) > 0:
         return 0.0, 0.0
     q25, median, q75 = quartiles(times_ns)
     scale = (STEPS_OF_A_MEDIAN / min(len(times_ns), STEPS_OF_A_MEDIAN)) ** 0.5
-    return scale * (1 - q25 / median), scale * (q75 / median - 1)
+    return 1 - (q25 / median) ** scale, scale * (q75 / median - 1)
