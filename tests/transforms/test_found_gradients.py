@@ -13,6 +13,7 @@ from tests.ingest.drawn import two_passes
 from whatif import TaskGraph
 from whatif.models.exchange.buckets import gradients_source, step_gradients, step_of
 from whatif.models.layers.found_gradients import FoundGradients, accumulations, found_gradients
+from whatif.models.layers.gradients import superseded
 
 VGG13, RESNET50, RESNET18 = 133_047_848, 25_557_032, 11_689_512
 
@@ -87,6 +88,10 @@ def test_gradients_are_exchanged_in_the_last_pass_before_the_update(
     assert graph.start_ns[rows.task].min() // 1000 == begins_us
     accumulated = accumulations(graph, step_of(graph))
     assert len(accumulated) == (1 if begins_us == 50 else 2)
+
+
+def test_the_forward_work_of_another_rank_ends_no_pass(own_traces: Path) -> None:
+    assert not superseded(whatif.read(own_traces / "ranks_cpu" / "even")).any()
 
 
 STOCK = [

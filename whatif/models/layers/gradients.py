@@ -88,6 +88,8 @@ def superseded(graph: TaskGraph) -> Bool:
     """
     forward, backward = (graph.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD))
     ids = np.flatnonzero(graph.on_cpu & (forward | backward | graph.in_optimizer))
+    rank = np.array([thread.rank for thread in graph.threads], dtype=np.int64)[graph.thread]
+    ids = ids[np.argsort(rank[ids], kind="stable")]  # one rank after the other
     forwards, backwards, optimizer = (np.flatnonzero(mask[ids]) for mask in (forward, backward, graph.in_optimizer))
     found = np.zeros(len(graph), dtype=np.bool_)
     # A pass is backward work without forward work in between.
@@ -97,8 +99,9 @@ def superseded(graph: TaskGraph) -> Bool:
     first_forward = forwards[np.searchsorted(forwards, before)]
     updated = np.searchsorted(optimizer, [before, first_forward, last])
     separate = (updated[0] < updated[1]) & (updated[1] == updated[2])
-    step = graph.step[ids[backwards[begin]]]
-    followed = (step[1:] == step[:-1]) & (step[1:] >= 0) & ~separate
+    first = ids[backwards[begin]]
+    step = graph.step[first]
+    followed = (step[1:] == step[:-1]) & (step[1:] >= 0) & (rank[first][1:] == rank[first][:-1]) & ~separate
     found[ids[backwards]] = np.append(followed, False)[np.cumsum(begins) - 1]
     launch = graph.launch_of
     return np.where(launch >= 0, found[launch], found)
