@@ -43,6 +43,9 @@ from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
 
+# Passes of all stages together up to which a pipeline's step is estimated without extrapolation.
+_PASSES = 512
+
 
 class Parts(NamedTuple):
     """The parts of a step, ms: work of the slowest stage, its sums of activations, bubble, exposed exchange, update."""
@@ -81,11 +84,14 @@ class _Sides(NamedTuple):
     def plus(self, other: _Sides) -> _Sides:
         return _Sides(*(side + more for side, more in zip(self, other, strict=True)))
 
-    def times(self, factor: float) -> _Sides:
+    def times(self, factor: float | Float64) -> _Sides:
         return _Sides(*(side * factor for side in self))
 
     def by(self, begins: Int64) -> _Sides:
         return _Sides(*(np.add.reduceat(side, begins) for side in self))
+
+    def of_stages(self, stages: int) -> _Sides:
+        return _Sides(*(by_stage(side, stages) for side in self))
 
     @property
     def busy(self) -> Float64:
@@ -324,20 +330,22 @@ class Composer:
         def step_ns(passes: int) -> int:
             return steady_step_ns(self.graph, cut, plan.order, stages, passes, plan.chunks, network, ending)
 
-        few, more = steady_passes(stages)
+        few, more = steady_passes(stages, _PASSES)
         step = float(step_ns(min(count, few if count > more else count)))
         if count > more:
             step += (count - few) * (step_ns(more) - step) / (more - few)
-        per_part = calls.forward.plus(calls.backward).by(begins)
-        added = float(self.added.busy) * by_stage(cut.shares, stages) * (count - 1) / count
-        per_stage = by_stage(per_part.busy, stages) + added
+        # A part of a stage is done while the CPU or the GPU still works on another one.
+        shares = by_stage(cut.shares, stages)
+        pass_work = calls.forward.plus(calls.backward).by(begins).of_stages(stages)
+        per_stage = pass_work.times(count).plus(self.added.times(shares * (count - 1))).plus(calls.batch)
+        ended = per_stage.plus(_Sides(update.cpu_ns[0], update.gpu_ns[0], update.sum_ns[0]))
+        step = max(step, float(ended.busy.max()))
         # All parts are those of the slowest stage: the rest of its step is waiting for others.
-        slowest = int(per_stage.argmax())
-        sums = count * by_stage(per_part.busy - np.maximum(per_part.cpu, per_part.gpu), stages)[slowest]
-        work = count * per_stage[slowest] - sums + float(calls.batch.busy.sum())
-        updated, left = float(update.busy_ns[0, slowest]), step - work - sums
-        exposed = min(float(exchange[slowest]), max(left - updated, 0.0))
-        parts_ns = work, sums, left - updated - exposed, exposed, updated
+        slowest = int(per_stage.busy.argmax())
+        busy, until = float(per_stage.busy[slowest]), float(ended.busy[slowest])
+        sums = busy - float(np.maximum(per_stage.cpu, per_stage.gpu)[slowest])
+        exposed = min(float(exchange[slowest]), step - until)
+        parts_ns = busy - sums, sums, step - until - exposed, exposed, until - busy
         return Parts(*(float(ns) / 1e6 for ns in parts_ns))
 
     def _exchange_of_stages(self, plan: Plan, stage_bytes: Int64) -> Float64:
@@ -364,6 +372,11 @@ class Composer:
         return self._parts[key]
 
 
-def steady_passes(stages: int) -> tuple[int, int]:
-    """Return two numbers of passes of a pipeline between which, and beyond, each one more adds the same time."""
-    return 3 * stages, 4 * stages
+def steady_passes(stages: int, simulated: int) -> tuple[int, int]:
+    """Return two numbers of passes of a pipeline between which, and beyond, each one more adds the same time.
+
+    With few passes a step may end with another thread than with many, of which each adds more. So the larger number is
+    as large as ``simulated``, the passes of all stages together, allows, and at least four for each stage.
+    """
+    rounds = max(4, simulated // stages**2)  # an interleaved order needs a multiple of the stages
+    return 3 * rounds // 4 * stages, rounds * stages

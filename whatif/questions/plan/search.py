@@ -38,6 +38,8 @@ MOST_TENSOR = 8
 MOST_TIMES = 8
 # Number of the best plans simulated: estimates from pieces only rank plans whose steps differ by a few percent.
 SIMULATED = 4
+# Passes of all stages together up to which a pipeline is simulated without extrapolation.
+SIMULATED_PASSES = 4096
 # Up to this many are simulated as long as an estimate is better than all simulations.
 MOST_SIMULATED = 8
 _KEPT = 60  # estimates kept of each way of cutting, to compare with the other ways
@@ -346,7 +348,7 @@ def simulated(baseline: Baseline, row: Row) -> Row:
     def predicted(passes: int) -> Prediction:
         return apply(baseline, *asked.what_ifs, *plan.what_ifs(asked.cluster, recorded, passes))
 
-    few, more = steady_passes(plan.pipeline)
+    few, more = steady_passes(plan.pipeline, SIMULATED_PASSES)
     long = plan.pipeline > 1 and plan.passes > more
     first = predicted(few if long else plan.passes)
     last, along = (predicted(more), (plan.passes - few) / (more - few)) if long else (first, 0.0)
