@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from whatif.report.columns import wrapped
-from whatif.report.layout import bar, report
+from whatif.report.layout import bar, rate, report, significant
 
 
 def shown(
@@ -103,3 +103,11 @@ def test_a_word_is_broken_only_where_it_has_to_be() -> None:
     assert wrapped("amp + fused_adam + compile", 12) == "amp +\nfused_adam +\ncompile"
     assert wrapped("compile:mode=reduce-overhead", 15) == "compile:mode=\nreduce-overhead"
     assert wrapped("gradientaccumulation", 12) == "gradientaccu\nmulation"
+
+
+def test_rates_keep_their_digits() -> None:
+    """0.068 samples/s of a large model was 0.1, or 0, and 65,000 of a small one 6.5e+04."""
+    assert [rate(value) for value in (0.067789, 2.948, 81.26, 65_123.4)] == ["0.0678", "2.95", "81.3", "65,123.4"]
+    assert [significant(value) for value in (0.067789, 70.531, 1029.2, 65_123.4)] == [
+        "0.06779", "70.53", "1,029", "65,123"
+    ]  # fmt: skip

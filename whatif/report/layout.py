@@ -216,6 +216,16 @@ def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
+def significant(value: float) -> str:
+    """Format a number with four digits, or all digits before its point."""
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def rate(per_s: float) -> str:
+    """Format a rate with one decimal; below 10 with three digits."""
+    return f"{per_s:,.1f}" if per_s >= 10 else f"{per_s:,.3g}"
+
+
 def some_of(title: str, shown: int, available: int) -> str:
     """Return the title of a table, with the number of rows shown if it does not have all of them."""
     return f"{title} ({shown:,} of {available:,})" if shown < available else title

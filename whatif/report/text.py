@@ -17,6 +17,7 @@ from whatif.report.layout import (
     Report,
     ms_format,
     plain,
+    rate,
     report,
 )
 
@@ -50,7 +51,7 @@ def print_prediction(prediction: Prediction) -> None:
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
             out.say()
-            out.say(f"  {rates['baseline']:,.1f} → {rates['predicted']:,.1f} samples/s")
+            out.say(f"  {rate(rates['baseline'])} → {rate(rates['predicted'])} samples/s")
         if len(prediction.transforms) > 1:
             _print_contributions(out, prediction, ms)
         out.say()

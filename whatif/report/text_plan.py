@@ -7,7 +7,7 @@ from collections.abc import Callable
 from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
-from whatif.report.layout import ms_format, number, plain, report
+from whatif.report.layout import ms_format, plain, report, significant
 from whatif.units import counted, size
 
 
@@ -59,11 +59,11 @@ def _headers(found: Planned) -> list[str]:
 def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
     where = [row.asked.cluster, f"{row.plan.devices:,}"] if len(found.asked) > 1 else []
     # If some GPUs have no price, they show dashes.
-    cost = [] if found.best.cost is None else [number(row.cost, ",.4g")]
+    cost = [] if found.best.cost is None else ["–" if row.cost is None else significant(row.cost)]
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
     return (
         *described(row), *where, plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),
-        f"{row.samples_per_s:,.4g}", *cost, peak,
+        significant(row.samples_per_s), *cost, peak,
     )  # fmt: skip
 
 
@@ -85,9 +85,9 @@ def headline(found: Planned) -> str:
         if count > 1
     ) or "one device"  # fmt: skip
     adjective = "cheapest" if found.by == "cost" else "fastest"
-    price = f", {best.cost:,.4g} {found.currency} for a million".rstrip() if best.cost is not None else ""
+    price = f", {significant(best.cost)} {found.currency} for a million".rstrip() if best.cost is not None else ""
     micro = f"{plan.micro_batch}" if found.in_samples else f"{plan.micro_batch} × the recorded batch"
-    return f"{adjective}: {cut}, micro-batch {micro}, {best.samples_per_s:,.4g} {found.unit}/s{price}"
+    return f"{adjective}: {cut}, micro-batch {micro}, {significant(best.samples_per_s)} {found.unit}/s{price}"
 
 
 def described(row: Row) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def reasons(found: Planned) -> list[str]:
         }  # fmt: skip
         largest = max(differs, key=lambda part: differs[part])
         # If no part is longer, only the simulation of the whole step distinguishes them.
-        cause = f": {differs[largest]:,.4g} ms more {largest}" if differs[largest] > 0 else " when simulated"
+        cause = f": {significant(differs[largest])} ms more {largest}" if differs[largest] > 0 else " when simulated"
         found_reasons.append(f"{name} is {gain:.1f} % slower{cause}")
     for name, why in found.plain.items():
         if isinstance(why, str):

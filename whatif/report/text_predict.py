@@ -8,6 +8,7 @@ from whatif.prediction.utilization import CONVENTION
 from whatif.report.layout import (
     BREAKDOWN_LABELS,
     ms_format,
+    rate,
     report,
 )
 from whatif.units import counted
@@ -55,7 +56,7 @@ def _facts(predicted: PredictedStep) -> list[str]:
     found = []
     if predicted.samples_per_s is not None:
         tokens = f", {predicted.tokens_per_s:,.0f} tokens/s" if predicted.tokens_per_s is not None else ""
-        found.append(f"{predicted.samples_per_s:,.1f} samples/s{tokens}")
+        found.append(f"{rate(predicted.samples_per_s)} samples/s{tokens}")
     used = predicted.used
     if used.mfu_pct is not None and predicted.gpu is not None:
         again = f" (HFU {used.hfu_pct:.0f} % with recomputation)" if used.recomputed_tflop else ""

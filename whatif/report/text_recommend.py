@@ -7,7 +7,7 @@ from collections.abc import Callable
 from whatif.prediction.composition import spelled
 from whatif.questions.recommend.ranking import Ranking
 from whatif.report.columns import Cell
-from whatif.report.layout import ms_format, plain, report
+from whatif.report.layout import ms_format, plain, rate, report, significant
 
 
 def print_ranking(found: Ranking, top: int) -> None:
@@ -25,12 +25,12 @@ def print_ranking(found: Ranking, top: int) -> None:
         # Columns without any values are omitted.
         optional: list[tuple[str, list[float | None], Callable[[float], str]]] = [
             ("devices", [row.devices if several else None for row in shown], "{:,.0f}".format),
-            ("samples/s", [row.samples_per_s for row in shown], "{:,.0f}".format),
+            ("samples/s", [row.samples_per_s for row in shown], rate),
             ("kJ/step", [row.energy_j and row.energy_j / 1e3 if several else None for row in shown], "{:,.2f}".format),
             ("GiB", [row.peak_bytes and row.peak_bytes / 2**30 for row in shown], "{:.1f}".format),
-            (f"{currency}/1000 steps", [row.cost and row.cost * 1e3 for row in shown], _money),
+            (f"{currency}/1000 steps", [row.cost and row.cost * 1e3 for row in shown], significant),
             ("epoch (h)", [row.epoch_hours for row in shown], "{:,.2f}".format),
-            (f"{currency}/epoch", [row.epoch_cost for row in shown], _money),
+            (f"{currency}/epoch", [row.epoch_cost for row in shown], significant),
         ]
         columns = [column for column in optional if any(value is not None for value in column[1])]
         rows: list[tuple[Cell, ...]] = [
@@ -57,7 +57,3 @@ def print_ranking(found: Ranking, top: int) -> None:
         for reason in dict.fromkeys(found.left_out.values()):
             names = [name for name, why in found.left_out.items() if why == reason]
             out.say(f"  left out {', '.join(names)}: {reason}")
-
-
-def _money(value: float) -> str:
-    return f"{value:,.4g}" if value < 100 else f"{value:,.0f}"

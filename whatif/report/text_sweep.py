@@ -9,7 +9,7 @@ from rich.text import Text
 from whatif.prediction.composition import spelled
 from whatif.questions.sweep.scaling import Scaling, Workers
 from whatif.questions.sweep.sweep import Point, Sweep
-from whatif.report.layout import ms_format, number, pct, plain, report
+from whatif.report.layout import ms_format, number, pct, plain, rate, report
 from whatif.simulation.steps import CLOCK_NOUNS
 
 # The most rows of a table: of more points it shows this many, evenly chosen, and says so.
@@ -37,7 +37,7 @@ def print_sweep(found: Sweep) -> None:
                 [
                     *point.values, ms(point.step_ms), f"{ms(point.low_ms)} … {ms(point.high_ms)}",
                     times_cell(found, point),
-                    "" if point.samples_per_s is None else f"{point.samples_per_s:,.1f}",
+                    "" if point.samples_per_s is None else rate(point.samples_per_s),
                     *(cell(point) for _, cell in beside),
                 ]
             )  # fmt: skip
@@ -85,8 +85,8 @@ def headline(found: Sweep) -> str:
     if len(found.points) > 1 and max(steps) - min(steps) <= SAME_STEP * min(steps):
         values = "every value" if len(steps) == len(found.points) else "every value that applies"
         return f"{names}: {step} with {values} ({times} {times_header(found)})"
-    if found.by_throughput:
-        return f"{names}: most samples a second with {at}: {best.samples_per_s:,.1f} ({times} as many), {step} a step"
+    if found.by_throughput and best.samples_per_s is not None:
+        return f"{names}: most samples a second with {at}: {rate(best.samples_per_s)} ({times} as many), {step} a step"
     return f"{names}: shortest with {at}: {step} ({times} {times_header(found)})"
 
 
@@ -119,7 +119,7 @@ def print_scaling(found: Scaling) -> None:
                 [
                     f"{row.count:,}", ms(row.step_ms), f"{ms(row.low_ms)} … {ms(row.high_ms)}",
                     ms(row.communication_ms), f"{found.throughput(row):,.2f}×",
-                    "" if samples is None else f"{samples:,.1f}", efficiency_cell(found, row),
+                    "" if samples is None else rate(samples), efficiency_cell(found, row),
                 ]
             )  # fmt: skip
         headers = [
