@@ -161,6 +161,20 @@ def test_each_stage_keeps_less_than_the_one_before(gradients: list[int], workers
     assert kept == sorted(kept, reverse=True)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=6),
+    st.integers(2, 1024), st.integers(0, 10**9), st.booleans(),
+)  # fmt: skip
+def test_sharding_gradients_too_never_takes_more(
+    layers: list[tuple[int, int]], workers: int, bucket_bytes: int, stay: bool
+) -> None:
+    """The bucket was there before the first gradient: stage 2 took 25 MiB more than stage 1."""
+    rows = tuple(LayerMemory(f"h.{n}", *sizes) for n, sizes in enumerate(layers))
+    memory = Memory(0, 0, 0, rows, gradients_stay=stay)
+    one, two = with_sharded_state(memory, workers), with_sharded_gradients(memory, workers, bucket_bytes)
+    assert peak(two).total <= peak(one).total
+
+
 # -- properties ------------------------------------------------------------------------------------------------------
 
 

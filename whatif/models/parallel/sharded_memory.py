@@ -23,11 +23,13 @@ def with_sharded_gradients(memory: Memory, workers: int, bucket_bytes: int) -> M
     While a layer works, its full gradients and the bucket before them exist as well.
     """
     memory = with_sharded_state(memory, workers)
-    bucket = min(bucket_bytes, memory.gradients)
-    return memory.with_layers([
-        _beside(row, _part(row.gradients, workers), 0, row.gradients - _part(row.gradients, workers) + bucket)
-        for row in memory.layers
-    ])  # fmt: skip
+    layers: list[LayerMemory] = []
+    ready = 0  # what the layers behind leave for the bucket
+    for row in reversed(memory.layers):
+        part = _part(row.gradients, workers)
+        layers.append(_beside(row, part, 0, row.gradients - part + min(bucket_bytes, ready)))
+        ready += row.gradients - part
+    return memory.with_layers(layers[::-1])
 
 
 def with_sharded_parameters(
