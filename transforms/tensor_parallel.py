@@ -65,7 +65,7 @@ def transform(
     if Change.RECOMPUTES in graph.info.changes:
         raise WhatifError("tensor_parallel: expected steps that recompute nothing; name it before the checkpoints.")
     split = find_split(graph, layers, vocabulary=vocabulary)
-    check_divides(split.parts[: split.n_blocks], network.workers)
+    check_divides(graph, split, network.workers)
     sent = sum(split.size_bytes) / len(split.size_bytes) / 1e6
     return split_blocks(graph, split, network, sequence=sequence_parallel).note(
         f"tensor_parallel: {split.n_blocks} parts of blocks are cut in {network.workers}; each sum is of {sent:,.2f} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import whatif
 from tests.helpers import CPU, STREAM, Build, apply, equal, facts_of, names, replace
 from tests.transforms.sharded_steps import V100, drawn, keeps_the_step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
+from whatif.graph.described import Described
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.memory import LayerMemory, Memory, peak
 from whatif.ingest.recorded import written
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.parallel.passes import Use
-from whatif.models.parallel.transformer_blocks import split_parts
+from whatif.models.parallel.tensor_parallel import check_divides, find_split
+from whatif.models.parallel.transformer_blocks import Part, Product, split_parts
 from whatif.simulation.transfers import of_activations
 
 SUM = "sum of activations"
@@ -271,6 +274,23 @@ def test_the_sums_block_on_a_cpu() -> None:
 def test_what_makes_no_sense_is_one_sentence(spec: str, sentence: str) -> None:
     with pytest.raises(WhatifError, match=sentence):
         apply(block(), spec)
+
+
+@pytest.mark.parametrize(
+    ("workers", "refused"), [(2, ""), (4, "2 heads of h.0.k, got 4"), (8, "12 heads of an attention, got 8")]
+)
+def test_heads_are_not_cut(workers: int, refused: str) -> None:
+    """The widths could be cut, but Megatron-LM refuses such a plan."""
+    graph = block()
+    sizes = {"batch": 1, "query_length": 9, "key_length": 9, "heads": 12, "kv_heads": 12, "head_size": 8, "causal": 1}
+    attention = Described("attention", "attention", "fp32", tuple(sizes.items()))
+    scores = np.array([name == "scores" for name in names(graph)])
+    graph = graph.replace(called=np.where(scores, 0, -1), info=replace(graph.info, operators=(attention,)))
+    split = find_split(graph, LINK.split("layers=")[1], vocabulary=False)
+    columns = tuple(Product(f"h.0.{name}", 96, outputs) for name, outputs in (("q", 96), ("k", 16), ("v", 16)))
+    split = split._replace(parts=[Part(columns, Product("h.0.o", 96, 96)), *split.parts[1:]])
+    with pytest.raises(WhatifError, match=refused) if refused else nullcontext():
+        check_divides(graph, split, workers)
 
 
 def test_sizes_that_nobody_tells_are_one_sentence() -> None:

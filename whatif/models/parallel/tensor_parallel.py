@@ -18,6 +18,7 @@ from whatif.graph.recorded import Gradient, Layer, Recorded
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase
 from whatif.hardware.cluster.network import Network
+from whatif.ingest.operator_calls import as_attention
 from whatif.models.durations.estimator import put
 from whatif.models.durations.half_precision import is_half
 from whatif.models.durations.work_done import with_work
@@ -132,8 +133,21 @@ def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list
     )
 
 
-def check_divides(parts: list[Part], workers: int) -> None:
-    """Raise WhatifError if a matrix cannot be cut into ``workers`` equal parts."""
+def check_divides(graph: TaskGraph, split: Split, workers: int) -> None:
+    """Raise WhatifError if a matrix or the heads of an attention cannot be cut into ``workers`` equal parts."""
+    parts = split.parts[: split.n_blocks]
+    called = np.unique(graph.called[_inside(graph, split)])
+    operators = [as_attention(graph.info.operators[number]) for number in called[called >= 0].tolist()]
+    for sizes in (dict(one.integers) for one in operators if one.family == "attention"):
+        # Query, key and value are three products; several queries may share a key.
+        columns = [column for part in parts if len(part.columns) >= 3 for column in part.columns]
+        heads = {column.layer: column.outputs // max(sizes["head_size"], 1) for column in columns}
+        for layer, count in {"an attention": sizes["heads"], **heads}.items():
+            if count % workers:
+                raise WhatifError(
+                    f"tensor_parallel: expected a number of workers that divides the {count} heads of {layer}, got "
+                    f"{workers}."
+                )
     for part in parts:
         sides = [(column.layer, column.outputs, "outputs") for column in part.columns]
         sides += [(part.rows.layer, part.rows.inputs, "inputs")] if part.rows else []
