@@ -379,6 +379,10 @@ def test_megatron_and_deepspeed_flags() -> None:
     assert json.loads(sharded["DeepSpeed"])["zero_optimization"] == {"stage": 3}
     assert "fully_shard" in sharded["FSDP2"]
     assert "Megatron-LM" not in sharded
+    # It refuses 7 blocks on 4 stages, or 12 on 4 stages of two chunks.
+    cut = [(1, 7), (1, 12), (2, 12), (2, 16)]
+    found = [launch_flags(Plan(1, 4, 2, DDP, 1, 16, False, chunks), CLUSTER, blocks=n) for chunks, n in cut]
+    assert ["Megatron-LM" in flags for flags in found] == [False, True, False, True]
 
 
 def test_flags_of_unknown_batches_name_them() -> None:

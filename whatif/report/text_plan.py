@@ -41,7 +41,7 @@ def print_plan(found: Planned, top: int) -> None:
             out.say(f"  not searched: {names}, because {why}", "dim")
         out.say()
         out.say("As what-ifs:", "bold")
-        out.say("  " + " ".join(found.best.what_ifs))
+        out.say("  " + (" ".join(found.best.what_ifs) or "none: the step as it is"))
         for name, flags in found.launch.items():
             out.say(f"{name}:", "bold")
             out.say(f"  {flags}")

@@ -17,9 +17,10 @@ SCRIPT = "train.py"
 BATCH = "$BATCH"
 
 
-def launch_flags(plan: Plan, cluster: str, in_samples: bool = True) -> dict[str, str]:
+def launch_flags(plan: Plan, cluster: str, in_samples: bool = True, blocks: int = 0) -> dict[str, str]:
     """Return the flags by launcher or library; those that cannot run the plan are left out.
 
+    Megatron-LM gives each part of a pipeline equally many of the model's ``blocks``, if these are known (not 0).
     Without ``in_samples`` the plan counts recorded batches, and each size is a multiple of ``BATCH``.
     """
     unit = "" if in_samples else BATCH
@@ -35,7 +36,7 @@ def launch_flags(plan: Plan, cluster: str, in_samples: bool = True) -> dict[str,
             )
         if plan.data > 1 and plan.level != HYBRID:
             found["DeepSpeed"] = json.dumps(_deepspeed(plan, unit))
-    if plan.level in (DDP, ZERO_1):
+    if plan.level in (DDP, ZERO_1) and blocks % (plan.pipeline * plan.chunks) == 0:
         found["Megatron-LM"] = " ".join(_megatron(plan, unit))
     return found
 

@@ -16,6 +16,7 @@ from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import communicates, recorded_workers
+from whatif.models.layers.segments import segments
 from whatif.prediction.baseline import Baseline, ends_ns
 from whatif.prediction.composition import compose, in_order
 from whatif.prediction.predict import Prediction, apply
@@ -144,7 +145,9 @@ class Planned(Struct, frozen=True):
     @property
     def launch(self) -> dict[str, str]:
         """The flags of the best plan by launcher or library."""
-        return launch_flags(self.best.plan, self.best.asked.cluster, in_samples=self.in_samples)
+        plan, cluster = self.best.plan, self.best.asked.cluster
+        blocks = len(segments(self.baseline.graph, None))
+        return launch_flags(plan, cluster, in_samples=self.in_samples, blocks=blocks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as a JSON object with the keys that scripts rely on."""
