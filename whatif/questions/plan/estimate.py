@@ -39,9 +39,11 @@ from whatif.models.parallel.sharded_units import units_of
 from whatif.models.parallel.sharding import nodes_of, units_in_memory
 from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
 from whatif.models.parallel.stages import Model, balanced, model_of
+from whatif.prediction.baseline import Baseline
 from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
+from whatif.simulation.steps import steady
 
 # Passes of all stages together up to which a pipeline's step is estimated without extrapolation.
 _PASSES = 512
@@ -108,12 +110,22 @@ class _Pass(NamedTuple):
     update: _Sides
 
 
-def middle_step(graph: TaskGraph) -> TaskGraph:
-    """Return the graph of the middle step alone, from which the pieces are taken."""
+def median_step(baseline: Baseline) -> TaskGraph:
+    """Return the graph of the steady step that is closest to the median, from which the pieces are taken.
+
+    Of a recording whose steps cannot be timed: of the middle step.
+    """
+    graph, clock = baseline.graph, baseline.clock
     steps = np.unique(graph.step[graph.step >= 0])
     if len(steps) < 2:
         return graph
-    rows = np.flatnonzero(graph.step == steps[len(steps) // 2])
+    chosen = len(steps) // 2
+    times_ns = np.array(baseline.timeline.step_times_ns(clock))
+    before = len(steps) - len(times_ns)  # the clock of the GPU has no time of the first step
+    if clock != "span" and before in (0, 1):
+        places = np.array(steady(tuple(range(len(times_ns))), graph, clock))
+        chosen = before + int(places[np.abs(times_ns[places] - baseline.step_ns).argmin()])
+    rows = np.flatnonzero(graph.step == steps[chosen])
     new_id = np.full(len(graph), -1, dtype=np.int32)
     new_id[rows] = np.arange(len(rows), dtype=np.int32)
     kept = renumbered(graph.dependencies, new_id)

@@ -23,7 +23,7 @@ from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.plan.estimate import Composer, Estimate, Parts, middle_step, steady_passes
+from whatif.questions.plan.estimate import Composer, Estimate, Parts, median_step, steady_passes
 from whatif.questions.plan.launch import BATCH, launch_flags
 from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
@@ -297,7 +297,7 @@ def _estimated(
     tensor = next((int(str(t.options["workers"])) for t in transforms if t.name == "tensor_parallel"), 1)
     recompute = any(transform.name == "activation_checkpoint" for transform in transforms)
     try:
-        composer = Composer(compose(middle_step(baseline.graph), transforms), asked.cluster)
+        composer = Composer(compose(median_step(baseline), transforms), asked.cluster)
     except WhatifError as error:
         return [], 0, str(error), None
     if composer.batch != (baseline.graph.info.batch_size or 1):
