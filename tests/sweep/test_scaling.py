@@ -91,7 +91,7 @@ def test_one_worker_alone_is_no_scaling(resnet: Baseline) -> None:
     slow = Scaling(resnet, (), False, 100.0, (Workers(1, 100.0), Workers(2, 190.0)), ())
     assert (
         slow.verdict
-        == "efficiency is below 80 % for every number of workers: 2 workers train 1.05 times as much as one"
+        == "efficiency is below 80 % for every number of workers above 1: 2 workers train 1.05 times as much as one"
     )
 
 
