@@ -317,8 +317,26 @@ def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
     best = found.best
     price = prices.per_hour["H100-SXM-80" if best.asked.cluster == "dgx-h100" else "A100-SXM-80"]
     assert best.cost == pytest.approx(4 * price / 3600 / best.samples_per_s * 1e6)
-    with pytest.raises(WhatifError, match="expected a price"):
+    with pytest.raises(WhatifError, match=r"expected a price.*got none for dgx-h100"):
         plan(predicted, [asked_of(predicted, 4, CLUSTER)], by="cost")
+
+
+def test_a_price_of_some_is_shown_though_the_fastest_has_none(
+    predicted_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text left the costs out that --json has, and nothing said which price was missing."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text('currency = "USD"\n[per_hour]\n"A100-SXM-80" = 1.8\n')
+    words = ["--gpus", "2", "--cluster", f"{CLUSTER},dgx-a100", "--prices", str(prices), "--top", "1"]
+    assert main(["plan", str(predicted_file), *words]) == 0
+    told = capsys.readouterr()
+    assert "USD/M" in told.out
+    assert "no price for the GPUs of dgx-h100" in told.err
+
+
+def test_samples_that_no_pipeline_can_divide_are_not_said_to_be_indivisible(predicted: Baseline) -> None:
+    with pytest.raises(WhatifError, match=r"as many micro-batches as pipeline stages.*another --global-batch"):
+        plan(predicted, [asked_of(predicted, 3, CLUSTER, global_batch=1)])
 
 
 def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
                  what_ifs=what_ifs)
         for name in clusters or [usual] for number in numbers
     ]  # fmt: skip
+    unpriced = dict.fromkeys(question.cluster for question in asked if prices and question.per_hour is None)
+    costs = (f"plan: --prices has no price for the GPUs of {', '.join(unpriced)}; their cost is unknown.",)
     with progress_bar("planning") as progress:
         found = plan(
             baseline, asked, by=args.by or "throughput", currency=prices.currency if prices else "",
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_plan(found, args.top),
         figure=lambda: plan_figure(found),
-        warnings=(*info.remarks, *found.notes),
+        warnings=(*info.remarks, *found.notes, *(costs if unpriced else ())),
     )
 
 

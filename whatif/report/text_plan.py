@@ -49,17 +49,21 @@ def print_plan(found: Planned, top: int) -> None:
 
 def _headers(found: Planned) -> list[str]:
     where = ["cluster", "GPUs"] if len(found.asked) > 1 else []
-    cost = [f"{found.currency or 'cost'}/M {found.unit}"] if found.best.cost is not None else []
+    cost = [f"{found.currency or 'cost'}/M {found.unit}"] if _priced(found) else []
     return [
         "tensor × pipeline × data", "micro × passes", "recompute", *where, "step (ms)", f"{found.unit}/s", *cost,
         "peak GiB",
     ]  # fmt: skip
 
 
+def _priced(found: Planned) -> bool:
+    """Whether some GPU has a price; others show dashes."""
+    return any(question.per_hour is not None for question in found.asked)
+
+
 def _cells(found: Planned, row: Row, ms: Callable[[float], str]) -> tuple[Cell, ...]:
     where = [row.asked.cluster, f"{row.plan.devices:,}"] if len(found.asked) > 1 else []
-    # If some GPUs have no price, they show dashes.
-    cost = [] if found.best.cost is None else ["–" if row.cost is None else significant(row.cost)]
+    cost = ["–" if row.cost is None else significant(row.cost)] if _priced(found) else []
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
     return (
         *described(row), *where, plain(f"{ms(row.step_ms)}{' *' if row.simulated else ''}"),

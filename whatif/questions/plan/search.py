@@ -225,9 +225,11 @@ def plan(
 
     Raises WhatifError if no plan fits, with the reason, or on "cost" if a GPU has no price.
     """
-    if by == "cost" and any(question.per_hour is None for question in asked):
+    unpriced = dict.fromkeys(question.cluster for question in asked if question.per_hour is None)
+    if by == "cost" and unpriced:
         raise WhatifError(
-            "plan: expected a price for the GPUs of each cluster to rank by cost; name a file with --prices."
+            f"plan: expected a price for the GPUs of each cluster to rank by cost, got none for {', '.join(unpriced)}; "
+            "add it to the file that --prices names."
         )
     unit = "samples"
     if baseline.graph.info.batch_size is None:
@@ -319,7 +321,10 @@ def _estimated(
     least = None
     if not found and plans:
         least = min(composer.estimates(iter(plans), None), key=lambda estimate: estimate.peak_bytes or 0, default=None)
-    reason = "" if plans else f"{asked.global_batch:,} samples cannot be divided among groups of so many devices"
+    reason = "" if plans else (
+        f"{counted(asked.global_batch, 'sample')} cannot be divided among groups of so many devices with as many "
+        "micro-batches as pipeline stages, or more; try another --global-batch or --gpus"
+    )  # fmt: skip
     if plans and not found and least is None:  # the cluster has no such groups
         try:
             composer.parts(plans[0])
