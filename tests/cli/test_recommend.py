@@ -119,6 +119,7 @@ def test_the_table_fits_a_narrow_page(
     assert main(["recommend", trace, "--prices", prices]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("EUR for a thousand steps")
+    assert "cheapest of those priced" in lines[0]  # the recorded device, the V100, has none
     assert max(map(len, lines)) <= 80
     assert any(line.split()[:2] == ["V100-SXM2-32", "*"] for line in lines)
     assert "samples/s" not in " ".join(lines)  # the batch is unknown
@@ -229,6 +230,12 @@ def test_any_file_of_prices_is_read_or_refused(tmp_path_factory: pytest.TempPath
     path.write_bytes(content)
     with suppress(WhatifError):
         assert read_prices(path).per_hour
+
+
+def test_a_high_cost_is_written_out(trace: str) -> None:
+    prices = Prices("", {"V100-SXM2-32": 1e7})
+    found = recommend(Baseline.of(whatif.read(trace)), prices=prices)
+    assert found.verdict == "V100-SXM2-32 is cheapest: 2,503 for a thousand steps"
 
 
 def test_prices_without_a_currency_are_numbers() -> None:

@@ -73,7 +73,10 @@ class Ranking(Struct, frozen=True):
             return "none of the devices can run the step"
         first = self.candidates[0]
         if self.by == "cost" and first.cost is not None:
-            return f"{first.device} is cheapest: {first.cost * 1e3:.3g} {self.currency} for a thousand steps".rstrip()
+            cost = f"{first.cost * 1e3:.3g}" if first.cost < 1 else f"{first.cost * 1e3:,.0f}"
+            priced = all(candidate.cost is not None for candidate in self.candidates)
+            of = "is cheapest" if priced else "is cheapest of those priced"
+            return f"{first.device} {of}: {cost} {self.currency}".rstrip() + " for a thousand steps"
         equal = sum(c.step_ms <= first.step_ms * (1 + SAME_SHARE) for c in self.candidates)
         if equal > 1:
             return f"{equal} devices take the same time: the rest of the step does not depend on the device"
