@@ -113,7 +113,7 @@ class Scaling(Struct, frozen=True):
         if last.count == 1:
             return at_last
         if worth is None:
-            return f"efficiency is below {WORTH_PCT:.0f} % for every number of workers above 1: {at_last}"
+            return f"efficiency is below {WORTH_PCT:.0f} % for more than one worker: {at_last}"
         if worth is last:
             return f"{at_last}: an efficiency of {self._efficiency(last)}"
         return (
