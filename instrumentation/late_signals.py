@@ -2,9 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -78,5 +79,8 @@ def _deliver(pending: list[int], handlers: dict[int, Any]) -> None:
         signal.signal(number, handler)
     numbers = list(dict.fromkeys(pending))
     pending.clear()
+    for stream in (sys.stdout, sys.stderr) if numbers else ():
+        with suppress(Exception):  # the script may have closed it
+            stream.flush()  # the default action ends a process with what it has printed still in memory
     for number in numbers:
         signal.raise_signal(number)

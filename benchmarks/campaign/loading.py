@@ -2,7 +2,7 @@
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -35,7 +35,9 @@ class CompressedSamples(Dataset[tuple[Tensor, ...]]):
         return tuple(tensor.clone() for tensor in self._sample)
 
 
-def load(batch: Batch, *, samples: int, baseline_samples: int, workers: int, device: torch.device) -> Iterator[Batch]:
+def load(
+    batch: Batch, *, samples: int, baseline_samples: int, workers: int, device: torch.device
+) -> Generator[Batch, None, None]:
     """Yield endless batches of the first sample on the device, decoded by `workers` processes (0: by this one)."""
     inputs, target = batch
     sample = (*(_as_decoded(tensor[0]) for tensor in inputs), target[0].clone())

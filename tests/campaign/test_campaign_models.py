@@ -140,6 +140,7 @@ def test_a_loader_gives_whole_batches_of_the_decoded_sample(workers: int) -> Non
         assert answers.tolist() == [classes[0].item()] * 4
         inside = images[0].abs() < 3  # Beyond what a byte holds, values are cut.
         torch.testing.assert_close(loaded[3][inside], images[0][inside], rtol=0, atol=1 / 40)
+    batches.close()  # ends the workers
 
 
 def test_the_loaders_workers_rest_while_another_training_runs() -> None:
