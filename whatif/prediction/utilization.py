@@ -1,7 +1,7 @@
 """The share of a GPU's peak that a step's products use: MFU and HFU, of recordings and predictions alike.
 
 Source: Chowdhery et al., "PaLM" (2022), appendix B: MFU counts the model's FLOPs once, HFU those of recomputed forward
-passes too.
+passes too, and of the scores that the backward pass of a fused attention computes again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ CONVENTION = (
 )
 # Recomputation repeats at most one forward pass; gradients of gradients build a graph of two. Midway between both.
 _MOST_RECOMPUTED = 1.5
+# The scores are one of five products in the backward pass of a fused attention (FlashAttention, algorithm 4), of equal
+# size where keys are as long as values.
+_SCORES_AGAIN = 1 / 5
 
 
 class Utilization(Struct, frozen=True):
@@ -45,12 +48,14 @@ def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -
     built_twice = bool(flops[recomputed].sum() > _MOST_RECOMPUTED * flops[graph.phase == Phase.FORWARD].sum())
     if built_twice:
         recomputed = np.zeros(len(graph), dtype=np.bool_)
+    scores = (graph.family == KernelFamily.ATTENTION) & (graph.phase == Phase.BACKWARD)
+    again = np.where(recomputed, 1.0, _SCORES_AGAIN * scores)  # the recomputed share of each kernel
     mfu_pct = hfu_pct = None
     if gpu is not None and step_ns > 0 and graph.has_gpu and flops.sum() > 0:
         ns = np.minimum(at_peak(graph, gpu, flops)[0], graph.duration_ns)
-        model_ns, recomputed_ns = (float(ns[tasks].sum()) / n_steps for tasks in (~recomputed, recomputed))
+        model_ns, recomputed_ns = (float((ns * share).sum()) / n_steps for share in (1 - again, again))
         mfu_pct, hfu_pct = 100 * model_ns / step_ns, 100 * (model_ns + recomputed_ns) / step_ns
-    tflop = [float(flops[tasks].sum()) / n_steps / 1e12 for tasks in (~recomputed, recomputed)]
+    tflop = [float((flops * share).sum()) / n_steps / 1e12 for share in (1 - again, again)]
     return Utilization(tflop[0], tflop[1], mfu_pct, hfu_pct, built_twice)
 
 
