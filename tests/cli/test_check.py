@@ -42,7 +42,7 @@ def test_the_gate(percent: int, allowed: str, status: int, tmp_path: Path, capsy
     assert [row["kernel"] for row in found["grown"]] == (["gemm"] if percent > 0 else [])
 
 
-def test_three_percent_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_percent_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     assert main(["check", "--baseline", baseline, slower(tmp_path, "two.json", 2)]) == 0
     assert main(["check", "--baseline", baseline, slower(tmp_path, "four.json", 4)]) == 1
@@ -144,9 +144,9 @@ def test_one_rank_and_all_ranks_are_no_pair(shared_traces: Path, capsys: pytest.
     """One rank's recording cannot separate waiting from transfer; one order passed, the other named another batch."""
     every = str(shared_traces / "param-dlrm-8xv100")
     one = f"{every}/rank0.json.gz"
-    for baseline, changed, told in ((every, one, "8 → one alone"), (one, every, "one alone → 8")):
+    for baseline, changed, difference in ((every, one, "8 → one alone"), (one, every, "one alone → 8")):
         assert main(["check", "--baseline", baseline, changed]) == 1
-        assert f"not comparable: ranks that were read: {told}; record" in capsys.readouterr().out
+        assert f"not comparable: ranks that were read: {difference}; record" in capsys.readouterr().out
     assert main(["compare", one, every]) == 0
     assert "the work or the machines differ: ranks that were read: one alone → 8" in capsys.readouterr().err
 
@@ -164,8 +164,8 @@ def test_a_recording_that_was_cut_is_named(tmp_path: Path, capsys: pytest.Captur
 def test_a_batch_that_one_side_states_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     content = json.loads(Path(slower(tmp_path, "branch.json", 1)).read_text())
-    told = write_trace(tmp_path / "told.json", content["traceEvents"], whatif={"batch_size": 16})
-    assert main(["check", "--baseline", baseline, str(told)]) == 0
+    stated = write_trace(tmp_path / "told.json", content["traceEvents"], whatif={"batch_size": 16})
+    assert main(["check", "--baseline", baseline, str(stated)]) == 0
     assert "only B has its batch size (16): whether it is the same is not known" in capsys.readouterr().err
 
 

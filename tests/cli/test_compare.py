@@ -25,7 +25,7 @@ def steps(folder: Path, name: str, kernels: dict[str, int], n_steps: int = 6) ->
     return str(write_trace(folder / name, events))
 
 
-def test_text_and_json_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_json_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = steps(tmp_path, "before.json", {"gemm": 300, "relu": 100})
     after = steps(tmp_path, "after.json", {"gemm": 200, "gelu": 50})
     assert main(["compare", before, after]) == 0

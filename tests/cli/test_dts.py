@@ -38,11 +38,11 @@ def test_ranks_all_five(cluster: Path, trace: str, capsys: pytest.CaptureFixture
 def test_json(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["dts", str(cluster), trace, "--json", "--clients", "2", "--cut", "pool2", "--batches", "10", "--seed", "3"]
     assert main(asked) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in told["architectures"]}
+    as_json = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in as_json["architectures"]}
     assert len(rows) == 5
-    assert told["not_possible"] == []
-    epochs = [row["epoch_ms"]["median"] for row in told["architectures"]]
+    assert as_json["not_possible"] == []
+    epochs = [row["epoch_ms"]["median"] for row in as_json["architectures"]]
     assert epochs == sorted(epochs)
     for row in rows.values():
         for time in (row["batch_ms"], row["epoch_ms"]):
@@ -54,7 +54,7 @@ def test_json(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> 
     assert rows["federated_split"]["roles"].keys() == {"server", "edge 1", "client 1", "edge 2", "client 2"}
     # The same seed draws the same.
     assert main(asked) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == as_json
 
 
 def test_too_small_a_cluster_for_some(cluster: Path, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,8 +83,8 @@ def test_an_architecture_of_ones_own(cluster: Path, trace: str, capsys: pytest.C
     """The example learns in a ring; it is ranked beside a built-in one."""
     script = str(ROOT / "examples" / "gossip_learning.py")
     assert main(["dts", str(cluster), trace, "--json", "--architecture", script, "--architecture", "federated"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in told["architectures"]}
+    as_json = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in as_json["architectures"]}
     assert rows.keys() == {"gossip_learning", "federated"}
     # Its own heuristic: the strongest processor is the first peer.
     assert rows["gossip_learning"]["roles"]["peer 1"] == "tower"
@@ -136,16 +136,16 @@ def test_the_measuring_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """Tables II and III by the facts of the lab's networks; an LSTM counts its matrices once a row."""
     need("torch")
     models = f"{ROOT / 'benchmarks' / 'lab' / 'dts_models.py'}:build"
-    told = {}
+    measured = {}
     for name, pixels in (("dnn1", 50), ("dnn2", 64)):
         asked = ["--input", f"20,1,{pixels},{pixels}", "--kwargs", json.dumps({"name": name})]
         assert main(["dts", "--measure", models, *asked, "--json"]) == 0
-        told[name] = json.loads(capsys.readouterr().out)
+        measured[name] = json.loads(capsys.readouterr().out)
         assert main(["dts", "--measure", models, *asked]) == 0
         assert f"[[processor]]\nname = {json.dumps('NAME')}\ngflop_s = " in capsys.readouterr().out
-    assert [told[name]["parameters"] for name in told] == [72_802, 1_044_482]
-    assert told["dnn2"]["flops"] / told["dnn1"]["flops"] == pytest.approx(4.8, abs=0.05)
-    assert told["dnn1"]["gflop_s"] > 0
+    assert [measured[name]["parameters"] for name in measured] == [72_802, 1_044_482]
+    assert measured["dnn2"]["flops"] / measured["dnn1"]["flops"] == pytest.approx(4.8, abs=0.05)
+    assert measured["dnn1"]["gflop_s"] > 0
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = nn.LSTM(8, 16)\n\n"

@@ -63,9 +63,9 @@ def test_export_round_trip(name: str, trace: str, tmp_path: Path, capsys: pytest
     assert all("cname" in e for e in kernels[1])
     # A file of simulated events is no recording: what is read is the graph, and it says so.
     assert main(["info", "--json", str(out)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["replay_error_pct"] is told["measured_ms"] is None
-    assert any("no recording: the prediction of scale" in quirk for quirk in told["warnings"])
+    as_json = json.loads(capsys.readouterr().out)
+    assert as_json["replay_error_pct"] is as_json["measured_ms"] is None
+    assert any("no recording: the prediction of scale" in quirk for quirk in as_json["warnings"])
     assert main(["info", str(out)]) == 0
     said = capsys.readouterr().out
     assert "the step is simulated, not recorded" in said.splitlines()[0]

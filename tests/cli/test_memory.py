@@ -86,9 +86,9 @@ def test_an_unknown_batch_is_the_unit_and_no_number_of_samples(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What counts in samples is refused as by `apply`, and a micro-batch of 1 is the recorded batch."""
-    told = {key: value for key, value in METADATA.items() if key != "batch_size"}
-    untold = str(write_trace(tmp_path / "untold.json", two_linear_layers(), whatif=told))
-    found = report(capsys, untold, "batch_size:size=10", "batch_size:factor=2", "gradient_accumulation:passes=3")
+    metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
+    no_batch = str(write_trace(tmp_path / "untold.json", two_linear_layers(), whatif=metadata))
+    found = report(capsys, no_batch, "batch_size:size=10", "batch_size:factor=2", "gradient_accumulation:passes=3")
     assert found["batch_size"] is None
     rows = {" ".join(row["transforms"]): row for row in found["what_ifs"]}
     assert "use batch_size:factor=2 instead" in rows["batch_size:size=10"]["reason"]
@@ -96,7 +96,7 @@ def test_an_unknown_batch_is_the_unit_and_no_number_of_samples(
     assert rows["gradient_accumulation:passes=3"]["batch_factor"] == 3
     known, unknown = (
         report(capsys, path, f"pipeline:stages=2,micro_batches=2,micro_batch={one},activation_mb=1")["what_ifs"][0]
-        for path, one in ((trace, 5), (untold, 1))
+        for path, one in ((trace, 5), (no_batch, 1))
     )
     assert unknown == known | {"transforms": unknown["transforms"]}
 
@@ -403,7 +403,7 @@ def test_bad_arguments(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the trace comes first; try `whatif memory" in refused(capsys, "amp", trace)
 
 
-def test_what_does_not_tell_its_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_show_its_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inference = [mark("ProfilerStep#0", 0, 100), op("aten::mm", 10, 50), *launched("gemm", 20, 5, 30, 20, 1)]
     path = str(write_trace(tmp_path / "inference.json", inference))
     assert "without a backward pass" in refused(capsys, path)

@@ -28,24 +28,24 @@ KEYS = {
 
 
 def test_json_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(capsys, TWO, "--input", "32,8", "--device", "V100-SXM2-32")
-    assert told.keys() >= KEYS
-    assert told["measured_ms"] is None
-    assert told["replay_error_pct"] is None
-    assert told["low_ms"] < told["predicted_ms"] < told["high_ms"]
-    assert told["device"] == "V100-SXM2-32"
-    assert sum(told["answered_by"].values()) == told["kernels"] > 0
+    prediction = report(capsys, TWO, "--input", "32,8", "--device", "V100-SXM2-32")
+    assert prediction.keys() >= KEYS
+    assert prediction["measured_ms"] is None
+    assert prediction["replay_error_pct"] is None
+    assert prediction["low_ms"] < prediction["predicted_ms"] < prediction["high_ms"]
+    assert prediction["device"] == "V100-SXM2-32"
+    assert sum(prediction["answered_by"].values()) == prediction["kernels"] > 0
     # Three products of the backward pass and two of the forward one, a multiply-add is two.
-    assert told["flops"] == 2 * 32 * (8 * 16 * 2 + 16 * 4 * 3)
-    assert told["fits"] is True
+    assert prediction["flops"] == 2 * 32 * (8 * 16 * 2 + 16 * 4 * 3)
+    assert prediction["fits"] is True
 
 
 def test_a_board_of_two_dies_is_reported_and_amd_rests_on_data_sheets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for device, told in (("MI250X", True), ("MI250X-GCD", False)):
+    for device, warned in (("MI250X", True), ("MI250X-GCD", False)):
         found = report(capsys, TWO, "--input", "32,8", "--device", device)
-        assert any("--device MI250X-GCD" in warning for warning in found["warnings"]) == told
+        assert any("--device MI250X-GCD" in warning for warning in found["warnings"]) == warned
         assert list(found["answered_by"]) == ["analytic"]  # the models that ship have seen NVIDIA's devices alone
 
 
@@ -62,22 +62,22 @@ def test_a_step_takes_the_time_of_what_it_computes(capsys: pytest.CaptureFixture
 
 def test_what_ifs_apply_to_a_step_that_nobody_ran(capsys: pytest.CaptureFixture[str]) -> None:
     words = (RESNET, "--input", "64,3,224,224", "--device", "V100-SXM2-32", "--optimizer", "adam:for-loop")
-    told = report(capsys, *words, "amp", "fused_adam")
-    assert [t["name"] for t in told["transforms"]] == ["amp", "fused_adam"]
-    assert told["predicted_ms"] < told["baseline_ms"]
-    assert len(told["contributions"]) == 2
+    prediction = report(capsys, *words, "amp", "fused_adam")
+    assert [t["name"] for t in prediction["transforms"]] == ["amp", "fused_adam"]
+    assert prediction["predicted_ms"] < prediction["baseline_ms"]
+    assert len(prediction["contributions"]) == 2
 
 
 def test_a_saved_step_is_read_by_the_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step.json.gz"
-    told = report(capsys, TWO, "--input", "32,8", "--device", "T4", "--save", str(path))
+    prediction = report(capsys, TWO, "--input", "32,8", "--device", "T4", "--save", str(path))
     for command in (["info"], ["explain"], ["apply", "scale:kind=gpu,factor=0.5"], ["memory"]):
         assert main([*command, str(path), "--json"]) == 0, command
         found = json.loads(capsys.readouterr().out)
         if command[0] == "apply":
-            assert found["baseline_ms"] == pytest.approx(told["predicted_ms"])
+            assert found["baseline_ms"] == pytest.approx(prediction["predicted_ms"])
         if command[0] == "memory":
-            assert found["peak_bytes"] == told["peak_bytes"]
+            assert found["peak_bytes"] == prediction["peak_bytes"]
 
 
 def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,13 +102,13 @@ def test_mfu_is_that_of_explain_and_what_beats_the_peak_counts_as_at_it(
         "    return nn.Sequential(*layers)\n"
     )
     words = (f"{script}:build", "--input", "32,3,112,112", "--device", "RTX2080Ti", "--save", saved)
-    told = report(capsys, *words)
-    assert told["flops"] / 1e12 > load_gpu("RTX2080Ti").fp32_tflops * told["predicted_ms"] / 1e3
-    assert 60 < told["mfu_pct"] < 100
+    prediction = report(capsys, *words)
+    assert prediction["flops"] / 1e12 > load_gpu("RTX2080Ti").fp32_tflops * prediction["predicted_ms"] / 1e3
+    assert 60 < prediction["mfu_pct"] < 100
     assert main(["explain", "--efficiency", saved, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["mfu_pct"] == pytest.approx(told["mfu_pct"], rel=1e-3)
-    assert found["convention"] == told["flops_count"]
+    assert found["mfu_pct"] == pytest.approx(prediction["mfu_pct"], rel=1e-3)
+    assert found["convention"] == prediction["flops_count"]
 
 
 def test_mfu_and_memory_are_those_of_the_device_behind_the_what_ifs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +122,8 @@ def test_mfu_and_memory_are_those_of_the_device_behind_the_what_ifs(capsys: pyte
 
 def test_arguments_of_the_model_and_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--kwargs", '{"name": "vgg19"}', "--optimizer", "momentum", "--device", "A100-SXM-80")
-    told = report(capsys, f"{MODELS}:twin", *words)
-    assert told["notes"] == ["the loss is what the model returns"]
+    prediction = report(capsys, f"{MODELS}:twin", *words)
+    assert prediction["notes"] == ["the loss is what the model returns"]
     named = report(capsys, TWO, "--input", "x=32,8:fp32", "--inference")
     assert named["flops"] == 2 * 32 * (8 * 16 + 16 * 4)
 

@@ -142,13 +142,13 @@ def test_a_saved_step_gives_the_same_answers(
 ) -> None:
     path = tmp_path / "step.json.gz"
     words = (GPT2, "--input", "batch=8,seq=128", "--optimizer", "adam:for-loop", "--device", "A100-SXM-80")
-    told = report(capsys, *words, *names, "--save", str(path))
+    prediction = report(capsys, *words, *names, "--save", str(path))
     label = " + ".join(names)
-    assert f"{path} is the step without {label}: name what-ifs again where you use it" in told["notes"]
+    assert f"{path} is the step without {label}: name what-ifs again where you use it" in prediction["notes"]
     assert main(["apply", *names, str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["predicted_ms"] == pytest.approx(told["predicted_ms"], rel=0.01)
-    assert found["baseline_ms"] == pytest.approx(told["baseline_ms"], rel=0.01)
+    assert found["predicted_ms"] == pytest.approx(prediction["predicted_ms"], rel=0.01)
+    assert found["baseline_ms"] == pytest.approx(prediction["baseline_ms"], rel=0.01)
 
 
 def test_a_model_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,8 +177,8 @@ def test_a_timm_that_breaks_on_import_is_one_sentence(
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
-    told = refused(capsys, "timm:resnet50", "--input", "batch=2")
-    assert "expected a package timm that can be imported, got RuntimeError (operator torchvision::nms" in told
+    error = refused(capsys, "timm:resnet50", "--input", "batch=2")
+    assert "expected a package timm that can be imported, got RuntimeError (operator torchvision::nms" in error
 
 
 def test_a_folders_code_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,17 +62,17 @@ def prices(tmp_path: Path) -> str:
 
 def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", trace, "--devices", "T4,A100-SXM-80,B200-SXM", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["device"] for row in told["devices"]] == ["B200-SXM", "A100-SXM-80", "V100-SXM2-32", "T4"]
-    by_name = {row["device"]: row for row in told["devices"]}
-    assert told["ranked_by"] == "time"
+    as_json = json.loads(capsys.readouterr().out)
+    assert [row["device"] for row in as_json["devices"]] == ["B200-SXM", "A100-SXM-80", "V100-SXM2-32", "T4"]
+    by_name = {row["device"]: row for row in as_json["devices"]}
+    assert as_json["ranked_by"] == "time"
     assert by_name["V100-SXM2-32"]["recorded"]
-    assert by_name["V100-SXM2-32"]["predicted_ms"] == pytest.approx(told["baseline_ms"])
+    assert by_name["V100-SXM2-32"]["predicted_ms"] == pytest.approx(as_json["baseline_ms"])
     # A step is the kernel, whose bytes follow the bandwidth that each device sustains.
     busy = {name: row["gpu_busy_ms"] for name, row in by_name.items()}
     assert busy["A100-SXM-80"] == pytest.approx(0.9 * 900 * 0.88 / (2039 * 0.84), rel=0.02)
     assert busy["T4"] == pytest.approx(0.9 * 900 * 0.88 / (320 * 0.75), rel=0.02)
-    for row in told["devices"]:
+    for row in as_json["devices"]:
         assert row["low_ms"] <= row["predicted_ms"] <= row["high_ms"]
         assert row["step_cost"] is None
 
@@ -85,9 +85,9 @@ def test_a_predicted_step_has_no_replay_error(own_traces: Path, capsys: pytest.C
 
 def test_every_known_device_where_none_is_named(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", trace, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    as_json = json.loads(capsys.readouterr().out)
     every = set(gpu_names()) - {"MI250", "MI250X"}  # boards of two dies, of which a rank has one
-    assert {row["device"] for row in told["devices"]} == every
+    assert {row["device"] for row in as_json["devices"]} == every
     assert main(["recommend", trace, "--top", "3"]) == 0
     out = capsys.readouterr().out
     assert f"{len(every) - 3} more devices" in out
@@ -100,13 +100,13 @@ def test_every_known_device_where_none_is_named(trace: str, capsys: pytest.Captu
 
 def test_prices_rank_by_cost(trace: str, prices: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", trace, "--prices", prices, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ranked_by"], told["currency"]) == ("cost", "EUR")
-    rows = {row["device"]: row for row in told["devices"]}
+    as_json = json.loads(capsys.readouterr().out)
+    assert (as_json["ranked_by"], as_json["currency"]) == ("cost", "EUR")
+    rows = {row["device"]: row for row in as_json["devices"]}
     assert set(rows) == {"A100-SXM-80", "H100-SXM-80", "T4", "V100-SXM2-32"}
-    priced = [row for row in told["devices"] if row["step_cost"] is not None]
+    priced = [row for row in as_json["devices"] if row["step_cost"] is not None]
     assert [row["step_cost"] for row in priced] == sorted(row["step_cost"] for row in priced)
-    assert rows["V100-SXM2-32"] is told["devices"][-1]  # it has no price
+    assert rows["V100-SXM2-32"] is as_json["devices"][-1]  # it has no price
     assert rows["T4"]["step_cost"] == pytest.approx(0.3 * rows["T4"]["predicted_ms"] / 3.6e6)
     assert main(["recommend", trace, "--prices", prices, "--by", "time", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["device"] == "H100-SXM-80"
@@ -173,9 +173,9 @@ def test_mistakes_are_one_sentence(
     trace: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["recommend", trace, *words]) in (1, 2)
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("gpu", ["", "ARTEMIS"])

@@ -30,14 +30,14 @@ def test_sweep_as_json_and_plot(trace: str, tmp_path: Path, capsys: pytest.Captu
     plot = tmp_path / "sweep.svg"
     words = ["sweep", "distributed", trace, "--vary", "workers=2,4", "--vary", "bandwidth=1Gbps..8Gbps:7"]
     assert main([*words, "--json", "--plot", str(plot)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["varied"] == ["workers", "bandwidth"]
-    assert len(told["points"]) == 14
-    assert set(told["points"][0]) == {
+    as_json = json.loads(capsys.readouterr().out)
+    assert as_json["varied"] == ["workers", "bandwidth"]
+    assert len(as_json["points"]) == 14
+    assert set(as_json["points"][0]) == {
         "workers", "bandwidth", "predicted_ms", "low_ms", "high_ms", "speedup", "samples_per_s",
             "devices", "peak_memory_bytes",
     }  # fmt: skip
-    assert told["plot"] == str(plot)
+    assert as_json["plot"] == str(plot)
     assert plot.read_bytes().startswith(b"<?xml")
 
 
@@ -62,11 +62,11 @@ def test_scaling_prints_a_table(trace: str, tmp_path: Path, capsys: pytest.Captu
 
 def test_scaling_as_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scaling", trace, "--workers", "1,2", "--strong", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["scaling"] == "strong"
-    assert told["rows"][0]["efficiency_pct"] == pytest.approx(100.0)
-    assert told["rows"][1]["throughput"] == pytest.approx(
-        told["rows"][0]["predicted_ms"] / told["rows"][1]["predicted_ms"]
+    as_json = json.loads(capsys.readouterr().out)
+    assert as_json["scaling"] == "strong"
+    assert as_json["rows"][0]["efficiency_pct"] == pytest.approx(100.0)
+    assert as_json["rows"][1]["throughput"] == pytest.approx(
+        as_json["rows"][0]["predicted_ms"] / as_json["rows"][1]["predicted_ms"]
     )
 
 
