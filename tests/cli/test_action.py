@@ -21,9 +21,9 @@ ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 
 def run_action(folder: Path, **given: str) -> tuple[int, str, str, str]:
     """Run the steps with some inputs; return status, output, the job's summary and the outputs."""
-    inputs = {name: told.get("default", "") for name, told in ACTION["inputs"].items()}
+    inputs = {name: declared.get("default", "") for name, declared in ACTION["inputs"].items()}
     inputs |= {name.replace("_", "-"): value for name, value in given.items()}
-    assert all(inputs[name] for name, told in ACTION["inputs"].items() if told.get("required"))
+    assert all(inputs[name] for name, declared in ACTION["inputs"].items() if declared.get("required"))
     (folder / "bin").mkdir()
     (folder / "bin" / "whatif").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m whatif "$@"\n')
     (folder / "bin" / "whatif").chmod(0o755)

@@ -82,8 +82,8 @@ def test_savings_at_usual_rates_are_those_of_explain(own_traces: Path, capsys: p
     assert named == sorted(named, key=lambda name: -gains_ms[name])
     assert len(named) >= 2
     shown = output(capsys, "advise", path, "--all").partition("What kernels at usual speed would save")[2]
-    told = f"- {named[0]}: {gains_ms[named[0]]:,.2f} ms of the step ({saves_ms[named[0]]:,.2f} ms of GPU time) if"
-    assert told in " ".join(shown.split())
+    line = f"- {named[0]}: {gains_ms[named[0]]:,.2f} ms of the step ({saves_ms[named[0]]:,.2f} ms of GPU time) if"
+    assert line in " ".join(shown.split())
     assert report(capsys, "advise", str(own_traces / "transformer_cpu.json.gz"))["usual_rates"] == []
 
 

@@ -67,7 +67,7 @@ def test_info_shows_all_four_steps_and_explains(trace: str, capsys: pytest.Captu
     assert "profiler's own" not in text
 
 
-def test_apply_and_explain_tell_both_steps(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_apply_and_explain_show_both_steps(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["apply", "scale:factor=0.5", trace]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "without the profiler 0.0820 ms; recorded 0.1000 ms" in text
@@ -81,14 +81,14 @@ def test_a_step_that_is_not_met_is_reported(tmp_path: Path, capsys: pytest.Captu
     events = []
     for at in range(0, 600, 100):
         events += [mark(f"ProfilerStep#{at}", at, 100), op("aten::mm", at + 20, 60)]
-    told = {name: {"median": ms} for name, ms in (("untraced_step_ms", 0.15), ("untraced_cpu_ms", 0.15))}
+    untraced = {name: {"median": ms} for name, ms in (("untraced_step_ms", 0.15), ("untraced_cpu_ms", 0.15))}
     halved = {"traced_step_ms": {"median": 0.1}, "traced_cpu_ms": {"median": 0.05}}
-    path = str(write_trace(tmp_path / "run.json", events, whatif={"threads": 1, **told, **halved}))
+    path = str(write_trace(tmp_path / "run.json", events, whatif={"threads": 1, **untraced, **halved}))
     assert main(["apply", "scale:factor=0.5", path]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "baseline calibrated within 33.3 % of the CPU time of the step without the profiler (0.1500 ms)" in text
-    told["untraced_cpu_ms"] = {"median": 0.03}
-    path = str(write_trace(tmp_path / "paced.json", events, whatif={"threads": 1, **told, **halved}))
+    untraced["untraced_cpu_ms"] = {"median": 0.03}
+    path = str(write_trace(tmp_path / "paced.json", events, whatif={"threads": 1, **untraced, **halved}))
     assert main(["info", path]) == 0
     text = " ".join(capsys.readouterr().out.split())
     whole, own = re.findall(r"scaled (?:to|by) (0\.\d+)", text)

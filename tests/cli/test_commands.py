@@ -203,8 +203,8 @@ def test_info_says_where_a_replay_proves_little(tmp_path: Path, capsys: pytest.C
 def test_a_version_that_is_not_known_is_a_quirk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for version, named in ((1, None), (99, "99"), ("x" * 1000, "unknown"), ([], "unknown")):
         warnings = report(capsys, "info", recorded(tmp_path / "run.json", version=version))["warnings"]
-        told = [f"metadata has version {named}," in sentence for sentence in warnings]
-        assert told == ([True] if named else [])
+        reported = [f"metadata has version {named}," in sentence for sentence in warnings]
+        assert reported == ([True] if named else [])
 
 
 ODD = (

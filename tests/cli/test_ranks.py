@@ -107,7 +107,7 @@ def test_a_thread_states_its_own_work_whatever_its_rank(files: list[str], capsys
     assert "a thread shows its own" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
+def test_what_ifs_of_ranks_that_do_not_state_their_batch_keep_it(
     shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps counted a millionth of their samples, so that these what-ifs lost to all that keep the ranks."""
@@ -122,9 +122,9 @@ def test_what_ifs_of_ranks_that_do_not_tell_their_batch_keep_it(
 def test_a_peak_is_not_said_to_be_of_all_ranks_together(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """The peak was printed after the work of all ranks, in their sentence; it is that of the fullest rank."""
     found = report(capsys, "advise", str(Path(files[0]).parent))
-    told = [entry["reason"] for entry in found["no_gain"] if "peak memory" in entry["reason"]]
-    assert any("of all ranks together: " in reason for reason in told)
-    assert all("peak memory of the rank that needs most " in reason for reason in told)
+    reasons = [entry["reason"] for entry in found["no_gain"] if "peak memory" in entry["reason"]]
+    assert any("of all ranks together: " in reason for reason in reasons)
+    assert all("peak memory of the rank that needs most " in reason for reason in reasons)
 
 
 def test_recorded_exchanges_are_not_said_to_be_a_what_ifs(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,6 @@ def test_one_of_a_thing_is_no_plural_and_zero_has_no_sign(
     words: list[str], name: str, shared_traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, str(shared_traces / name)]) == 0
-    told = capsys.readouterr()
-    for text in (told.out, told.err):
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
         assert not re.findall(r"-0\.0+ %|(?<![\d.,])1 (?:layer|kernel|step|worker|time)s", text)

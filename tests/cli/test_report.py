@@ -173,8 +173,8 @@ def test_ranges_and_sources_of_every_prediction_are_reported(transformer: tuple[
     held, _ = transformer
     labels = {known["class"] for name, known in held.tags if name == "abbr" and "class" in known}
     assert labels == {f"made made-{made}" for made in ("measured", "simulated", "predicted", "estimated")}
-    told = held.tables["t-alone"].column(-1)
-    assert "by" in told["amp:target=bf16"].text or "alone" in told["amp:target=bf16"].text
+    sources = held.tables["t-alone"].column(-1)
+    assert "by" in sources["amp:target=bf16"].text or "alone" in sources["amp:target=bf16"].text
     assert "Gain of each what-if" in held.text
     assert "Alone they add up to" in held.text
 
@@ -184,9 +184,9 @@ def test_a_gpu_has_a_roofline_and_slack(tmp_path: Path, own_traces: Path) -> Non
     held = written(tmp_path, own_traces / "predicted" / "gpt2_h100_predicted.json.gz")
     facts, chart = held.data("facts"), held.data("charts")["c-roofline"]
     shown = held.tables["t-efficiency"]
-    told = [family["tflops"] for family in facts["efficiency"]["families"]]
+    tflops = [family["tflops"] for family in facts["efficiency"]["families"]]
     assert [row[3].value for row in shown.rows] == [
-        None if rate is None else pytest.approx(rate, abs=1e-4) for rate in told
+        None if rate is None else pytest.approx(rate, abs=1e-4) for rate in tflops
     ]
     points = [series for series in chart["series"] if not series["dashed"]]
     roof = [max(ends) for ends in zip(*(s["values"] for s in chart["series"] if s["dashed"]), strict=True)]
@@ -412,9 +412,9 @@ def test_errors_are_one_sentence_and_leave_no_file(
     before = trace.read_bytes()
     known = {"RUN": str(trace), "OUT": str(tmp_path / "out.html")}
     assert main(["report", *(known.get(word, word) for word in words)]) == status
-    told = capsys.readouterr().err
-    assert says in told
-    assert len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert len(printed.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == [trace.name]
     assert trace.read_bytes() == before
 
@@ -423,9 +423,9 @@ def test_an_older_page_is_replaced_whole(tmp_path: Path, trace: Path, capsys: py
     out = tmp_path / "page.html"
     out.write_text("<title>What-if report: older</title>")
     assert main(["report", str(trace), "-o", str(out)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("GPU-bound: ")
-    assert told[-1] == f"{out}: written; open it in a browser"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("GPU-bound: ")
+    assert printed[-1] == f"{out}: written; open it in a browser"
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

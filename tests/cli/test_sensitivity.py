@@ -173,8 +173,8 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path, recwarn: pytest.War
 
 
 def test_a_plot_alone_is_a_question_unasked(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = failed(capsys, trace, "--plot", "x.png", status=2)
-    assert "expected --sensitivity, --efficiency or --by step with --plot" in told
+    error = failed(capsys, trace, "--plot", "x.png", status=2)
+    assert "expected --sensitivity, --efficiency or --by step with --plot" in error
 
 
 @pytest.mark.parametrize("name", ["gains.jpg", "gains", "gains.png.gz"])

@@ -356,7 +356,7 @@ def test_json_holds_every_warning(words: list[str], own_traces: Path, capsys: py
     assert main([command, *name, trace, *options]) == 0
     said = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
     assert main([command, *name, trace, *options, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    warnings = {*told["warnings"], *told.get("notes", ())}
+    as_json = json.loads(capsys.readouterr().out)
+    warnings = {*as_json["warnings"], *as_json.get("notes", ())}
     assert {text.removeprefix("warning: ").removeprefix("note: ") for text in said} <= warnings
-    assert sum("predicted, not recorded" in text for text in told["warnings"]) == 1
+    assert sum("predicted, not recorded" in text for text in as_json["warnings"]) == 1

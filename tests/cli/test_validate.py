@@ -35,9 +35,9 @@ def folder(tmp_path: Path) -> Path:
 def test_text_shows_every_pair_and_every_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "validate", str(folder))
     assert text.startswith("1 of 2 pairs scored: median error")
-    told = " ".join(text.split())
-    assert "the baseline corrected to its step without the profiler, against the changed run's" in told
-    assert "named pairs: the steps of both without the profiler" in told
+    unwrapped = " ".join(text.split())
+    assert "the baseline corrected to its step without the profiler, against the changed run's" in unwrapped
+    assert "named pairs: the steps of both without the profiler" in unwrapped
     assert "CPU: a step, ms (ok: an error of at most 10 %; –: not scored)" in text  # the hand-made trace has a GPU
     assert "V100: a step, ms" in text
     assert "half [bold]of it: chosen here" in text
