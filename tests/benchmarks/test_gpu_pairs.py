@@ -20,5 +20,5 @@ def test_the_pairs_are_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ]
         assert abs(row.error) <= bound, row
         assert row.low <= row.measured <= row.high, row
-    widths = {told.group: told.width for told in scores.groups()}
+    widths = {group.group: group.width for group in scores.groups()}
     assert widths["device"] <= 1.5 < widths["device, no shapes"]

@@ -52,12 +52,12 @@ def plan(out: Path, **options: Any) -> Any:
 
 def run(jobs: list[Any], settings: Any, module: str = "tests.campaign.run_briefly") -> tuple[Any, list[str]]:
     """Run the jobs, each part as this module in a process that finds torch imported."""
-    told: list[str] = []
-    made = queue.Queue(jobs, settings, lambda progress: told.append(f"{progress.task.job.name}: {progress.text}"))
+    reported: list[str] = []
+    made = queue.Queue(jobs, settings, lambda progress: reported.append(f"{progress.task.job.name}: {progress.text}"))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(workers, "COMMAND", (warm.executable(Path(folder)), "-m", module))
         made.run()
-    return made, told
+    return made, reported
 
 
 def read_record(out: Path, name: str) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def test_resumes_where_it_was_and_tries_a_failed_run_once_more(recorded: Path, t
     out = shutil.copytree(recorded, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in out.glob("*--*.json") if "huge" not in path.name}
     jobs = [HUGE, *variants.all_jobs(full=False, device="cpu", models=MODELS, variants=VARIANTS)]
-    told = [run(jobs, plan(out))[1] for _ in range(2)]
-    assert [line.partition(":")[0] for line in told[0]] == [HUGE.name, HUGE.name]  # its time, and no trace without it
-    assert told[1] == []
+    lines = [run(jobs, plan(out))[1] for _ in range(2)]
+    assert [line.partition(":")[0] for line in lines[0]] == [HUGE.name, HUGE.name]  # its time, and no trace without it
+    assert lines[1] == []
     assert {path.name: path.read_bytes() for path in out.glob("*--*.json") if "huge" not in path.name} == before
 
 
@@ -149,8 +149,8 @@ def test_further_rounds_add_to_the_times(recorded: Path, tmp_path: Path) -> None
     for name in ("gnmt--baseline.json", "gnmt--baseline.trace.json.gz"):
         shutil.copy(recorded / name, tmp_path / name)
     jobs = variants.all_jobs(full=False, device="cpu", models=["gnmt"], variants=["baseline"])
-    _, told = run(jobs, plan(tmp_path, rounds=3, ahead=True))
-    assert len(told) == 2
+    _, reported = run(jobs, plan(tmp_path, rounds=3, ahead=True))
+    assert len(reported) == 2
     record = read_record(tmp_path, "gnmt--baseline")
     assert len(record["rounds"]) == 3
     assert len(record["untraced"]["block_medians_ms"]) == 9
@@ -162,8 +162,8 @@ def test_a_run_takes_turns_with_its_baseline(tmp_path: Path) -> None:
     jobs = variants.all_jobs(full=False, device="cpu", models=["vgg19"], variants=["baseline", "bn_eval", "adam_for"])
     jobs += variants.all_jobs(full=False, device="cpu", models=["vgg19"], variants=["adam_fused"])
     for _ in range(2):  # The second time nothing is left to do.
-        _, told = run(jobs, plan(tmp_path, goal_pct=200.0, timeout_s=600.0))
-    assert told == []
+        _, reported = run(jobs, plan(tmp_path, goal_pct=200.0, timeout_s=600.0))
+    assert reported == []
     record = read_record(tmp_path, "vgg19--adam_fused")
     assert record["beside"]["name"] == "vgg19--adam_for"
     assert len(record["beside"]["rounds"]) == len(record["rounds"]) >= 12
@@ -184,9 +184,9 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 def test_nothing_is_started_that_would_outlast_the_budget(tmp_path: Path) -> None:
     jobs = variants.all_jobs(full=False, device="cpu", models=["gnmt"], variants=["baseline", "adam_fused"])
-    made, told = run(jobs, plan(tmp_path, budget_s=5.0))
+    made, reported = run(jobs, plan(tmp_path, budget_s=5.0))
     assert [task.part for task in made.left_out] == ["time", "time"]
-    assert len(told) == 4
+    assert len(reported) == 4
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -195,8 +195,8 @@ def test_what_the_budget_cuts_off_is_no_failure(tmp_path: Path) -> None:
     record = records.Record(tmp_path, jobs[0], full=False)
     record.data["seconds"] = {"time": 0.1}  # As if it had been quick before.
     record.skip("")
-    made, told = run(jobs, plan(tmp_path, budget_s=0.5))
-    assert "the time budget is used up" in told[0]
+    made, reported = run(jobs, plan(tmp_path, budget_s=0.5))
+    assert "the time budget is used up" in reported[0]
     assert [task.part for task in made.left_out] == ["time"]
     assert "failure" not in read_record(tmp_path, "gnmt--baseline")
 
@@ -338,9 +338,9 @@ def test_lists_and_refuses_on_the_command_line(capsys: pytest.CaptureFixture[str
 def test_records_small_models_on_a_gpu(tmp_path: Path) -> None:
     names = ("baseline", "amp_fp16", "cuda_graph", "tf32", "offload_stream", "loader_4")
     jobs = variants.all_jobs(full=False, device="cuda", models=["resnet50"], variants=names)
-    _, told = run(jobs, plan(tmp_path, device="cuda", ahead=True))
+    _, reported = run(jobs, plan(tmp_path, device="cuda", ahead=True))
     found = {name: read_record(tmp_path, f"resnet50--{name}") for name in names}
-    assert {record["status"] for record in found.values()} == {"complete"}, told
+    assert {record["status"] for record in found.values()} == {"complete"}, reported
     assert found["baseline"]["memory"]["peak_allocated_bytes"] > found["baseline"]["memory"]["parameter_bytes"]
     assert found["cuda_graph"]["memory"]["peak_allocated_bytes"] is None
     for name in names:

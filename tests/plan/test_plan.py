@@ -177,8 +177,8 @@ def test_many_passes_of_a_cpu_have_the_range_of_their_what_ifs(passes: int, tmp_
     asked = asked_of(baseline, 2, link, global_batch=way.samples)
     (one,) = Composer(baseline.graph, link).estimates(iter([way]), None)
     found = simulated(baseline, _row(baseline, asked, one))
-    told = apply(baseline, *way.what_ifs(link, baseline.graph.info.batch_size or 1))
-    assert (found.step_ms, found.low_ms, found.high_ms) == (told.predicted_ms, told.low_ms, told.high_ms)
+    applied = apply(baseline, *way.what_ifs(link, baseline.graph.info.batch_size or 1))
+    assert (found.step_ms, found.low_ms, found.high_ms) == (applied.predicted_ms, applied.low_ms, applied.high_ms)
 
 
 def test_a_range_holds_its_prediction_whatever_is_extrapolated(predicted: Baseline) -> None:
@@ -329,9 +329,9 @@ def test_a_price_of_some_is_shown_though_the_fastest_has_none(
     prices.write_text('currency = "USD"\n[per_hour]\n"A100-SXM-80" = 1.8\n')
     words = ["--gpus", "2", "--cluster", f"{CLUSTER},dgx-a100", "--prices", str(prices), "--top", "1"]
     assert main(["plan", str(predicted_file), *words]) == 0
-    told = capsys.readouterr()
-    assert "USD/M" in told.out
-    assert "no price for the GPUs of dgx-h100" in told.err
+    printed = capsys.readouterr()
+    assert "USD/M" in printed.out
+    assert "no price for the GPUs of dgx-h100" in printed.err
 
 
 def test_samples_that_no_pipeline_can_divide_are_not_said_to_be_indivisible(predicted: Baseline) -> None:

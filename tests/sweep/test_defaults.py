@@ -53,13 +53,13 @@ def test_unknown_gradients_are_as_large_as_the_parameters_that_shapes_show(recor
     silent = recorded.replace(info=replace(recorded.info, recorded=Recorded(), memory=None, gradient_bytes=()))
     assert names(spread_of(silent)[0]) == ["distributed"]
     layers = (LayerMemory("a", 10, 3_000_000), LayerMemory("b", 10, 1_000_000))
-    told = silent.replace(info=replace(silent.info, memory=Memory(4_000_000, 0, 0, layers)))
-    transforms, assumed = spread_of(told)
+    stated = silent.replace(info=replace(silent.info, memory=Memory(4_000_000, 0, 0, layers)))
+    transforms, assumed = spread_of(stated)
     assert names(transforms) == ["distributed"]
     assert len(assumed) == 1
     assert "the memory of a step (-9.1 to +10.0 %)" in assumed[0]
-    assert bandwidths_of(told)[2] == assumed
-    assert bandwidths_of(told)[0][0].options == {"workers": WORKERS}
+    assert bandwidths_of(stated)[2] == assumed
+    assert bandwidths_of(stated)[0][0].options == {"workers": WORKERS}
 
 
 def test_of_what_communicates_already_only_the_ratio_is_asked() -> None:

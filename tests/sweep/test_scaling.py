@@ -41,8 +41,8 @@ def test_the_efficiency_has_the_range_of_its_step(resnet: Baseline) -> None:
     assert found.efficiency_range_pct(rows[1]) == pytest.approx((62.5, 100.0))
     assert found.efficiency_range_pct(rows[2]) is None
     assert found.verdict == ("4 workers train 3.20 times as much as one: an efficiency of 80 % (62 to 100 %)")
-    told = found.to_dict()["rows"][1]
-    assert (told["efficiency_low_pct"], told["efficiency_high_pct"]) == pytest.approx((62.5, 100.0))
+    row = found.to_dict()["rows"][1]
+    assert (row["efficiency_low_pct"], row["efficiency_high_pct"]) == pytest.approx((62.5, 100.0))
     assert efficiency_cell(found, rows[1]) == "80.0 (62 … 100)"
     # Of 1.9 % the ends are no 2 and 2.
     slow = Workers(8, 658.0, 595.0, 768.0)
@@ -100,8 +100,8 @@ def test_one_worker_goes_without_what_changes_communication(resnet: Baseline) ->
     eight = whatif.apply(resnet, "distributed:workers=8", "bandwidth:factor=2")
     assert found.rows[0].step_ms == found.single_ms == resnet.step_ns / 1e6
     assert found.rows[1].step_ms == pytest.approx(eight.predicted_ms)
-    told = "one worker alone goes without bandwidth:factor=2: "
-    assert any(note.startswith(told) and "has no communication" in note for note in found.notes)
+    prefix = "one worker alone goes without bandwidth:factor=2: "
+    assert any(note.startswith(prefix) and "has no communication" in note for note in found.notes)
     with pytest.raises(WhatifError, match="flash_attention: expected GPU kernels of an attention"):
         curve(resnet, ["flash_attention", "distributed"], [1, 8])
 

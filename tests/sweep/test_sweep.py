@@ -125,9 +125,9 @@ def test_the_best_batch_is_that_of_the_most_samples_a_second(resnet: Baseline) -
         [(point.samples_per_s or 0) / (1e3 * 32 / (resnet.step_ns / 1e6)) for point in found.points]
     )
     assert headline(found).startswith("batch_size: most samples a second with factor=2: ")
-    told = found.to_dict()
-    assert told["best_by"] == "samples_per_s"
-    assert told["best"]["factor"] == "2"
+    as_dict = found.to_dict()
+    assert as_dict["best_by"] == "samples_per_s"
+    assert as_dict["best"]["factor"] == "2"
     # One batch on as many workers: the step compares them, as without a batch.
     same = swept(resnet, ["distributed:workers=4"], "bandwidth=1Gbps,100Gbps")
     assert not same.by_throughput
