@@ -60,8 +60,8 @@ class Page(HTMLParser):
         elif tag == "tr" and self._table is not None:
             self._table.rows.append([])
         elif tag in ("th", "td") and self._table is not None:
-            told = known.get("data-value")
-            self._cell = Cell(value=None if told is None else float(told))
+            value = known.get("data-value")
+            self._cell = Cell(value=None if value is None else float(value))
             self._table.rows[-1].append(self._cell)
         elif tag in ("script", "style"):
             self._inner = []

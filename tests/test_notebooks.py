@@ -100,7 +100,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*words, "--json", "--quiet"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -125,16 +125,16 @@ def test_a_first_analysis_says_what_the_commands_say(
 ) -> None:
     found, outputs = ran("1_first_analysis")
     trace = str(own_traces / "resnet18_cifar_cpu_loader0.json.gz")
-    explained = told(capsys, "explain", trace)
+    explained = as_json(capsys, "explain", trace)
     assert found["baseline_ms"] == explained["baseline_ms"]
     assert found["replay_error_pct"] == explained["replay_error_pct"]
     assert found["verdict"] == explained["verdict"]
-    applied = told(capsys, "apply", "data_loading:workers=2", trace)
+    applied = as_json(capsys, "apply", "data_loading:workers=2", trace)
     assert (found["predicted_ms"], found["low_ms"]) == (applied["predicted_ms"], applied["low_ms"])
-    advised = told(capsys, "advise", trace, "--top", "6")
+    advised = as_json(capsys, "advise", trace, "--top", "6")
     assert found["advice"] == [[entry["what_ifs"], entry["gain_pct"]] for entry in advised["advice"]]
-    swept = told(capsys, "sweep", "data_loading:workers=2", "distributed:workers=4", trace, "--vary",
-                 "bandwidth=100Mbps..100Gbps:7")  # fmt: skip
+    swept = as_json(capsys, "sweep", "data_loading:workers=2", "distributed:workers=4", trace, "--vary",
+                    "bandwidth=100Mbps..100Gbps:7")  # fmt: skip
     assert found["curve"] == [point["predicted_ms"] for point in swept["points"]]
     assert abs(found["error_pct"]) < 12
     tables = shown(outputs, "text/html")
@@ -150,7 +150,7 @@ def test_daydreams_figures_are_those_of_validate(
     found, outputs = ran("2_daydream_figures")
     campaign = some(own_traces / "campaign_cpu", tmp_path, "vgg19-", "gnmt-")
     lab = some(own_traces / "lab_cpu", tmp_path, "mlp.", "ddp-mlp", "gpt2.", "parameter_server-")
-    validated = told(capsys, "validate", campaign, lab)
+    validated = as_json(capsys, "validate", campaign, lab)
     errors = {(pair["question"], tuple(pair["what_ifs"])): pair["error_pct"] for pair in validated["pairs"]}
     assert len(found["errors"]) > 30
     same = [(error, errors[q, tuple(w)]) for q, w, error in found["errors"] if (q, tuple(w)) in errors]
@@ -165,7 +165,7 @@ def test_a_transform_of_ones_own_is_scored_as_the_librarys(
     ran: Any, own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, _ = ran("3_your_own_transform")
-    validated = told(capsys, "validate", some(own_traces / "campaign_cpu", tmp_path, "vgg19-", "gnmt-"))
+    validated = as_json(capsys, "validate", some(own_traces / "campaign_cpu", tmp_path, "vgg19-", "gnmt-"))
     errors = {pair["question"]: pair["error_pct"] for pair in validated["pairs"]}
     assert len(found["own"]) == 14
     same = [(error_pct, errors[question]) for question, error_pct in found["own"] if question in errors]

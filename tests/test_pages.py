@@ -89,13 +89,13 @@ def _is_read(block: Block, page: str) -> bool:
     if not block.file:
         return False
     names = {block.file, block.file.removesuffix(".py"), block.file.rpartition("/")[0] or "validate ."}
-    told = [
+    texts = [
         text
         for of, other in BLOCKS
         if of == page and other.language in RUN and other != block and not other.not_run
         for text in other.commands() or [other.text]
     ]
-    return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) for text in told for name in names)
+    return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) for text in texts for name in names)
 
 
 # -- the rules themselves ------------------------------------------------------------------------------------------

@@ -36,12 +36,12 @@ class _Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        self.places |= {told[name] for name in ("id", "name") if name in told}
-        if tag == "a" and "href" in told:
-            self.targets.append(told["href"])
-        if tag in ("script", "img", "link") and told.get("rel") not in ("canonical", "next", "prev"):
-            self.loaded += [told[name] for name in ("src", "href") if name in told]
+        values = {name: value or "" for name, value in attrs}
+        self.places |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.targets.append(values["href"])
+        if tag in ("script", "img", "link") and values.get("rel") not in ("canonical", "next", "prev"):
+            self.loaded += [values[name] for name in ("src", "href") if name in values]
 
 
 @pytest.fixture(scope="module")

@@ -282,9 +282,9 @@ def test_the_timeline_is_used_with_the_keyboard(opened: Any, real: Path) -> None
 
 
 def test_the_pointer_names_a_task(opened: Any, real: Path) -> None:
-    told = hover(opened(real)).splitlines()
-    assert len(told) >= 3
-    assert any("µs from" in line for line in told)
+    lines = hover(opened(real)).splitlines()
+    assert len(lines) >= 3
+    assert any("µs from" in line for line in lines)
 
 
 def test_tasks_are_found_by_name(opened: Any, real: Path) -> None:

@@ -74,10 +74,10 @@ def test_a_recording_with_transfers_added(browser: Any, own_traces: Path, tmp_pa
     path = export(tmp_path, str(own_traces / "transformer_cpu.json.gz"), "distributed:workers=2,bandwidth=1Gbps")
     with opened(browser, path) as perfetto:
         events = check(perfetto, path)
-        told = changes(perfetto)
-        assert told["predicted", "added"] > 0
-        assert told["baseline", "added"] == told["predicted", "removed"] == 0
-        assert told == Counter(
+        counts = changes(perfetto)
+        assert counts["predicted", "added"] > 0
+        assert counts["baseline", "added"] == counts["predicted", "removed"] == 0
+        assert counts == Counter(
             (("baseline", "predicted")[e["pid"] - 1], e["args"]["change"]) for e in events if e["ph"] == "X"
         )
         counters = {

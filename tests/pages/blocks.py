@@ -71,8 +71,8 @@ def blocks_of(text: str) -> list[Block]:
             if match["said"].startswith("$ "):
                 line = text.count("\n", 0, match.start()) + 1
                 found.append(Block("hidden", match["said"].removeprefix("$ "), line=line))
-            elif told := _SAID.fullmatch(match["said"]):
-                said[told["what"]] = told["how"]
+            elif statement := _SAID.fullmatch(match["said"]):
+                said[statement["what"]] = statement["how"]
             continue
         language, _, rest = match["told"].partition(" ")
         title = _TITLE.fullmatch(rest)
@@ -99,5 +99,5 @@ def needs(text: str) -> list[str]:
 
 
 def unclosed(text: str) -> bool:
-    """Tell whether a fence of the page is none that is looked at here: indented, or never closed."""
+    """Return whether a fence of the page is none that is looked at here: indented, or never closed."""
     return sum(line.strip().startswith("```") for line in text.splitlines()) != 2 * len(_FENCED.findall(text))

@@ -160,6 +160,6 @@ def _run_session(block: Block, names: dict[str, Any]) -> None:
     if not session.examples:
         raise PageError("a session needs lines that begin with >>>")
     session.globs = names  # of the whole page, where doctest would take a copy
-    told = io.StringIO()
-    if doctest.DocTestRunner(verbose=False).run(session, out=told.write, clear_globs=False).failed:
-        raise PageError(told.getvalue())
+    output = io.StringIO()
+    if doctest.DocTestRunner(verbose=False).run(session, out=output.write, clear_globs=False).failed:
+        raise PageError(output.getvalue())

@@ -133,7 +133,7 @@ def weights(layer: Layer) -> float:
 
 def network_s(units: Units, layers: Iterable[Layer], *, tiled: bool = False) -> tuple[float, float]:
     """Forward time, and forward, backward and update together, seconds."""
-    told = list(layers)
-    forward, backward = layers_s(units, told, tiled=tiled)
-    update = moving_s(units, "update", np.array([sum(map(weights, told))]))
+    all_layers = list(layers)
+    forward, backward = layers_s(units, all_layers, tiled=tiled)
+    update = moving_s(units, "update", np.array([sum(map(weights, all_layers))]))
     return float(forward.sum()), float(forward.sum() + backward.sum() + update[0])

@@ -207,12 +207,12 @@ def test_p3_gains_where_the_network_is_slow_and_nothing_where_it_is_fast() -> No
 
 def chain_from(graph: TaskGraph, task: int, until: int) -> list[str]:
     """The names on the only path of transfers and new kernels from one task to another."""
-    d, found, told = graph.dependencies, [task], names(graph)
+    d, found, labels = graph.dependencies, [task], names(graph)
     exchanged = d.kind == DependencyKind.COMMUNICATION
     while found[-1] != until:
         (following,) = set(d.target[exchanged & (d.source == found[-1])].tolist())
         found.append(following)
-    return [told[code] for code in found]
+    return [labels[code] for code in found]
 
 
 def one_bucket() -> TaskGraph:
