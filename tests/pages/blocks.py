@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 
-_FENCED = re.compile(r"^```(?P<told>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^<!-- (?P<said>[^\n]*?) -->$", re.MULTILINE)
 _NEXT = re.compile(f"{_FENCED.pattern}|{_COMMENT.pattern}", re.MULTILINE | re.DOTALL)
 _TITLE = re.compile(r'title="(?P<name>[^"]+)"')
@@ -74,7 +74,7 @@ def blocks_of(text: str) -> list[Block]:
             elif statement := _SAID.fullmatch(match["said"]):
                 said[statement["what"]] = statement["how"]
             continue
-        language, _, rest = match["told"].partition(" ")
+        language, _, rest = match["info"].partition(" ")
         title = _TITLE.fullmatch(rest)
         found.append(
             Block(

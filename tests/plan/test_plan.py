@@ -327,11 +327,13 @@ def test_a_price_of_some_is_shown_though_the_fastest_has_none(
     """The text left the costs out that --json has, and nothing said which price was missing."""
     prices = tmp_path / "prices.toml"
     prices.write_text('currency = "USD"\n[per_hour]\n"A100-SXM-80" = 1.8\n')
-    words = ["--gpus", "2", "--cluster", f"{CLUSTER},dgx-a100", "--prices", str(prices), "--top", "1"]
+    words = ["--gpus", "2,2", "--cluster", f"{CLUSTER},dgx-a100,{CLUSTER}", "--prices", str(prices), "--top", "1"]
     assert main(["plan", str(predicted_file), *words]) == 0
     printed = capsys.readouterr()
     assert "USD/M" in printed.out
     assert "no price for the GPUs of dgx-h100" in printed.err
+    each = printed.out.partition("All plans")[0]
+    assert each.count(f" {CLUSTER} ") == each.count(" dgx-a100 ") == 1  # though asked for twice
 
 
 def test_samples_that_no_pipeline_can_divide_are_not_said_to_be_indivisible(predicted: Baseline) -> None:
@@ -441,3 +443,9 @@ def test_ranks_are_no_step_of_one_gpu(own_traces: Path, capsys: pytest.CaptureFi
     ):
         assert main(["plan", str(trace), "--gpus", "4", "--cluster", "dgx-h100"]) == 1
         assert f"expected a step of one GPU, got {got}" in capsys.readouterr().err
+
+
+def test_inference_needs_no_plan(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = own_traces / "decode_cpu" / "decode_b1.json.gz"
+    assert main(["plan", str(trace), "--gpus", "4", "--cluster", "dgx-h100"]) == 1
+    assert "expected a recording of training, got one without a backward pass" in capsys.readouterr().err

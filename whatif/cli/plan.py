@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     # Checks names and numbers before reading the trace, which may be large.
     what_ifs = [load_transform(name) for name in names]
-    numbers = [_count(text) for text in args.gpus.split(",")]
-    clusters = [name.strip() for name in (args.cluster or "").split(",") if name.strip()]
+    numbers = list(dict.fromkeys(_count(text) for text in args.gpus.split(",")))
+    clusters = list(dict.fromkeys(name.strip() for name in (args.cluster or "").split(",") if name.strip()))
     for name in clusters:
         load_cluster(name)
     prices = None if args.prices is None else read_prices(args.prices)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from whatif.graph.task_graph import TaskGraph
+from whatif.graph.types import Phase
 from whatif.hardware.cluster.cluster_file import load_cluster
 from whatif.hardware.gpu import find_gpu, gpu_asked_for
 from whatif.models.durations.estimator import device
@@ -176,8 +177,8 @@ def asked_of(
 
     The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
     for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on recordings of one or all of
-    several workers, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of devices,
-    passes and recomputation.
+    several workers or of inference, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of
+    devices, passes and recomputation.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
@@ -200,6 +201,11 @@ def asked_of(
         raise WhatifError(
             f"plan: expected a step of one GPU, got {ranks if info.ranks else worker}; record one worker, or "
             "ask for one plan with `whatif apply distributed:workers=8` and the files of all ranks."
+        )
+    if not (baseline.graph.phase == Phase.BACKWARD).any():
+        raise WhatifError(
+            "plan: expected a recording of training, got one without a backward pass; inference needs no plan, because "
+            "each GPU runs batches of its own."
         )
     found = load_cluster(cluster)
     recorded_gpu = device(baseline.graph)
