@@ -61,8 +61,8 @@ def run(
         "gpu": tuple(ns + off * US for ns, off in zip(gpu_ns, [*off_us, *[0] * steps], strict=False)),
         "span": timeline.step_times_ns("span"),
     }
-    told = {"path": "hand.json", "gpu": "NVIDIA X", "n_steps": steps, "steady": (1, steps - 1)}
-    return graph.replace(info=replace(graph.info, measured_step_ns=measured, **{**told, **info}))
+    defaults = {"path": "hand.json", "gpu": "NVIDIA X", "n_steps": steps, "steady": (1, steps - 1)}
+    return graph.replace(info=replace(graph.info, measured_step_ns=measured, **{**defaults, **info}))
 
 
 def by_name(found: Comparison, kind: str) -> dict[str, tuple[str, float]]:

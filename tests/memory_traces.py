@@ -24,9 +24,9 @@ METADATA: dict[str, Any] = {
 class Allocator:
     """Writes allocation events; ``total`` is what the device's allocator reports."""
 
-    def __init__(self, *, device_type: int = 0, held: int = 0, tell_address: bool = True) -> None:
+    def __init__(self, *, device_type: int = 0, held: int = 0, with_address: bool = True) -> None:
         self.events: list[Event] = []
-        self._device_type, self._total, self._tell_address = device_type, held, tell_address
+        self._device_type, self._total, self._with_address = device_type, held, with_address
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def take(self, name: str, ts: float, size: int) -> None:
@@ -46,7 +46,7 @@ class Allocator:
             "Total Reserved": 0, "Total Allocated": self._total, "Bytes": size, "Addr": address,
             "Device Type": self._device_type, "Device Id": 0 if self._device_type else -1,
         }  # fmt: skip
-        if not self._tell_address:
+        if not self._with_address:
             del args["Addr"]
         self.events.append({
             "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts,

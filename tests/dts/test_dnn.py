@@ -59,13 +59,13 @@ def test_work_of_no_layer_goes_with_its_neighbour() -> None:
     for duration_ns, layer, phase in work:
         build.task(0, duration_ns, kind=TaskKind.CPU_OP, layer=layer, phase=phase)
     graph = build.graph()
-    told = whatif.graph.memory.Memory(100, 0, 8, tuple(
+    memory = whatif.graph.memory.Memory(100, 0, 8, tuple(
         whatif.graph.memory.LayerMemory(name, 5, 4, input=size) for name, size in (("a", 8), ("b", 16))
     ))  # fmt: skip
     from dataclasses import replace
 
-    told_of_layers = {"layers": [{"name": "a", "gradient_bytes": 10}, {"name": "b", "gradient_bytes": 30}]}
-    dnn = dnn_of(graph.replace(info=replace(graph.info, memory=told, recorded=facts_of(told_of_layers))))
+    layer_facts = {"layers": [{"name": "a", "gradient_bytes": 10}, {"name": "b", "gradient_bytes": 30}]}
+    dnn = dnn_of(graph.replace(info=replace(graph.info, memory=memory, recorded=facts_of(layer_facts))))
     assert dnn.fetch_ns == 4
     assert dnn.forward_ns.tolist() == [10, 23]
     assert dnn.backward_ns.tolist() == [15, 32]

@@ -53,9 +53,9 @@ def test_kernels_of_one_call_share_its_operator(tmp_path: Path) -> None:
         op("aten::silent", 300, 50), *launched("nothing", 310, 5, 320, 30, 4),
     ]  # fmt: skip
     graph = read_events(tmp_path, events)
-    told = [kernel_of(graph, name) for name in ("gemm_a", "gemm_b", "gemm_c")]
+    described = [kernel_of(graph, name) for name in ("gemm_a", "gemm_b", "gemm_c")]
     assert (
-        told
+        described
         == [{"family": "matmul", "name": "mm", "phase": "fwd", "dtype": "fp32", "batch": 1, "m": 8, "n": 32, "k": 64}]
         * 3
     )
@@ -63,7 +63,7 @@ def test_kernels_of_one_call_share_its_operator(tmp_path: Path) -> None:
     assert len(graph.info.operators) == 1  # each once, also when it is called twice
 
 
-def test_old_recordings_tell_a_convolution_by_its_sizes(tmp_path: Path) -> None:
+def test_old_convolutions_are_identified_by_sizes(tmp_path: Path) -> None:
     """PyTorch before 1.11: no numbers, and a gradient in two calls that record one tensor each."""
     forward: dict[str, Any] = {"Input Dims": [X, W, [], [], []], "Input type": FLOATS}
     whole: dict[str, Any] = {"Input Dims": [X, Y, W, [], []], "Input type": FLOATS}
@@ -100,21 +100,21 @@ def test_stride_and_padding_give_the_recorded_output(size: int, kernel: int, str
     if out < 1:
         return
     dims = [[1, 4, out, out], [1, 2, size, size], [4, 2, kernel, kernel]]
-    told = _stride_and_padding(dims, 0, 1, 2)
-    if told is not None:
-        (found_stride, _), (found_padding, _) = told
+    geometry = _stride_and_padding(dims, 0, 1, 2)
+    if geometry is not None:
+        (found_stride, _), (found_padding, _) = geometry
         assert (size + 2 * found_padding - kernel) // found_stride + 1 == out
     if kernel % 2 and padding == kernel // 2 and size >= 8 * stride:
-        assert told is not None
-        assert told[0] == [stride, stride]
+        assert geometry is not None
+        assert geometry[0] == [stride, stride]
 
 
 @pytest.mark.parametrize(
     "dims", [None, [], [[1]], [[1, 2, 3, 4]] * 2, [[0, 1, 1, 1]] * 3, [["a"] * 4] * 3, [[1, 1, 9**9, 1]] * 3]
 )
 def test_damaged_shapes_are_no_geometry(dims: Any) -> None:
-    told = _stride_and_padding(dims, 0, 1, 2)
-    assert told is None or all(isinstance(value, int) for axis in told for value in axis)
+    geometry = _stride_and_padding(dims, 0, 1, 2)
+    assert geometry is None or all(isinstance(value, int) for axis in geometry for value in axis)
 
 
 def test_edits_keep_it_and_new_tasks_have_none(tmp_path: Path) -> None:

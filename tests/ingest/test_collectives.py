@@ -19,17 +19,19 @@ def recording(folder: Path, name: str, args: list[dict[str, Any]], **header: Any
     events = [op("aten::mm", 0, 5)]
     for number, more in enumerate(args):
         at = 10.0 + 20 * number
-        told = kernel(name, at + 5, 8, number)
-        events += [call("cudaLaunchKernel", at, 3, number), {**told, "args": {**told["args"], **more}}]
+        event = kernel(name, at + 5, 8, number)
+        events += [call("cudaLaunchKernel", at, 3, number), {**event, "args": {**event["args"], **more}}]
     return read_events(folder, events, **header)
 
 
-def told(collective: str, elements: int) -> dict[str, Any]:
+def arguments(collective: str, elements: int) -> dict[str, Any]:
     return {"Collective name": collective, "In msg nelems": elements, "dtype": "Float", "Group size": 8}
 
 
 def test_a_kernel_for_all_collectives_is_named_by_its_arguments(tmp_path: Path) -> None:
-    graph = recording(tmp_path, GENERIC, [told("allreduce", 100), told("broadcast", 7), {}, told("allreduce", 50)])
+    graph = recording(
+        tmp_path, GENERIC, [arguments("allreduce", 100), arguments("broadcast", 7), {}, arguments("allreduce", 50)]
+    )
     sent = graph.kind == TaskKind.COMMUNICATION
     found = [name for name, mine in zip(names(graph), sent.tolist(), strict=True) if mine]
     assert found == [
@@ -41,12 +43,12 @@ def test_a_kernel_for_all_collectives_is_named_by_its_arguments(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "wait", "\x00 nobody knows", ""])
-def test_names_that_tell_stay(tmp_path: Path, collective: str) -> None:
+def test_specific_names_stay(tmp_path: Path, collective: str) -> None:
     """An all-to-all runs as a send-receive kernel: the name says what runs. Words that are no collective add none."""
     for name in ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "ncclKernel_AllReduce_RING_LL_Sum"):
-        graph = recording(tmp_path, name, [told(collective, 1)])
+        graph = recording(tmp_path, name, [arguments(collective, 1)])
         assert name in names(graph)
-    assert collective == "allreduce" or GENERIC in names(recording(tmp_path, GENERIC, [told(collective, 1)]))
+    assert collective == "allreduce" or GENERIC in names(recording(tmp_path, GENERIC, [arguments(collective, 1)]))
 
 
 @pytest.mark.parametrize(
@@ -63,4 +65,4 @@ def test_names_that_tell_stay(tmp_path: Path, collective: str) -> None:
     ],
 )
 def test_the_header_states_how_many_train_together(tmp_path: Path, header: dict[str, Any], workers: int | None) -> None:
-    assert recorded_workers(recording(tmp_path, GENERIC, [told("allreduce", 1)], **header)) == workers
+    assert recorded_workers(recording(tmp_path, GENERIC, [arguments("allreduce", 1)], **header)) == workers

@@ -101,7 +101,7 @@ def test_an_eager_run_is_eager(tmp_path: Path) -> None:
     assert graph.info.quirks == ()
 
 
-def test_inductors_kernels_tell_where_no_operator_does(tmp_path: Path) -> None:
+def test_inductors_kernels_show_where_no_operator_does(tmp_path: Path) -> None:
     events = [*launched(FUSED, 0, 5, 7, 30, 1), *launched("gemm", 40, 5, 47, 10, 2)]
     graph = read_events(tmp_path, events)
     assert graph.info.execution == ("compiled",)

@@ -44,8 +44,8 @@ def test_one_channel_and_one_pixel_have_no_layout() -> None:
 
 
 def test_what_is_looked_up_is_the_same_in_either_layout() -> None:
-    told = [describe_other("aten::relu", [X], ["float"], with_layouts([X], [""], [s])) for s in (LAST, USUAL)]
-    assert told[0] == told[1]
+    described = [describe_other("aten::relu", [X], ["float"], with_layouts([X], [""], [s])) for s in (LAST, USUAL)]
+    assert described[0] == described[1]
 
 
 @pytest.mark.parametrize(("strides", "layout"), [(LAST, "nhwc"), (USUAL, "")])

@@ -56,7 +56,7 @@ def test_a_gpu_states_what_it_holds_beside_the_model(tmp_path: Path) -> None:
 
 
 def test_allocations_without_addresses_are_not_used(tmp_path: Path) -> None:
-    graph = read_events(tmp_path, two_linear_layers(tell_address=False), whatif=METADATA)
+    graph = read_events(tmp_path, two_linear_layers(with_address=False), whatif=METADATA)
     assert graph.info.memory is None
     assert not graph.info.quirks
 
@@ -203,7 +203,7 @@ def test_nothing_that_a_trace_says_of_memory_raises(
     tmp_path_factory: pytest.TempPathFactory,
     damage: list[tuple[int, str, Any]],
     key: str,
-    told: Any,
+    odd: Any,
     device_type: int,
 ) -> None:
     events = two_linear_layers(shapes=True, device_type=device_type)
@@ -213,6 +213,6 @@ def test_nothing_that_a_trace_says_of_memory_raises(
             event[field] = value
         else:
             event["args"][field] = value
-    memory = read_events(tmp_path_factory.mktemp("odd"), events, whatif={**METADATA, key: told}).info.memory
+    memory = read_events(tmp_path_factory.mktemp("odd"), events, whatif={**METADATA, key: odd}).info.memory
     if memory is not None:
         assert peak(memory).total == slow_peak(memory)

@@ -56,8 +56,8 @@ def test_a_real_run_gives_the_graph_of_its_kineto_trace(shared_traces: Path, tmp
     assert graph.info.profiler is None
     assert (expected.info.profiler is None) == (not expected.profiler_ns.any())
     baselines = [Baseline.of(g, calibrated=False) for g in (graph, expected)]
-    predicted, told = (whatif.apply(baseline, "scale:kind=gpu,factor=0.5") for baseline in baselines)
-    assert (predicted.baseline_ms, predicted.predicted_ms) == (told.baseline_ms, told.predicted_ms)
+    predicted, reference = (whatif.apply(baseline, "scale:kind=gpu,factor=0.5") for baseline in baselines)
+    assert (predicted.baseline_ms, predicted.predicted_ms) == (reference.baseline_ms, reference.predicted_ms)
 
 
 def rows(events: Events, category: EventCategory) -> list[int]:
@@ -199,8 +199,8 @@ def test_processes_of_one_report_are_read_as_ranks(tmp_path: Path, capsys: pytes
     assert graph.info.workers == 2
     assert sorted({thread.rank for thread in graph.threads}) == [-1, 0, 1]  # -1: they meet
     assert main(["info", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["rank"] for row in told["ranks"]["ranks"]] == [0, 1]
+    info = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in info["ranks"]["ranks"]] == [0, 1]
     with pytest.raises(WhatifError, match=rf"2 that use GPUs \(77 and {PID}\)"):
         read_nsys(path)
 
@@ -242,10 +242,10 @@ def test_progress_grows_to_the_size_of_the_file(tmp_path: Path) -> None:
     report = Report()
     launch(report, 0, 1)
     path = report.write(tmp_path / "r.sqlite")
-    told: list[tuple[int, int]] = []
-    read_nsys(path, progress=lambda done, total: told.append((done, total)))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (path.stat().st_size, path.stat().st_size)
+    reported: list[tuple[int, int]] = []
+    read_nsys(path, progress=lambda done, total: reported.append((done, total)))
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert reported[-1] == (path.stat().st_size, path.stat().st_size)
 
 
 def test_the_backward_threads_kernels_are_backward_without_any_operator(tmp_path: Path) -> None:

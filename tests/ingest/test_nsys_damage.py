@@ -154,7 +154,7 @@ def test_identifiers_of_any_type_and_size_cost_only_themselves(tmp_path: Path) -
     assert whatif.read(path).check()
 
 
-def test_kernels_without_a_name_are_told(tmp_path: Path) -> None:
+def test_nameless_kernels_are_reported(tmp_path: Path) -> None:
     path = report(20).write(tmp_path / "a.sqlite")
     change(path, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 999 WHERE correlationId < 3")
     (finding,) = (found for found in whatif.read(path).info.findings if found.check == "lost names")

@@ -47,7 +47,7 @@ def calls(cost_us: float) -> list[Event]:
 
 
 @pytest.mark.parametrize("cost_us", [0.5, 2.0])
-def test_wrappers_tell_what_an_operator_costs(tmp_path: Path, cost_us: float) -> None:
+def test_wrappers_give_an_operators_cost(tmp_path: Path, cost_us: float) -> None:
     graph = read_events(tmp_path, calls(cost_us))
     assert graph.info.profiler is not None
     assert graph.info.profiler.read_from_trace

@@ -24,9 +24,9 @@ class Header(msgspec.Struct):
 
 def test_every_recording_of_ours_is_written_back_as_it_was(own_traces: Path) -> None:
     paths = sorted(own_traces.glob("*.json.gz")) + sorted(own_traces.glob("campaign_cpu*/*baseline*.json.gz"))[::4]
-    told = {path.name: msgspec.json.decode(b"".join(FileBytes(path)), type=Header).whatif for path in paths}
-    assert sum("layers" in header for header in told.values()) >= 9
-    for name, header in told.items():
+    headers = {path.name: msgspec.json.decode(b"".join(FileBytes(path)), type=Header).whatif for path in paths}
+    assert sum("layers" in header for header in headers.values()) >= 9
+    for name, header in headers.items():
         recorded, damaged = recorded_of(header)
         assert damaged == (), name
         assert written(recorded) == {key: header[key] for key in header.keys() - OF_THE_GRAPH}, name
@@ -76,12 +76,12 @@ def test_what_the_recorder_does_not_write_is_named_and_left_out(told: Any, damag
 
 def test_times_that_cannot_be_used_are_distinguished_from_none() -> None:
     assert recorded_of({})[0].untraced_step is None
-    for told in (7, {"median": "x"}, {"median": float("inf")}, {"median": True}):
-        assert recorded_of({"untraced_step_ms": told}) == (Recorded(untraced_step=StepTimes(other=_left(told))), ())
+    for times in (7, {"median": "x"}, {"median": float("inf")}, {"median": True}):
+        assert recorded_of({"untraced_step_ms": times}) == (Recorded(untraced_step=StepTimes(other=_left(times))), ())
 
 
-def _left(told: Any) -> dict[str, Any]:
-    return told if isinstance(told, dict) else {}
+def _left(times: Any) -> dict[str, Any]:
+    return times if isinstance(times, dict) else {}
 
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -96,7 +96,7 @@ KEYS = ("layers", "grad_ready_order", "ddp", "precision", "optimizer", "rates", 
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
-def test_anything_may_stand_there(told: dict[str, Any]) -> None:
-    recorded, _ = recorded_of(told)
+def test_anything_may_stand_there(metadata: dict[str, Any]) -> None:
+    recorded, _ = recorded_of(metadata)
     again, _ = recorded_of(written(recorded))
     assert repr(written(again)) == repr(written(recorded))  # as text: NaN is not NaN

@@ -52,7 +52,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Any:
     return switch
 
 
-def told(path: Path) -> Events | str:
+def events_or_error(path: Path) -> Events | str:
     try:
         return read_kineto(path)
     except WhatifError as error:
@@ -77,9 +77,9 @@ def assert_same(one: Events | str, other: Events | str) -> None:
 
 def assert_read_alike(path: Path, scans: Any) -> Events | str:
     scans(True)
-    one = told(path)
+    one = events_or_error(path)
     scans(False)
-    assert_same(one, told(path))
+    assert_same(one, events_or_error(path))
     return one
 
 

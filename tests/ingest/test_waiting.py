@@ -42,7 +42,7 @@ def test_a_synchronisation_is_waiting_not_work(tmp_path: Path) -> None:
     assert graph.duration_ns[only(graph, "cudaDeviceSynchronize")] == 4 * US
 
 
-def test_times_below_zero_tell_the_same(tmp_path: Path) -> None:
+def test_negative_times_give_the_same(tmp_path: Path) -> None:
     """The first synchronisation finds nothing to wait for, whatever the origin of times is."""
     events = [call("cudaDeviceSynchronize", -60, 50, 3), *synchronised()]
     here, below = (
