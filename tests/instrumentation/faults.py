@@ -90,8 +90,8 @@ def cupti(machine: Machine | None = None, **faults: Any) -> Played:
 def throttling(patch: pytest.MonkeyPatch, folder: Path) -> str:
     """A block of a campaign on a GPU that is too warm at each of the three tries."""
     timing, records, queue = (need(f"benchmarks.campaign.{name}") for name in ("timing", "records", "queue"))
-    hot = {**gpu_machine.TOLD, "clocks_event_reasons.active": "0x0000000000000040"}
-    gpu_machine.install(patch, gpu_machine.FakeGpu(told=hot), gpu_machine.FakeKineto())
+    hot = {**gpu_machine.SMI_VALUES, "clocks_event_reasons.active": "0x0000000000000040"}
+    gpu_machine.install(patch, gpu_machine.FakeGpu(smi_values=hot), gpu_machine.FakeKineto())
 
     class Timer:
         def __init__(self, device: Any) -> None: ...

@@ -22,7 +22,7 @@ from tests.instrumentation.cupti_machine import KERNEL_NS, LAG_NS, STREAM
 
 NAME = "NVIDIA H100 80GB HBM3"
 # What nvidia-smi answers for each field that is asked for.
-TOLD = {
+SMI_VALUES = {
     "clocks.sm": "1980", "clocks.mem": "2619", "power.draw": "412.53", "temperature.gpu": "47",
     "driver_version": "580.65.06", "power.limit": "700.00", "clocks_event_reasons.active": "0x0000000000000000",
 }  # fmt: skip
@@ -35,7 +35,7 @@ class FakeGpu(Gpu):
     name: str = NAME
     visible: int = 1
     device: int = 0
-    told: dict[str, str] = field(default_factory=lambda: dict(TOLD))
+    smi_values: dict[str, str] = field(default_factory=lambda: dict(SMI_VALUES))
     sees_cuda: bool = True  # torch.profiler
     waits: int = 0
     retried: int = 0  # allocations, so far
@@ -112,7 +112,7 @@ class FakeGpu(Gpu):
         return lambda: (work(), None)[1]
 
     def smi(self, *fields: str) -> str:
-        return ", ".join(self.told.get(name, "[N/A]") for name in fields) + "\n" if self.told else ""
+        return ", ".join(self.smi_values.get(name, "[N/A]") for name in fields) + "\n" if self.smi_values else ""
 
 
 @dataclass

@@ -138,7 +138,7 @@ def test_steps_are_alike(graphs: dict[str, TaskGraph]) -> None:
 
 
 @pytest.mark.gpu
-def test_external_ids_and_times_tell_the_same_layer(recordings: dict[str, Path]) -> None:
+def test_external_ids_and_times_give_the_same_layer(recordings: dict[str, Path]) -> None:
     """The clock of the stamps is the clock of the records: a call lies in the span whose id it carries."""
     events = [event for event in json.loads(recordings["cupti"].read_text())["traceEvents"] if event["ph"] == "X"]
     spans = {

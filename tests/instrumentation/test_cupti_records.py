@@ -116,7 +116,7 @@ def test_every_kind_of_synchronisation_has_its_word() -> None:
     assert sync_name("UNKNOWN") == "Unknown Sync"
 
 
-def test_recordings_of_events_tell_their_stream() -> None:
+def test_recordings_of_events_name_their_stream() -> None:
     assert rows(machine.event_record(5, 12, stream=20)).events == [EventRow(machine.CONTEXT, 5, 20, 12)]
 
 

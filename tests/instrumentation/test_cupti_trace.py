@@ -201,8 +201,8 @@ def test_the_graph_replays(graph: TaskGraph) -> None:
 
 def test_a_faster_gpu_is_predicted(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["apply", "scale:kind=gpu,factor=0.5", str(recording), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["speedup"] > 1
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["speedup"] > 1
 
 
 def test_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:

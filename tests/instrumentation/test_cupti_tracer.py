@@ -119,7 +119,7 @@ def test_buffers_that_are_dropped_void_the_recording(tmp_path: Path) -> None:
     assert found["launches without kernels"] == Severity.VOIDS
 
 
-def test_external_ids_and_times_tell_the_same_span(trace: dict[str, Any]) -> None:
+def test_external_ids_and_times_give_the_same_span(trace: dict[str, Any]) -> None:
     """Two independent ways from a launch to the span around it."""
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     spans = {

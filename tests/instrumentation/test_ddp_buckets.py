@@ -58,31 +58,31 @@ def record(model: Any, path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("cap_mb", [None, 3, 25])
 def test_the_rule_finds_the_buckets_that_ddp_reports(process_group: None, tmp_path: Path, cap_mb: int | None) -> None:
     options = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
-    told = record(nn.parallel.DistributedDataParallel(Net(), **options), tmp_path / "ddp.json.gz")
+    wrapped = record(nn.parallel.DistributedDataParallel(Net(), **options), tmp_path / "ddp.json.gz")
     alone = record(Net(), tmp_path / "alone.json.gz")
-    assert (told["ddp"]["source"], alone["ddp"]["source"]) == ("ddp", "rule")
-    assert told["ddp"]["world_size"] == 1
+    assert (wrapped["ddp"]["source"], alone["ddp"]["source"]) == ("ddp", "rule")
+    assert wrapped["ddp"]["world_size"] == 1
     cap_bytes = (cap_mb or 25) * MIB
     limits = (cap_bytes, MIB if cap_mb is None else cap_bytes)
-    assert (told["ddp"]["bucket_cap_bytes"], told["ddp"]["first_bucket_bytes"]) == limits
-    assert told["grad_ready_order"] == alone["grad_ready_order"]
-    assert ddp_buckets.fill_buckets(alone["grad_ready_order"], *limits) == told["ddp"]["buckets"]
+    assert (wrapped["ddp"]["bucket_cap_bytes"], wrapped["ddp"]["first_bucket_bytes"]) == limits
+    assert wrapped["grad_ready_order"] == alone["grad_ready_order"]
+    assert ddp_buckets.fill_buckets(alone["grad_ready_order"], *limits) == wrapped["ddp"]["buckets"]
     if cap_mb is None:
-        assert alone["ddp"]["buckets"] == told["ddp"]["buckets"]
-    assert len(told["ddp"]["buckets"]) == {None: 2, 3: 3, 25: 1}[cap_mb]
-    trained = [row for row in told["layers"] if row["name"] != "frozen"]
-    assert sum(bucket["bytes"] for bucket in told["ddp"]["buckets"]) == sum(row["gradient_bytes"] for row in trained)
+        assert alone["ddp"]["buckets"] == wrapped["ddp"]["buckets"]
+    assert len(wrapped["ddp"]["buckets"]) == {None: 2, 3: 3, 25: 1}[cap_mb]
+    trained = [row for row in wrapped["layers"] if row["name"] != "frozen"]
+    assert sum(bucket["bytes"] for bucket in wrapped["ddp"]["buckets"]) == sum(row["gradient_bytes"] for row in trained)
 
 
 def test_buckets_that_are_never_rebuilt_are_those_of_the_registration_order(
     process_group: None, tmp_path: Path
 ) -> None:
     model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True, bucket_cap_mb=3)
-    told = record(model, tmp_path / "run.json.gz")["ddp"]
-    assert told["source"] == "ddp"
+    ddp = record(model, tmp_path / "run.json.gz")["ddp"]
+    assert ddp["source"] == "ddp"
     sizes = [int(size) for size in model._get_ddp_logging_data()["bucket_sizes"].split(",")]
-    assert [bucket["bytes"] for bucket in told["buckets"]] == sizes
-    assert told["buckets"][-1]["parameters"][0] == "late.weight"
+    assert [bucket["bytes"] for bucket in ddp["buckets"]] == sizes
+    assert ddp["buckets"][-1]["parameters"][0] == "late.weight"
 
 
 def test_each_dtype_fills_buckets_of_its_own() -> None:

@@ -11,7 +11,7 @@ need("cupti.cupti")
 faults = need("tests.instrumentation.faults")
 
 
-def told() -> dict[str, str]:
+def documented() -> dict[str, str]:
     """The page's table."""
     text = faults.PAGE.read_text().partition(faults.START)[2].partition(faults.END)[0]
     rows = [line.strip("| \n").split(" | ", 1) for line in text.splitlines()[2:]]
@@ -19,9 +19,9 @@ def told() -> dict[str, str]:
 
 
 def test_the_page_lists_every_fault() -> None:
-    assert list(told()) == list(faults.FAULTS)
+    assert list(documented()) == list(faults.FAULTS)
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_a_fault_gives_the_sentence_of_the_page(name: str) -> None:
-    assert faults.play(name) == told()[name], "python -m tests.instrumentation.faults writes the table"
+    assert faults.play(name) == documented()[name], "python -m tests.instrumentation.faults writes the table"

@@ -136,8 +136,8 @@ CAUSES = {
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_each_cause_has_its_remedy(name: str) -> None:
-    machine, told = CAUSES[name]
-    with pytest.raises(WhatifError, match=told):
+    machine, message = CAUSES[name]
+    with pytest.raises(WhatifError, match=message):
         gpu_events.require_gpu_events([], Path("run.json"), machine)
 
 
@@ -188,10 +188,10 @@ def test_every_error_at_every_call_is_one_sentence(call: str, name: str, monkeyp
 
     with pytest.raises(WhatifError) as raised:
         record()
-    told = str(raised.value)
-    assert told.startswith(f"the backend cupti: expected {call} to work, got CUPTI_{name}: ")
-    assert "\n" not in told
-    assert len(told) > 100
+    message = str(raised.value)
+    assert message.startswith(f"the backend cupti: expected {call} to work, got CUPTI_{name}: ")
+    assert "\n" not in message
+    assert len(message) > 100
 
 
 def test_each_named_error_has_a_remedy_of_its_own() -> None:

@@ -176,10 +176,10 @@ def test_rows_of_an_embedding_that_no_step_has_read_have_no_gradient(tmp_path: P
     """Three of four rows: their second moments are 0, of which a square root takes longer."""
     model = torch.nn.Sequential(torch.nn.Embedding(400, 8), torch.nn.Flatten(), torch.nn.Linear(800, 5))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    told = record(
+    recording = record(
         tmp_path / "run.json.gz", model, torch.arange(100).repeat(4, 1), torch.tensor([0, 1, 2, 3]), optimizer
     )
-    described = told["whatif"]["optimizer"]
+    described = recording["whatif"]["optimizer"]
     assert described["zero_share"] == pytest.approx(300 * 8 / (400 * 8 + 800 * 5 + 5), abs=0.01)
     measured = update_times._optimizer(described, [(400, 8)], torch.device("cpu"), {})
     gradient = measured.param_groups[0]["params"][0].grad
@@ -282,10 +282,10 @@ def test_a_harmful_recording_costs_its_operators_only(tmp_path: Path, capsys: py
     assert (row["op"], row["dims"]) == ("aten::relu", [[64, 64]])
     assert read(path)["whatif"]["update_times_ns"] is None
     assert read(path)["traceEvents"] == events
-    told = capsys.readouterr().err
-    assert "1 not measured" in told
-    assert "ended the measuring process" in told
-    assert "needs too much memory" in told
+    printed = capsys.readouterr().err
+    assert "1 not measured" in printed
+    assert "ended the measuring process" in printed
+    assert "needs too much memory" in printed
 
 
 def test_another_machine_is_refused(tmp_path: Path, own_traces: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_closure_that_an_optimizer_repeats_counts_its_samples_once(tmp_path: P
 
 
 def test_the_profilers_own_cost_is_measured_and_not_recorded(recording: dict[str, Any]) -> None:
-    # 0.4 to 1 µs on an idle machine; the bounds only tell ns from µs and one event from a step.
+    # 0.4 to 1 µs on an idle machine; the bounds only distinguish ns from µs and one event from a step.
     assert 50 < recording["whatif"]["profiler_cost_ns"]["per_event"] < 50_000
     assert not events(recording, "whatif::profiler_cost")
     last = events(recording, "ProfilerStep#")[-1]

@@ -114,7 +114,7 @@ def recorded(path: Path, model: nn.Module, batch: Any, step: Callable[[], None])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_shapes_tell_what_autograd_saves(name: str, tmp_path: Path) -> None:
+def test_shapes_show_what_autograd_saves(name: str, tmp_path: Path) -> None:
     """To a kilobyte: scalars and statistics aside."""
     torch.manual_seed(0)
     build, shape = NETWORKS[name]

@@ -160,7 +160,7 @@ def test_calls_by_other_threads_do_not_count(training: tuple[Any, Any]) -> None:
     assert parts.summary() is not None
 
 
-def test_steps_of_another_shape_tell_nothing(training: tuple[Any, Any]) -> None:
+def test_steps_of_another_shape_give_nothing(training: tuple[Any, Any]) -> None:
     model, optimizer = training
     for steps, passes in ((2, 1), (5, 2)):
         parts = step_parts.StepParts(model, optimizer, LoaderWatch())

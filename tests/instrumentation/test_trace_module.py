@@ -64,8 +64,8 @@ def test_a_step_is_the_recorded_one(name: str, optimizer: str, own_traces: Path)
     mine = Counter(operation.name for operation in graph.operations)
     names = [f"aten::{n}" for n in COUNTED]
     assert {n: mine[n] for n in names if mine[n]} == {n: recorded[n] for n in names if recorded[n]}
-    told = recording["whatif"]["flops"]["forward"]
-    assert forward_flops(graph) == pytest.approx(told, rel=0.01)
+    recorded_flops = recording["whatif"]["flops"]["forward"]
+    assert forward_flops(graph) == pytest.approx(recorded_flops, rel=0.01)
     memory = whatif.read(path).info.memory
     assert memory is not None
     # Convolutions of oneDNN copy tensors into layouts of their own: up to 4.2 % of these small models.
@@ -133,8 +133,8 @@ def test_fp32_copies_of_half_parameters(dtype: str, scaled: int) -> None:
     found = Counter(o.name.removeprefix("aten::") for o in graph.operations if o.phase == Phase.UPDATE)
     names = ("_foreach_copy_", "_foreach_mul_", "_foreach_norm", "_fused_adamw_")
     assert [found[name] for name in names] == [2, 1 + scaled, 1, 1]
-    told = graph.metadata["optimizer"]
-    assert told["state_bytes"] == 12 * told["parameters"] + 4 * told["parameter_tensors"]
+    optimizer = graph.metadata["optimizer"]
+    assert optimizer["state_bytes"] == 12 * optimizer["parameters"] + 4 * optimizer["parameter_tensors"]
     with pytest.raises(WhatifError, match="expected --dtype fp16 or bf16 with --optimizer adamw:master"):
         taken("TwoLinear", ("", (4, 8), ""), optimizer="adamw:master")
 

@@ -104,7 +104,7 @@ def test_allocations_are_recorded_on_request(tmp_path: Path, memory: bool) -> No
 
 
 def test_reads_what_nvidia_smi_reports() -> None:
-    # The documented form of `--format=csv,noheader,nounits`; a field that the GPU does not tell is "[N/A]".
+    # The documented form of `--format=csv,noheader,nounits`; a field that the GPU does not report is "[N/A]".
     assert parse_clocks("1980, 2619, 412.53, 47, 580.65.06\n") == (
         {"sm_mhz": 1980.0, "memory_mhz": 2619.0, "power_w": 412.53, "temperature_c": 47.0},
         "580.65.06",

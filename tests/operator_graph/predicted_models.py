@@ -101,11 +101,11 @@ class LooksAtPositions(nn.Module):
 
 
 class Masked(nn.Module):
-    """torch's own encoder and decoder with a causal mask; the encoder looks whether its mask is causal unless told."""
+    """torch's own encoder and decoder with a causal mask; the encoder checks whether its mask is causal unless stated."""
 
     def __init__(self, given: bool = False, told: bool | None = None) -> None:
         super().__init__()
-        self.told = told
+        self.is_causal = told
         layers = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.TransformerDecoderLayer(64, 4, 128)
         self.encoder, self.decoder = nn.TransformerEncoder(layers[0], 1), nn.TransformerDecoder(layers[1], 1)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(16) if given else None)
@@ -113,8 +113,8 @@ class Masked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
         mask = mask if self.mask is None else self.mask
-        memory = self.encoder(x, mask, is_causal=self.told).transpose(0, 1)
-        found: torch.Tensor = self.decoder(memory, memory, tgt_mask=mask, tgt_is_causal=self.told)
+        memory = self.encoder(x, mask, is_causal=self.is_causal).transpose(0, 1)
+        found: torch.Tensor = self.decoder(memory, memory, tgt_mask=mask, tgt_is_causal=self.is_causal)
         return found
 
 

@@ -81,12 +81,12 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_damaged_nodes_cost_themselves_alone(recorded: Path, tmp_path: Path) -> None:
-    told = json.loads(recorded.read_text())
+    document = json.loads(recorded.read_text())
     sound = len(read_chakra(recorded).operations)
     loop = {"id": 10**6, "ctrl_deps": 10**6 + 1, "name": "aten::add", "inputs": {}, "outputs": {}}
-    told["nodes"] += [None, 5, {"id": "x"}, loop, {**loop, "id": 10**6 + 1, "ctrl_deps": 10**6}]
-    broken = next(node for node in told["nodes"] if node and node["name"] == "aten::linear")
+    document["nodes"] += [None, 5, {"id": "x"}, loop, {**loop, "id": 10**6 + 1, "ctrl_deps": 10**6}]
+    broken = next(node for node in document["nodes"] if node and node["name"] == "aten::linear")
     broken["inputs"] = {"values": 5, "shapes": [], "types": None}
     path = tmp_path / "damaged.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(document))
     assert len(read_chakra(path).operations) == sound - 1

@@ -163,7 +163,7 @@ def test_batch_norm_reads_its_input_twice_where_it_trains() -> None:
         ("index_select", KernelFamily.INDEXING), ("gather", KernelFamily.INDEXING),
     ],
 )  # fmt: skip
-def test_the_names_of_kernels_tell_their_families(name: str, family: KernelFamily) -> None:
+def test_the_names_of_kernels_show_their_families(name: str, family: KernelFamily) -> None:
     inputs = [[4, 8, 8], [4, 8, 8]] if name == "bmm" else [[8, 8], [8, 8]]
     kernels = kernels_of(operation(name, *inputs, out=(8, 8), concrete=["", "-1"] if "softmax" in name else None))
     assert {classify_kernel(kernel.name) for kernel in kernels} == {(family, "fp32")}
@@ -236,6 +236,6 @@ def test_lists_move_their_own_types(name: str, types: list[str], moved_bytes: in
     lists = [[[1000, 1000]]] * len(types)
     outputs = () if name.endswith("_") else (((), F),)
     (kernel,) = kernels_of(Operation(f"aten::{name}", lists, types, [""] * len(types), Phase.UPDATE, outputs))
-    told = dict(kernel.what.integers)
+    integers = dict(kernel.what.integers)
     size = 2 if kernel.what.dtype == "fp16" else 4
-    assert told["elements"] * (told["tensors"] + 1) * size == pytest.approx(1e6 * moved_bytes, rel=1e-5)
+    assert integers["elements"] * (integers["tensors"] + 1) * size == pytest.approx(1e6 * moved_bytes, rel=1e-5)

@@ -77,9 +77,9 @@ def test_a_full_queue_holds_the_host_back() -> None:
 def written(tmp_path: Path) -> Path:
     kernels = [[("predicted_gemm_mm_fp32", 50_000)], [("predicted_gemm_mm_fp32", 1_000)], [("k_elementwise", 1_000)]]
     schedule = schedule_steps(small_step(), kernels, [0, 0, 0], COSTS, steps=4)
-    told = {PREDICTED: {"low_ns": [25_000, 500, 500], "high_ns": [100_000, 2_000, 2_000], "cpu_range_factor": 2.0}}
+    metadata = {PREDICTED: {"low_ns": [25_000, 500, 500], "high_ns": [100_000, 2_000, 2_000], "cpu_range_factor": 2.0}}
     path = tmp_path / "step.json.gz"
-    write_trace(trace_of(small_step(), schedule, load_gpu("A100-SXM-80"), told), path, user_named=True)
+    write_trace(trace_of(small_step(), schedule, load_gpu("A100-SXM-80"), metadata), path, user_named=True)
     return path
 
 
@@ -103,9 +103,9 @@ def test_what_is_written_is_read_back(written: Path) -> None:
 def test_ranges_that_do_not_fit_are_refused(written: Path, tmp_path: Path) -> None:
     kernels = [[("a_elementwise", 5)], [], []]
     schedule = schedule_steps(small_step(), kernels, [0, 0, 0], COSTS, steps=4)
-    for told in ({"low_ns": [1, 2, 3], "high_ns": [1, 2, 3]}, {"low_ns": "x"}, {"low_ns": [-1], "high_ns": [1]}):
+    for ranges in ({"low_ns": [1, 2, 3], "high_ns": [1, 2, 3]}, {"low_ns": "x"}, {"low_ns": [-1], "high_ns": [1]}):
         path = tmp_path / "bad.json"
-        write_trace(trace_of(small_step(), schedule, load_gpu("T4"), {PREDICTED: told}), path, user_named=True)
+        write_trace(trace_of(small_step(), schedule, load_gpu("T4"), {PREDICTED: ranges}), path, user_named=True)
         with pytest.raises(WhatifError, match="predict it again"):
             whatif.read(path)
 
