@@ -33,9 +33,9 @@ def test_without_root_or_tools_the_lab_says_so(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(hosts.shutil, "which", lambda name: f"/sbin/{name}")
     monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
     assert main.main(["run", "--out", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("lab: expected to be root, since hosts are network namespaces, got another user;")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("lab: expected to be root, since hosts are network namespaces, got another user;")
+    assert printed.count("\n") == 1
     monkeypatch.setattr(hosts.shutil, "which", lambda name: None)
     assert main.main(["clean"]) == 1
     assert "expected the commands ip and tc, got no ip" in capsys.readouterr().err

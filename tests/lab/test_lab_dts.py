@@ -48,8 +48,8 @@ def test_the_facts_of_the_networks() -> None:
     assert one.macs == one.flops / 2
     assert one.sample_bytes == 4 * 50 * 50
     assert one.memory_bytes(100) > 100 * rows["relu1"].input_bytes
-    told = json.loads(one.to_json())
-    assert told["layers"][0]["name"] == "conv1"
+    as_json = json.loads(one.to_json())
+    assert as_json["layers"][0]["name"] == "conv1"
 
 
 def test_the_power_of_a_processor() -> None:

@@ -61,16 +61,16 @@ def test_hosts_are_there_within_the_block_and_gone_behind_it() -> None:
     with hosts.Hosts((2, 1), rate_mbit_s=50, uplink_mbit_s=20) as network:
         assert len(network.hosts) == 3
         assert len(own(os.getpid())) == 4  # and the switch
-        told = subprocess.run(
+        qdiscs = subprocess.run(
             network.hosts[2].command("tc", "qdisc", "show", "dev", hosts.INTERFACE), capture_output=True, text=True
         ).stdout
-        assert "tbf" in told
-        assert "rate 50Mbit" in told
+        assert "tbf" in qdiscs
+        assert "rate 50Mbit" in qdiscs
         network.set_rate(None)
-        told = subprocess.run(
+        qdiscs = subprocess.run(
             network.hosts[2].command("tc", "qdisc", "show", "dev", hosts.INTERFACE), capture_output=True, text=True
         ).stdout
-        assert "tbf" not in told
+        assert "tbf" not in qdiscs
         with pytest.raises(WhatifError, match="one set of hosts at a time"), hosts.Hosts():
             pass
         assert len(own(os.getpid())) == 4

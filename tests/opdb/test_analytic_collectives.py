@@ -55,7 +55,7 @@ def test_what_joins_the_gpus_of_a_machine(name: str, ranks: int, kind: str, gbyt
     assert level.link.byte_s / 1e9 == pytest.approx(gbyte_s, rel=1e-3)
 
 
-def test_what_a_data_sheet_cannot_tell_is_left_out() -> None:
+def test_what_a_data_sheet_lacks_is_left_out() -> None:
     h100 = load_gpu("H100-SXM-80")
     for ops in (
         collective([1024], nodes=2), collective([1024], ranks=1), collective([1024], ranks=2_000_000),

@@ -98,11 +98,11 @@ def test_a_format_without_units_is_answered_as_another_and_says_so(
 
 
 def test_a_query_about_a_board_of_two_dies_is_answered_for_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    for device, told in (("MI250X", True), ("MI250X-GCD", False), ("MI300X", False)):
+    for device, per_die in (("MI250X", True), ("MI250X-GCD", False), ("MI300X", False)):
         assert main(["opdb", "query", "mm:m=512,n=512,k=512", "--device", device]) == 0
         said = capsys.readouterr()
-        assert f"on {'MI250X-GCD' if told else device}" in said.out
-        assert ("MI250X has 2 dies, one for each rank: this is the time on MI250X-GCD" in said.err) == told
+        assert f"on {'MI250X-GCD' if per_die else device}" in said.out
+        assert ("MI250X has 2 dies, one for each rank: this is the time on MI250X-GCD" in said.err) == per_die
 
 
 def test_a_query_without_an_answer_names_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,8 +157,8 @@ def test_an_evaluation_learns_from_the_rest_alone(tmp_path: Path) -> None:
     assert [s.source for s in found.by_source] == sorted(
         {s.source for s in found.by_source}, key=lambda r: AnswerSource[r.upper()]
     )
-    told = found.to_dict()["by_operator_and_source"]
-    assert [row["source"] for row in told] == [s.source for s in found.by_source]
+    by_source = found.to_dict()["by_operator_and_source"]
+    assert [row["source"] for row in by_source] == [s.source for s in found.by_source]
     evaluate(store, fit=lambda rest: seen.append({int(k) for _, r in rest for k in r.ops.keys}) or [])
     assert not seen[1] >= own
 
@@ -228,7 +228,7 @@ def test_what_ships_is_what_is_documented(tmp_path: Path) -> None:
         rows = measurements(ops, 1e-5)
         return provenance(rows, where), rows
 
-    told_of = [
+    products = [
         product(H100, "aiconfigurator-core", "trtllm", "1.3.0rc20"),
         product(H100, "aiconfigurator-core", "trtllm", "1.3.0rc20", "int8"),
         product(H100, "aiconfigurator-core", "vllm", "0.24.0"),
@@ -238,8 +238,8 @@ def test_what_ships_is_what_is_documented(tmp_path: Path) -> None:
     ]
     p4 = product("P4", "neusight", "pytorch", "2.1.0", "fp32")
     # What the P4's sagging `linear` says is kept from others; what its other operators say is not.
-    alone = shipped.chosen([p4, told_of[4], contributed(measured("P4"), "P4")])
+    alone = shipped.chosen([p4, products[4], contributed(measured("P4"), "P4")])
     assert [len(s) for s in alone if s.kind.family == "matmul"] == [5, 5]
     assert [len(s) for s in shipped.transferable(alone) if s.kind.family == "matmul"] == [0, 5]
-    found = {(s.device, s.kind.dtype, s.provenances[0].origin.source.tool) for s in shipped.chosen(told_of)}
+    found = {(s.device, s.kind.dtype, s.provenances[0].origin.source.tool) for s in shipped.chosen(products)}
     assert found == {(H100, "bf16", "aiconfigurator-core"), (V100, "fp32", "neusight")}

@@ -252,7 +252,7 @@ def test_a_recording_without_shapes_or_device_is_one_sentence(tmp_path: Path) ->
         ("aten::unheard_of", ([], [], [])),
     ],
 )
-def test_calls_that_tell_no_shape_are_no_operators(name: Any, said: tuple[Any, Any, Any]) -> None:
+def test_calls_of_unknown_shape_are_no_operators(name: Any, said: tuple[Any, Any, Any]) -> None:
     assert describe(name, *said) is None
 
 

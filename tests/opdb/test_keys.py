@@ -36,7 +36,7 @@ def test_different_operators_have_different_keys(a: tuple[int, ...], b: tuple[in
     assert (ops.keys[0] == ops.keys[1]) == (a == b)
 
 
-def test_name_phase_format_and_layout_tell_apart_and_group() -> None:
+def test_name_phase_format_and_layout_distinguish_keys() -> None:
     sizes = {"batch": 1, "m": 8, "n": 8, "k": 8}
     base = operators("matmul", sizes, name="mm", dtype="fp32")
     others = [

@@ -78,7 +78,7 @@ def test_what_is_no_model_is_refused_and_the_others_remain(tmp_path: Path, damag
 
 
 def hashed(path: Path) -> None:
-    """Tell the hash of the arrays that are there now: an attacker can."""
+    """Record the hash of the current arrays: an attacker can."""
     import hashlib
 
     document = json.loads(path.read_text())

@@ -104,8 +104,8 @@ def test_the_search_finds_the_product() -> None:
     miss = {}
     for component in (True, False):
         networks = fitting.train_modes(found, t_s, known, TINY, logs=False, component=component)
-        told = np.where(known, t_s, np.nan)
-        predicted = fitting.predict_s(found, networks, told, logs=False, component=component)
+        known_s = np.where(known, t_s, np.nan)
+        predicted = fitting.predict_s(found, networks, known_s, logs=False, component=component)
         miss[component] = np.abs(predicted / t_s - 1)[~known].mean()
     assert miss[True] < 0.03
     assert miss[True] < 0.4 * miss[False]
@@ -285,13 +285,13 @@ def test_the_model_with_the_smaller_error_answers(fitted: Any) -> None:
     ops, _ = products_of_sizes(50, seed=9)
     answers = {}
     for miss in (0.1, 50.0):
-        told = msgspec.structs.replace(fitted.facts, validation_pct=dict.fromkeys(fitted.facts.names, miss))
-        half = msgspec.structs.replace(told, validation_pct=dict.fromkeys(told.names, 1.0))
+        facts = msgspec.structs.replace(fitted.facts, validation_pct=dict.fromkeys(fitted.facts.names, miss))
+        half = msgspec.structs.replace(facts, validation_pct=dict.fromkeys(facts.names, 1.0))
         shifted = {**fitted.arrays}
         for name in [name for name in shifted if name.endswith(".seconds")]:
             shifted[name] = shifted[name] * 2
         models = [
-            LearnedModel("b", told, lambda: fitted.arrays), LearnedModel("a", half, lambda shifted=shifted: shifted)
+            LearnedModel("b", facts, lambda: fitted.arrays), LearnedModel("a", half, lambda shifted=shifted: shifted)
         ]  # fmt: skip
         answers[miss] = Estimator(Index({}, {}, (), ()), V100, models=models).estimate(ops).t_s
     np.testing.assert_allclose(answers[50.0] / answers[0.1], 2.0)
@@ -315,10 +315,10 @@ def test_the_command_fits_and_evaluates_both(
     shown = capsys.readouterr().out
     assert "Models side by side" in shown
     assert " ".join(shown.split()).count("principal trees answer printed") == 1
-    for words, told in (
+    for words, message in (
         (["fit", "--across", "--model", "principal"], "networks are of one device"),
         (["evaluate", "--model", "principal"], "expected --model with --fit"),
         (["evaluate", "--fit", "--unseen-device", "--model", "principal"], "it fits trees to all"),
     ):
         assert main(["opdb", *words, "--db", str(folder)]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_another_operator_on_one_device_is_a_ratio_too() -> None:
     assert same_source_ratio(products([256]), products([512]), old, old).ratio[0] == pytest.approx(3.0)
 
 
-def test_short_times_with_a_launch_tell_nothing_of_kernels() -> None:
+def test_short_times_with_a_launch_say_nothing_of_kernels() -> None:
     launched_old, launched_new = origin(V100), origin(T4)  # events around the launch
     old, new = sides((timed([256, 512], [15.0, 200.0]), launched_old), (timed([256, 512], [40.0, 500.0]), launched_new))
     found = same_source_ratio(products([256, 512]), products([256, 512]), old, new)

@@ -36,7 +36,7 @@ def rank_graph(compute_ns: int, spent_ns: int, *, tail_ns: int = 10, origin_ns: 
 
 
 def collectives(
-    start_ns: Sequence[int], spent_ns: Sequence[int], *, task: Sequence[int] | None = None, **told: Any
+    start_ns: Sequence[int], spent_ns: Sequence[int], *, task: Sequence[int] | None = None, **overrides: Any
 ) -> Collectives:
     """All-reduces of 1,000 bytes in step 0 that start and last so long."""
     n = len(start_ns)
@@ -51,7 +51,7 @@ def collectives(
         "operation": ("all_reduce",) * n,
         "group": ("",) * n,
     }
-    return Collectives(**(columns | told))
+    return Collectives(**(columns | overrides))
 
 
 def run_of(graphs: Sequence[TaskGraph]) -> Ranks:

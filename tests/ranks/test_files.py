@@ -19,10 +19,10 @@ from whatif.ingest.ranks.read import read_ranks
 NOTHING = RankFacts(None, None)
 
 
-def events(compute_us: float = 20, *, spent_us: float = 70, shift_us: float = 0, **told: Any) -> list[Event]:
+def events(compute_us: float = 20, *, spent_us: float = 70, shift_us: float = 0, **arguments: Any) -> list[Event]:
     """One step of a rank on a GPU: a kernel, an all-reduce of 1,000 floats, a kernel."""
     at = shift_us + 10
-    args = {"Collective name": "allreduce", "In msg nelems": 1_000, "dtype": "Float", "Group size": 2, **told}
+    args = {"Collective name": "allreduce", "In msg nelems": 1_000, "dtype": "Float", "Group size": 2, **arguments}
     found = [
         mark("ProfilerStep#7", shift_us, 200), op("aten::mm", shift_us, 9),
         call("cudaLaunchKernel", shift_us + 1, 2, 1), call("cudaLaunchKernel", shift_us + 4, 2, 2),
@@ -150,7 +150,7 @@ def test_some_ranks_of_many(tmp_path: Path) -> None:
         read_ranks([tmp_path], only=[1, 9])
     with pytest.raises(WhatifError, match="expected recordings of rank 8, 9, got none"):
         read_ranks([tmp_path], only=[8, 9])
-    # Names that tell nothing: all are read, and their headers tell.
+    # Names without a rank: all files are read, and their headers state it.
     for i, file in enumerate(sorted(tmp_path.iterdir())):
         file.rename(tmp_path / f"{'dcba'[i]}.json")
     assert read_ranks([tmp_path], only=[0, 2]).numbers == (0, 2)

@@ -18,10 +18,10 @@ from whatif.prediction.predict import Baseline
 from whatif.questions.stragglers import report
 
 
-def matches(*told: dict[str, object]) -> list[list[tuple[int, int]]]:
+def matches(*by_rank: dict[str, object]) -> list[list[tuple[int, int]]]:
     """The (rank, row) of each collective."""
     ranks = []
-    for columns in told:
+    for columns in by_rank:
         n = len(columns["size_bytes"])  # type: ignore[arg-type]
         ranks.append(collectives([10 * i for i in range(n)], [1] * n, **columns))
     found = match(ranks)
@@ -32,23 +32,27 @@ def matches(*told: dict[str, object]) -> list[list[tuple[int, int]]]:
     return sorted(result)
 
 
-def told(size_bytes: list[int], **columns: object) -> dict[str, object]:
+def columns_of(size_bytes: list[int], **columns: object) -> dict[str, object]:
     return {"size_bytes": np.array(size_bytes), **columns}
 
 
 def test_by_size_and_by_order_within_one_size() -> None:
-    assert matches(told([1, 2, 1]), told([2, 1, 1])) == [[(0, 0), (1, 1)], [(0, 1), (1, 0)], [(0, 2), (1, 2)]]
+    assert matches(columns_of([1, 2, 1]), columns_of([2, 1, 1])) == [
+        [(0, 0), (1, 1)],
+        [(0, 1), (1, 0)],
+        [(0, 2), (1, 2)],
+    ]
 
 
 def test_by_operation_group_and_step() -> None:
     operation = ("all_reduce", "all_gather")
-    assert matches(told([1, 1], operation=operation), told([1, 1], operation=operation[::-1])) == [
+    assert matches(columns_of([1, 1], operation=operation), columns_of([1, 1], operation=operation[::-1])) == [
         [(0, 0), (1, 1)], [(0, 1), (1, 0)],
     ]  # fmt: skip
     # Ranks 0 and 1 are one group, 2 and 3 the other; all call an all-reduce of one size.
-    groups = [told([1], group=(name,)) for name in ("a", "a", "b", "b")]
+    groups = [columns_of([1], group=(name,)) for name in ("a", "a", "b", "b")]
     assert matches(*groups) == [[(0, 0), (1, 0)], [(2, 0), (3, 0)]]
-    steps = [told([1, 1], step=np.array([3, 4])), told([1, 1], step=np.array([4, 5]))]
+    steps = [columns_of([1, 1], step=np.array([3, 4])), columns_of([1, 1], step=np.array([4, 5]))]
     assert matches(*steps) == [[(0, 1), (1, 0)]]
 
 
@@ -81,7 +85,7 @@ def test_clocks_that_drift_apart() -> None:
     assert clock.spread_ns < 1_000
     assert clock.n_collectives == 60
     assert np.median(np.abs(clock.common_ns(other_ns) - end_ns)) < 1_000
-    # Without drift none is found, and a few collectives tell none.
+    # Without drift none is found, and a few collectives show none.
     steady = [collectives((end - 1_000).tolist(), [1_000] * 60) for end in (end_ns, end_ns + late_ns)]
     assert find_clocks(steady, match(steady), [0, 0])[1].drift == 0
     few = [collectives((end[:9] - 1_000).tolist(), [1_000] * 9) for end in (end_ns, other_ns)]

@@ -158,13 +158,13 @@ def test_a_recording_that_begins_later_begins_later() -> None:
 def test_who_left_before_the_others_came_waits_for_nobody() -> None:
     """A broadcast: rank 0 sends and goes on, rank 1 receives when it comes."""
     graphs = [rank_graph(20, 5), rank_graph(70, 5)]
-    told = [
+    broadcasts = [
         collectives([22], [5], task=[3], operation=("broadcast",)),
         collectives([72], [5], task=[3], operation=("broadcast",)),
     ]
     task = [int(np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)[0]) for graph in graphs]
     assert task == [3, 3]
-    graph = merged(graphs, told, Places((0, 1), 2), ["a", "b"]).graph
+    graph = merged(graphs, broadcasts, Places((0, 1), 2), ["a", "b"]).graph
     assert [end_of(graph, rank, "tail") for rank in (0, 1)] == [37, 87]
     # The sender comes later than the receiver: now that one waits.
     slow = graph.with_duration(graph.select(name="^gemm$") & (ranks_of(graph) == 0), 100)

@@ -58,7 +58,7 @@ def test_faster_links_do_not_help_who_waits_for_peers(dlrm: Ranks) -> None:
     prediction = whatif.apply(dlrm.graph, "bandwidth:factor=10", calibrated=False)
     assert prediction.baseline_ms - prediction.predicted_ms < 0.3
     alone = whatif.apply(str_graph(dlrm), "bandwidth:factor=10", calibrated=False)
-    assert alone.high_ms - alone.low_ms > 1  # one rank's recording cannot tell
+    assert alone.high_ms - alone.low_ms > 1  # one rank's recording does not show it
     assert prediction.high_ms - prediction.low_ms < (alone.high_ms - alone.low_ms) / 2
 
 
