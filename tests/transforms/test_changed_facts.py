@@ -47,24 +47,24 @@ def saved(graph: TaskGraph, folder: Path, *specs: str) -> TaskGraph:
 @pytest.mark.parametrize("spec", ["amp", "amp:matrix_speedup=3"])
 def test_a_step_in_mixed_precision_says_so(spec: str, tmp_path: Path) -> None:
     graph = recorded()
-    told = written(saved(graph, tmp_path, spec).info.recorded)
-    assert told["precision"] == {"parameters": "float32", "autocast": "float16"}
-    assert "peak_memory_bytes" not in told
+    facts = written(saved(graph, tmp_path, spec).info.recorded)
+    assert facts["precision"] == {"parameters": "float32", "autocast": "float16"}
+    assert "peak_memory_bytes" not in facts
     assert saved(graph, tmp_path, "amp:target=bf16", "device:to=H100-SXM-80").info.gpu == "H100-SXM-80"
     assert graph.info == recorded().info  # the recording itself is as it was
 
 
 def test_a_step_in_tf32_says_so(tmp_path: Path) -> None:
-    told = saved(recorded(), tmp_path, "device:to=A100-SXM-80", "tf32").info.recorded
-    assert written(told)["precision"] == {"parameters": "float32", "autocast": None, "matmul": "tf32", "conv": "tf32"}
+    facts = saved(recorded(), tmp_path, "device:to=A100-SXM-80", "tf32").info.recorded
+    assert written(facts)["precision"] == {"parameters": "float32", "autocast": None, "matmul": "tf32", "conv": "tf32"}
 
 
 def test_a_step_on_another_device_says_which(tmp_path: Path) -> None:
     info = saved(recorded(), tmp_path, "device:to=A100-SXM-80").info
-    told = written(info.recorded)
+    facts = written(info.recorded)
     assert info.gpu == "A100-SXM-80"
-    assert told.keys() & {"driver", "clocks", "peak_memory_bytes"} == set()
-    assert (told["torch"], told["precision"]) == ("2.9.0", METADATA["precision"])
+    assert facts.keys() & {"driver", "clocks", "peak_memory_bytes"} == set()
+    assert (facts["torch"], facts["precision"]) == ("2.9.0", METADATA["precision"])
 
 
 def test_a_larger_batch_says_how_large_and_an_accumulated_one_keeps_its_input(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_larger_batch_says_how_large_and_an_accumulated_one_keeps_its_input(tm
 @pytest.mark.parametrize("odd", [{"input_shape": [4, 8]}, {"input_shape": "8x3"}, {"precision": "fp32"}])
 def test_what_the_recorder_did_not_write_is_left_as_it_is(odd: dict[str, Any], tmp_path: Path) -> None:
     info = saved(recorded(**odd), tmp_path, "batch_size:factor=2", "amp").info
-    told = written(info.recorded)
-    assert {key: told[key] for key in odd} == odd
+    facts = written(info.recorded)
+    assert {key: facts[key] for key in odd} == odd
 
 
 def test_a_real_recording_under_autocast_with_half_the_batch(own_traces: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_real_recording_under_autocast_with_half_the_batch(own_traces: Path, t
     assert (graph.info.recorded.precision.autocast, info.recorded.precision.autocast) == (None, "bfloat16")
 
 
-def test_a_saved_step_tells_later_what_ifs_what_was_done(own_traces: Path, tmp_path: Path) -> None:
+def test_a_saved_step_shows_later_what_ifs_what_was_done(own_traces: Path, tmp_path: Path) -> None:
     graph = saved(whatif.read(own_traces / "resnet18_cifar_cpu.json.gz"), tmp_path, "gist:lossy=fp16")
     assert graph.info.changes == (Change.ENCODES,)
     assert [part.changed for part in apply(graph, "gist").applied] == [False]

@@ -150,8 +150,8 @@ def test_metaflow_takes_sizes(own_traces: Path) -> None:
     rows = [what for what in graph.info.operators if what.family == "conv"]
     assert rows
     mine = graph.called[(graph.layer == graph.layers.index(layer)) & (graph.called >= 0)]
-    told = [dict(graph.info.operators[row].integers) for row in mine.tolist()]
-    (channels,) = {integers["out_channels"] for integers in told if "out_channels" in integers}
+    layer_sizes = [dict(graph.info.operators[row].integers) for row in mine.tolist()]
+    (channels,) = {integers["out_channels"] for integers in layer_sizes if "out_channels" in integers}
     assert of({"out_channels": channels}).duration_ns.tolist() == graph.duration_ns.tolist()
     half, twice = (of({"out_channels": size}).duration_ns.sum() for size in (channels // 2, channels * 2))
     assert half < graph.duration_ns.sum() < twice

@@ -166,9 +166,9 @@ def test_an_unknown_gpu_counts_as_a_v100_and_says_so() -> None:
         "Voodoo 2 is not in whatif/hardware/gpus, so 16 multiprocessors are assumed to be 20 % of it"
         in changed.notes[-1]
     )
-    told = occupy(graph, collectives(graph), 16, sm_count=32)
-    assert told.notes == ()
-    assert ends(simulate(told))["gemm2"] == 3_000
+    occupied = occupy(graph, collectives(graph), 16, sm_count=32)
+    assert occupied.notes == ()
+    assert ends(simulate(occupied))["gemm2"] == 3_000
 
 
 def test_a_collective_of_another_gpu_slows_nothing_here() -> None:
@@ -338,7 +338,7 @@ def test_bad_options_get_one_sentence(spec: str, sentence: str) -> None:
         whatif.load_transform(spec)(overlapped())
 
 
-def test_what_cannot_share_is_told() -> None:
+def test_what_cannot_share_raises() -> None:
     graph = transfers(100, 200)
     with pytest.raises(WhatifError, match="expected a recording of a GPU, or core or at_once for one of a CPU"):
         whatif.load_transform("contention")(graph)

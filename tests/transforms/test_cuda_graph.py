@@ -203,7 +203,7 @@ def test_a_graph_is_one_entry_of_a_full_launch_queue() -> None:
     assert simulate(after).start_ns.tolist() == simulate(changed("cuda_graph", two_threads())).start_ns.tolist()
 
 
-def test_steps_that_differ_are_told() -> None:
+def test_differing_steps_are_noted() -> None:
     build = Program(CPU, STREAM, steady=(0, 2), n_steps=2)
     for i in range(2):
         for k in range(2 + i):

@@ -186,7 +186,7 @@ def test_a_convolution_in_half_precision_moves_half_the_bytes() -> None:
     assert layout[0] == pytest.approx(2 * layout[1])
 
 
-def test_who_names_another_what_if_first_is_told_what_that_means() -> None:
+def test_naming_another_what_if_first_adds_a_note() -> None:
     graph = kernels(V100, {"name": "gemm", "us": 500, "family": F.GEMM, "dtype": FP32})
     for specs, said in ((("amp", "device:to=A100-SXM-80"), True), (("device:to=A100-SXM-80", "amp"), False)):
         changed = graph
@@ -242,8 +242,8 @@ def test_models_of_nvidias_devices_say_nothing_of_amds(new: str, models: bool) -
     assert product is not None
     row = {"name": "gemm", "us": 50, "family": F.GEMM, "dtype": BF16, "called": 0}
     graph = kernels(H100, row, operators=(product,))
-    told = on_device(graph, np.flatnonzero(graph.on_gpu), load_gpu(new), tf32=True).source
-    assert set(told.tolist()) <= ({Source.OTHER_DEVICES, Source.LEARNED} if models else {Source.ROOFLINE})
+    source = on_device(graph, np.flatnonzero(graph.on_gpu), load_gpu(new), tf32=True).source
+    assert set(source.tolist()) <= ({Source.OTHER_DEVICES, Source.LEARNED} if models else {Source.ROOFLINE})
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_models_of_nvidias_devices_say_nothing_of_amds(new: str, models: bool) -
         ("tf32", "MI300X", "fp32"), ("tf32", "V100-SXM2-32", "fp32"), ("fp16", "P100-PCIE-16", None),
     ],
 )  # fmt: skip
-def test_formats_that_the_new_device_lacks_are_told(form: str, new: str, taken: str | None) -> None:
+def test_formats_the_new_device_lacks_are_noted(form: str, new: str, taken: str | None) -> None:
     graph = kernels(H100, {"name": "k", "us": 50, "family": F.GEMM, "dtype": DTYPES.index(form)})
-    told = [note for note in to(graph, new).notes if "count as" in note]
-    assert told == ([] if taken is None else [f"device: products in {form} count as {taken} on {new}"])
+    notes = [note for note in to(graph, new).notes if "count as" in note]
+    assert notes == ([] if taken is None else [f"device: products in {form} count as {taken} on {new}"])
 
 
 def test_a_board_of_two_dies_says_what_a_rank_has() -> None:

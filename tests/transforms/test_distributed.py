@@ -72,8 +72,8 @@ def test_one_bucket_is_sent_when_the_last_gradient_is_there() -> None:
 
 def test_the_recorded_buckets_are_taken() -> None:
     """The recording says that one bucket holds both, though the rule would send two."""
-    told = {"source": "ddp", "buckets": [{"bytes": 2 * GRADIENT, "parameters": ["1.weight", "2.weight"]}]}
-    graph = apply(two_layers(ddp=told), RING)
+    ddp = {"source": "ddp", "buckets": [{"bytes": 2 * GRADIENT, "parameters": ["1.weight", "2.weight"]}]}
+    graph = apply(two_layers(ddp=ddp), RING)
     assert graph.size_bytes[all_reduces(graph)].tolist() == [2 * GRADIENT]
     missing = {"buckets": [{"parameters": ["2.weight"]}]}  # says nothing of the other one: the rule decides
     assert int(all_reduces(apply(two_layers(ddp=missing), RING)).sum()) == 2
@@ -156,9 +156,9 @@ def test_the_others_wait_for_the_slowest_worker() -> None:
     assert of_eight.duration_ns[of_eight.select(name="^b2$")].tolist() == pytest.approx(
         [20_000 * slowest_of(8, 10).mean], rel=1e-3
     )
-    for told in ({"median": 100.0}, {"median": "x", "q25": 1, "q75": 2}, 7, {"median": 0, "q25": 0, "q75": 0}):
+    for times in ({"median": 100.0}, {"median": "x", "q25": 1, "q75": 2}, 7, {"median": 0, "q25": 0, "q75": 0}):
         assert (
-            apply(with_metadata(graph, untraced_step_ms=told), RING).duration_ns.max()
+            apply(with_metadata(graph, untraced_step_ms=times), RING).duration_ns.max()
             == apply(on_cpu(), RING).duration_ns.max()
         )
 
@@ -227,7 +227,7 @@ def test_every_bucket_comes_back_whether_it_is_copied_or_not(specs: list[str]) -
         assert starts_ns[1] >= last_ns
 
 
-def test_the_note_tells_the_network() -> None:
+def test_the_note_names_the_network() -> None:
     note = apply(two_layers(), "distributed").notes[-1]
     assert "8 at 25 Gbit/s and 14 us, auto" in note
 
@@ -262,14 +262,14 @@ def test_samples_of_all_workers() -> None:
         graph.info, n_steps=2, batch_size=32, measured_step_ns={"span": (150_000,), "mark": (75_000, 75_000)}
     )
     graph = graph.replace(info=info)
-    told = whatif.apply(graph, RING, clock="mark").to_dict()
-    rates = told["samples_per_s"]
-    assert rates["baseline"] == pytest.approx(32e3 / told["baseline_ms"])
-    assert rates["predicted"] == pytest.approx(64e3 / told["predicted_ms"])
+    as_dict = whatif.apply(graph, RING, clock="mark").to_dict()
+    rates = as_dict["samples_per_s"]
+    assert rates["baseline"] == pytest.approx(32e3 / as_dict["baseline_ms"])
+    assert rates["predicted"] == pytest.approx(64e3 / as_dict["predicted_ms"])
     assert whatif.apply(graph, RING, clock="span").to_dict()["samples_per_s"] is None
 
 
-def test_a_cluster_tells_workers_and_links() -> None:
+def test_a_cluster_gives_workers_and_links() -> None:
     """A preset of 8 GPUs in a node: the all-reduce stays on NVLink."""
     graph = apply(two_layers(), "distributed:cluster=dgx-a100,workers=8")
     slow = apply(two_layers(), "distributed:workers=8,bandwidth=1Gbps")
@@ -306,8 +306,8 @@ def test_distributed_needs_gradients_or_their_size() -> None:
     graph = apply(bare, "distributed:gradient_mb=7.2,workers=2,bandwidth=36GB/s,latency_us=0")
     assert graph.size_bytes[all_reduces(graph)].sum() == pytest.approx(7_200_000, abs=8)
     layers = [{"name": f"layer{i}", "type": "Linear", "gradient_bytes": GRADIENT} for i in (1, 2)]
-    told = two_layers(grad_ready_order=[], layers=layers)
-    assert drawn(simulate(apply(told, RING)), "network") == drawn(simulate(apply(two_layers(), RING)), "network")
+    from_layers = two_layers(grad_ready_order=[], layers=layers)
+    assert drawn(simulate(apply(from_layers, RING)), "network") == drawn(simulate(apply(two_layers(), RING)), "network")
 
 
 def test_what_is_distributed_already_is_refused_and_one_worker_stays() -> None:
@@ -373,7 +373,7 @@ def test_damaged_metadata_is_no_traceback(metadata: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model", ["resnet50", "vgg19", "bert-base"])
 def test_cpu_recordings_scale_with_the_network(own_traces: Path, model: str) -> None:
     before = baseline_of(own_traces / "campaign_cpu" / f"{model}--baseline.trace.json.gz")
-    told = sum(row.size_bytes or 0 for row in before.graph.info.recorded.gradients)
+    gradient_bytes = sum(row.size_bytes or 0 for row in before.graph.info.recorded.gradients)
     predicted = []
     for rate in ("100Mbps", "1Gbps", "10Gbps", "100Gbps"):
         after = whatif.apply(before, f"distributed:workers=2,bandwidth={rate}")
@@ -385,7 +385,7 @@ def test_cpu_recordings_scale_with_the_network(own_traces: Path, model: str) -> 
         assert parts.cpu_only_ms + parts.communication_ms + parts.idle_ms == pytest.approx(after.predicted_ms)
     assert predicted == sorted(predicted, reverse=True)
     # At 100 Mbit/s the network bounds the step: nearly all of its bytes are exposed.
-    assert predicted[0] > told * 8 / 0.95 / 1e5
+    assert predicted[0] > gradient_bytes * 8 / 0.95 / 1e5
     # Nothing but what copying, gloo's threads and DDP take of the core.
     assert predicted[-1] < 1.2 * before.step_ns / 1e6
 
@@ -410,7 +410,7 @@ def test_one_iteration_without_marks_is_a_step(shared_traces: Path) -> None:
     assert after.predicted_ms == pytest.approx(before.step_ns / 1e6 + after.breakdown.communication_ms, rel=0.02)
 
 
-def test_gradients_of_layers_without_backward_work_are_not_told() -> None:
+def test_gradients_of_layers_without_backward_work_are_unknown() -> None:
     layers = [{"name": "head", "type": "Linear", "gradient_bytes": GRADIENT}]
     for spec in ("distributed", "p3"):
         with pytest.raises(WhatifError, match="lacks the gradients"):

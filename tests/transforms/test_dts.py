@@ -156,8 +156,8 @@ def test_nonsense_gets_a_sentence(recorded: Baseline, spec: str, sentence: str) 
 def test_a_role_that_no_memory_holds(recorded: Baseline, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(re.sub(r"memory_gbyte = \d+", "memory_gbyte = 0.01", CLUSTER))
-    told = r"no processor's memory holds the role 'client 1', which needs 0\.\d+ GB; the largest has 0\.01 GB"
-    with pytest.raises(WhatifError, match=told):
+    message = r"no processor's memory holds the role 'client 1', which needs 0\.\d+ GB; the largest has 0\.01 GB"
+    with pytest.raises(WhatifError, match=message):
         whatif.apply(recorded, f"dts:architecture=federated,cluster={path}")
 
 

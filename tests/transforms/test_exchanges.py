@@ -157,7 +157,7 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     assert not all_reduces(after.graph).any()
 
 
-def test_kernels_that_run_any_collective_are_told_apart(shared_traces: Path) -> None:
+def test_kernels_that_run_any_collective_are_classified(shared_traces: Path) -> None:
     """RCCL has one kernel for all collectives; its arguments hold kind and size, and the header the ranks."""
     before = baseline_of(shared_traces / "tracelens-h100-mi300" / "mi300.resnet_act_checkpoint_ddp_train.json.gz")
     tasks = all_reduces(before.graph)

@@ -37,7 +37,7 @@ def without_shapes(graph: TaskGraph) -> TaskGraph:
         (("kineto-resnet50-v100", "num_workers_0.2020-12.pt.trace.json.gz"), 161, RESNET50),
     ],
 )
-def test_shapes_tell_gradients_exactly(parts: tuple[str, ...], tensors: int, numbers: int) -> None:
+def test_shapes_give_gradients_exactly(parts: tuple[str, ...], tensors: int, numbers: int) -> None:
     graph, gradients = found(*parts)
     assert (len(gradients.size_bytes), int(gradients.size_bytes.sum())) == (tensors, 4 * numbers)
     assert (gradients.low, gradients.high) == (1, 1)
@@ -118,11 +118,11 @@ def test_every_stock_training_trace_of_one_worker_trains_on_eight(name: str) -> 
 def test_an_uncertain_sum_widens_the_range_of_the_transfer() -> None:
     graph, gradients = found("param-2080ti", "linear_kineto.json.gz")
     guessed = whatif.apply(graph, "distributed:workers=8,bandwidth=5Gbps")
-    told_mb = float(gradients.size_bytes.sum()) / 1e6
-    told = whatif.apply(graph, f"distributed:workers=8,bandwidth=5Gbps,gradient_mb={told_mb}")
-    assert guessed.high_ms - guessed.low_ms > told.high_ms - told.low_ms
+    exact_mb = float(gradients.size_bytes.sum()) / 1e6
+    exact = whatif.apply(graph, f"distributed:workers=8,bandwidth=5Gbps,gradient_mb={exact_mb}")
+    assert guessed.high_ms - guessed.low_ms > exact.high_ms - exact.low_ms
     assert gradients_source(graph, None).startswith("the thread blocks of the optimizer's kernels (-3.2 to +9.7 %)")
-    assert gradients_source(graph, told_mb) == ""
+    assert gradients_source(graph, exact_mb) == ""
 
 
 def test_a_recording_of_this_project_keeps_its_own_list(own_traces: Path) -> None:

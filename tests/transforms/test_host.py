@@ -142,8 +142,8 @@ def test_a_reduce_scatter_that_leaves_step_for_a_hook(shared_traces: Path) -> No
     mark, mean of five                       -0.137    +0.103
     ======================================  ========  =========
 
-    The two clocks of the GPU tell how fast the program is. The marks are the CPU's, which a full launch queue holds
-    back a thousand kernels ahead of the GPU (1,183 calls wait for a place in it): they tell where the CPU stood when
+    The two clocks of the GPU show how fast the program is. The marks are the CPU's, which a full launch queue holds
+    back a thousand kernels ahead of the GPU (1,183 calls wait for a place in it): they show where the CPU stood when
     it set the mark. By them the sign is missed, and the error is 0.4 % of the step as by the others.
     """
     folder = shared_traces / "modded-nanogpt-8xh100"

@@ -93,7 +93,7 @@ def test_what_lies_inside_a_layer_goes_with_it(own_traces: Path) -> None:
     assert kept.sum() == others.sum()
 
 
-def test_a_removed_layer_leaves_the_update_where_gradients_are_told(own_traces: Path) -> None:
+def test_a_removed_layer_leaves_the_update_if_gradients_are_known(own_traces: Path) -> None:
     path = own_traces / "campaign_cpu" / "vgg19--baseline.trace.json.gz"
     graph = whatif.read(path)
     rows = {layer.name: layer.gradient_bytes or 0 for layer in graph.info.recorded.layers}

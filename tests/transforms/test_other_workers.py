@@ -217,11 +217,11 @@ def test_four_hosts_of_the_lab_from_two_and_the_reverse(own_traces: Path) -> Non
     folder, rows, errors = own_traces / "lab_ranks_cpu", [], []
     for model, rate in itertools.product(("gpt2", "vgg"), (200, 1000)):
         names = {hosts: f"ranks-{model}-{rate}mbit-{hosts}" for hosts in (2, 4)}
-        told = {n: json.loads((folder / f"{name}.json").read_text()) for n, name in names.items()}
-        measured = {n: one["median_ms"] for n, one in told.items()}
+        records = {n: json.loads((folder / f"{name}.json").read_text()) for n, name in names.items()}
+        measured = {n: one["median_ms"] for n, one in records.items()}
         for before, after in ((2, 4), (4, 2)):
             graph = read_ranks([folder / names[before]]).graph
-            untraced = StepTimes(*(told[before][name] for name in ("median_ms", "q25_ms", "q75_ms")))
+            untraced = StepTimes(*(records[before][name] for name in ("median_ms", "q25_ms", "q75_ms")))
             recorded = replace(graph.info.recorded, untraced_step=untraced)
             info = replace(graph.info, recorded=recorded, untraced_step_ns=round(1e6 * measured[before]))
             answer = whatif.apply(graph.replace(info=info), f"distributed:workers={after}")

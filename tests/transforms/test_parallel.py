@@ -152,7 +152,7 @@ def test_half_of_a_link_never_shortens_a_step(data: str) -> None:
             assert step(**{**base, name: rate // 2}) >= whole - 1e-6
 
 
-def test_gradients_that_are_told_are_divided_among_the_stages() -> None:
+def test_given_gradients_are_divided_among_the_stages() -> None:
     found = apply(gpt2(), "pipeline:stages=2,micro_batches=2", "distributed:workers=2,gradient_mb=50").graph
     assert sent(found, "all-reduce") == pytest.approx(50e6, abs=2)
 

@@ -166,11 +166,11 @@ def test_the_interleaved_order_by_hand() -> None:
 
     Megatron-LM's warm-up is 2 (p - 1 - k) + (v - 1) p passes: 4 and 2.
     """
-    told = [
+    orders = [
         " ".join(f"{'B' if one.backward else 'F'}{one.micro_batch}/{one.part}" for one in passes)
         for passes in order("interleaved", 2, 4, 2)
     ]
-    assert told == [
+    assert orders == [
         "F0/0 F1/0 F0/2 F1/2 F2/0 B0/2 F3/0 B1/2 F2/2 B0/0 F3/2 B1/0 B2/2 B3/2 B2/0 B3/0",
         "F0/1 F1/1 F0/3 B0/3 F1/3 B1/3 F2/1 B0/1 F3/1 B1/1 F2/3 B2/3 F3/3 B3/3 B2/1 B3/1",
     ]

@@ -55,10 +55,10 @@ def attention_step(gpu: str = A100, dtype: str = "bf16", **columns: Any) -> Task
         for operator, (name, family, us) in enumerate(rows):
             call = build.task(0, CALL_NS, f"launch {name}", phase=phase)
             build.task(0, GAP_NS, f"gap {name}", TaskKind.GAP, phase=phase)
-            told = columns if family == F.GEMM else {}
+            more = columns if family == F.GEMM else {}
             kernel = build.task(
                 1, us * US, name, family=family, phase=phase, dtype=DTYPES.index(dtype if family == F.GEMM else ""),
-                operator=100 * phase + operator, **told,
+                operator=100 * phase + operator, **more,
             )  # fmt: skip
             build.edge(call, kernel, kind=DependencyKind.LAUNCH)
     return build.graph()

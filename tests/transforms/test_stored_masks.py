@@ -49,7 +49,7 @@ def test_a_relu_ahead_of_maximum_pooling_stores_its_mask_and_its_backward_operat
 @pytest.mark.parametrize(
     "between",
     [
-        (RELU, CONV),  # the next product keeps the output of the ReLU, which tells the mask
+        (RELU, CONV),  # the next product keeps the output of the ReLU, which gives the mask
         (("aten::native_batch_norm", NORM, FORWARD), RELU, POOL),  # computed again from the normalization's input
         (RELU, ("aten::avg_pool2d", POOLING, FORWARD)),
         (("aten::gelu", POINTWISE, FORWARD), POOL),

@@ -141,7 +141,7 @@ def test_a_slower_cpu_holds_up_what_it_launches() -> None:
     assert times_of(graph, 1, (TaskKind.KERNEL,))["u"] == (150, 160)
 
 
-def test_the_transform_is_the_same_and_tells() -> None:
+def test_the_transform_is_the_same_and_noted() -> None:
     graph = two_reductions(steps=5, workers=8)
     found = load_transform("straggler:slowdown=2,what=gpu")(graph).check()
     assert simulate(found).step_times_ns("gpu") == simulate(classes(graph, [1, 2], slowed="gpu")).step_times_ns("gpu")

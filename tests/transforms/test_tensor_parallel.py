@@ -293,7 +293,7 @@ def test_heads_are_not_cut(workers: int, refused: str) -> None:
         check_divides(graph, split, workers)
 
 
-def test_sizes_that_nobody_tells_are_one_sentence() -> None:
+def test_unknown_sizes_are_one_sentence() -> None:
     graph = block()
     with pytest.raises(WhatifError, match="sizes of the activations"):
         apply(graph.replace(flops=np.full(len(graph), -1)), f"tensor_parallel:{LINK}")

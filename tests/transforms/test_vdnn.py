@@ -244,7 +244,7 @@ def test_vgg_on_an_h100_copies_more_than_it_computes(shared_traces: Path) -> Non
     assert prediction.low_ms <= prediction.predicted_ms <= prediction.high_ms
 
 
-def test_a_trace_without_layers_is_told_by_its_operators(shared_traces: Path) -> None:
+def test_a_trace_without_layers_uses_its_operators(shared_traces: Path) -> None:
     """ResNet-50 has 53 convolutions; the last one's map is fetched by what is behind it."""
     graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")
     prediction = whatif.apply(graph, "vdnn")
