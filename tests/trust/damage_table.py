@@ -68,11 +68,11 @@ def gpu_recording() -> Trace:
     events: list[dict[str, Any]] = []
     numbers, launches = itertools.count(1), itertools.count(10_000)
 
-    def product(name: str, at_us: float, layer: int, shapes: list[list[int]], tid: int = 1, **told: Any) -> None:
+    def product(name: str, at_us: float, layer: int, shapes: list[list[int]], tid: int = 1, **more: Any) -> None:
         for operator, begin_us, dur in ((name, at_us, 30), ("aten::addmm", at_us + 2, 25)):
             number = next(numbers)
             typed = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
-            events.append(h.op(operator, begin_us, dur, tid, **{"External id": number}, **typed, **told))
+            events.append(h.op(operator, begin_us, dur, tid, **{"External id": number}, **typed, **more))
         # The two streams overlap: merged into one, its tasks would run together.
         events.extend(h.launched("sgemm", at_us + 5, 5, at_us + 15, 180, next(launches), tid, 7 + layer % 2))
 
@@ -85,8 +85,8 @@ def gpu_recording() -> Trace:
             events.append(h.module(f"Linear_{layer}", at_us - 1, 35))
             product("aten::linear", at_us, layer, shapes, **{"Sequence number": sequence + layer})
             at_us = start + 100 * (2 * len(WEIGHTS) - 1 - layer)
-            told = {"Sequence number": sequence + layer, "Fwd thread id": 1}
-            product(f"{NODE}AddmmBackward0", at_us, layer + 1, [[BATCH, rows], [rows, columns]], tid=2, **told)
+            link = {"Sequence number": sequence + layer, "Fwd thread id": 1}
+            product(f"{NODE}AddmmBackward0", at_us, layer + 1, [[BATCH, rows], [rows, columns]], tid=2, **link)
         events.append(h.op("aten::_foreach_add_", start + 705, 30, **{"External id": next(numbers)}))
         events += h.launched("multi_tensor_apply_kernel", start + 710, 5, start + 730, 60, next(launches))
     events += [h.call("cudaDeviceSynchronize", STEP_US * STEPS, 20, 10**6)]
@@ -124,11 +124,11 @@ def run(command: str, folder: Path, whole: bytes, data: bytes) -> Outcome:
 def _said(outcome: Outcome) -> set[str]:
     """The findings that doubt, or what was warned of."""
     if outcome.out.startswith("{"):
-        told = json.loads(outcome.out)
-        if "trust" not in told:  # validate says it of each pair, or why it compared none
-            reasons = {left_out["reason"] for left_out in told["not_compared"]}
-            return {doubt for pair in told["pairs"] for doubt in pair["doubts"]} | reasons
-        return {found["sentence"] for found in told["trust"]["findings"] if found["severity"] != "note"}
+        as_json = json.loads(outcome.out)
+        if "trust" not in as_json:  # validate says it of each pair, or why it compared none
+            reasons = {left_out["reason"] for left_out in as_json["not_compared"]}
+            return {doubt for pair in as_json["pairs"] for doubt in pair["doubts"]} | reasons
+        return {found["sentence"] for found in as_json["trust"]["findings"] if found["severity"] != "note"}
     return set(outcome.err.splitlines())
 
 
@@ -136,10 +136,10 @@ def _answer(outcome: Outcome) -> Any:
     """The numbers of an answer; a page or a timeline is compared by what it warns of."""
     if not outcome.out.startswith("{"):
         return None
-    told = json.loads(outcome.out)
+    as_json = json.loads(outcome.out)
     keys = ("baseline_ms", "predicted_ms", "replay_error_pct", "points", "best", "devices", "change_pct", "status",
             "peak_bytes", "architectures", "pairs", "rows")  # fmt: skip
-    return {key: told[key] for key in keys if key in told}
+    return {key: as_json[key] for key in keys if key in as_json}
 
 
 def _alike(one: Any, other: Any) -> bool:

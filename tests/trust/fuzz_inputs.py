@@ -140,7 +140,7 @@ def _changed_graph(trace: dict[str, Any], dice: random.Random) -> bytes:
     else:
         graph[group] = value
     # As the export writes it: the graph comes last, on a line of its own.
-    head = json.dumps({key: told for key, told in trace.items() if key != GRAPH_KEY})[:-2]
+    head = json.dumps({key: entry for key, entry in trace.items() if key != GRAPH_KEY})[:-2]
     return f'{head}\n],\n"{GRAPH_KEY}":{json.dumps(graph)}}}'.encode()
 
 

@@ -109,7 +109,7 @@ def changed_events(trace: Trace, dice: random.Random) -> tuple[str, bytes, str]:
         elif kind == "double":
             events += [event, event]
         elif kind == "lose":
-            events.append({name: told for name, told in event.items() if name != field})
+            events.append({name: entry for name, entry in event.items() if name != field})
     what = {"field": field, "lose": field, "argument": argument}.get(kind, "")
     return f"{kind} {what}={str(value)[:20]} of {category}", written({**trace, "traceEvents": events}), ".json"
 

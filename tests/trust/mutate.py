@@ -4,7 +4,7 @@
 
 A mutant is found by its text, wherever the file lies; ``test_mutate.py`` fails if a text is gone or no longer unique,
 and the mutant needs a new one. The tests run in a copy of the checkout. Prints for each the test that fails, or
-"SURVIVED" (or that the tests took too long to tell), and at last which of these tests fail without a mutant too; takes
+"SURVIVED" (or that the tests took too long), and at last which of these tests fail without a mutant too; takes
 minutes each.
 """
 
@@ -371,10 +371,10 @@ def failing(tests: list[str], root: Path) -> str | None:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
-    told = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if done.returncode not in (0, 1) or len(told) != done.returncode:
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode not in (0, 1) or len(failed) != done.returncode:
         raise RuntimeError(f"the tests did not run: {done.stdout[-500:]}{done.stderr[-500:]}")
-    return told[0] if told else None
+    return failed[0] if failed else None
 
 
 def killer(mutant: Mutant, path: Path, root: Path) -> str | None:

@@ -26,8 +26,10 @@ def main(recording: Path) -> None:
         path.write_bytes(gzip.compress(written(trace), 1))
         for command in ("info", "explain"):
             outcome = call(command, path, "--json")
-            told = json.loads(outcome.out or "{}")
-            print(f"{command}: status {outcome.status}, trust {told.get('trust')!r}, warnings {told.get('warnings')}")
+            answer = json.loads(outcome.out or "{}")
+            print(
+                f"{command}: status {outcome.status}, trust {answer.get('trust')!r}, warnings {answer.get('warnings')}"
+            )
 
 
 if __name__ == "__main__":

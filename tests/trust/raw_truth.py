@@ -53,7 +53,7 @@ class Pair:
 
 def rounds_ms(record: dict[str, Any], key: str) -> list[float]:
     """Return the median of each round, ms."""
-    return [statistics.median(sample for block in told[key] for sample in block) for told in record["rounds"]]
+    return [statistics.median(sample for block in measured[key] for sample in block) for measured in record["rounds"]]
 
 
 def pairs() -> Iterator[Pair]:

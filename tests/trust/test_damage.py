@@ -32,7 +32,7 @@ def whole() -> bytes:
     return written(damage_table.gpu_recording())
 
 
-def told(path: Path, *words: str) -> dict[str, Any]:
+def trust_json(path: Path, *words: str) -> dict[str, Any]:
     outcome = call(*words, path, "--json")
     trust = dict(json.loads(outcome.out)["trust"])
     assert outcome.status == (trust["level"] == "void"), outcome
@@ -74,7 +74,7 @@ def test_force_answers_all_the_same(tmp_path: Path) -> None:
     found = json.loads(outcome.out)
     assert found["trust"]["level"] == "void"
     assert any("durations are in ns" in warning for warning in found["warnings"])
-    assert told(path, "info")["findings"][0]["check"] == "unit of durations"
+    assert trust_json(path, "info")["findings"][0]["check"] == "unit of durations"
 
 
 def test_info_describes_a_void_recording_and_fails_as_others_do(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_gpu_without_an_event_is_refused_by_name(tmp_path: Path) -> None:
     outcome = call("apply", "amp", path)
     assert outcome.status == 1
     assert "names the GPU NVIDIA H100 80GB HBM3 but has no GPU events" in outcome.err
-    assert told(path, "info")["level"] == "void"
+    assert trust_json(path, "info")["level"] == "void"
 
 
 def test_lost_kernels_are_not_attributed_to_other_ranks(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_large_replay_error_voids(whole: bytes, tmp_path: Path, monkeypatch: p
     path.write_bytes(whole)
     for error_pct, level in ((1.0, "good"), (-5.0, "doubtful"), (26.0, "void"), (-26.0, "void")):
         monkeypatch.setattr(Baseline, "replay_error_pct", error_pct)
-        assert told(path, "info")["level"] == level
+        assert trust_json(path, "info")["level"] == level
         assert call("apply", HALVE, path).status == (1 if level == "void" else 0)
 
 
@@ -163,7 +163,7 @@ def test_a_cut_file_is_named_before_any_other_reason(whole: bytes, tmp_path: Pat
 def test_info_lists_the_checks(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(whole)
-    found = told(path, "info")
+    found = trust_json(path, "info")
     assert (found["level"], found["findings"]) == ("good", [])
     text = " ".join(call("info", path).out.split())
     assert "No problems found in the checks below" in text

@@ -55,12 +55,12 @@ def hostile(trace: dict[str, Any]) -> dict[str, Any]:
         for key in ("Process Group Name", "Collective name", "labels", "name"):
             if isinstance(arguments, dict) and isinstance(arguments.get(key), str):
                 arguments[key] += HOSTILE
-    told = trace["whatif"]
-    for layer in told["layers"]:
+    metadata = trace["whatif"]
+    for layer in metadata["layers"]:
         layer["name"], layer["type"] = layer["name"] + HOSTILE, f"{layer.get('type')}{HOSTILE}"
     for key in ("environment", "optimizer", "model", "gpu", "script", "precision"):
-        if key in told:
-            told[key] = spoiled(told[key])
+        if key in metadata:
+            metadata[key] = spoiled(metadata[key])
     for device in trace.get("deviceProperties") or []:
         device["name"] = f"{device.get('name')}{HOSTILE}"
     return trace

@@ -135,9 +135,9 @@ def calling(count: int) -> str:
     operator = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":%d,"ts":%d,"dur":15}'
     call = '{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":%d,"ts":%d,"dur":5,"args":%s}'
     kernel = '{"ph":"X","cat":"kernel","name":"sgemm","pid":0,"tid":7,"ts":%d,"dur":10,"args":%s}'
-    told = '{"correlation":%d,"stream":7,"device":0}'
+    arguments = '{"correlation":%d,"stream":7,"device":0}'
     rows = (
-        (operator % (i, 20 * i), call % (i, 20 * i + 5, told % i), kernel % (20 * i + 12, told % i))
+        (operator % (i, 20 * i), call % (i, 20 * i + 5, arguments % i), kernel % (20 * i + 12, arguments % i))
         for i in range(1, count + 1)
     )
     return trace(*itertools.chain.from_iterable(rows))
