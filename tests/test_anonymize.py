@@ -406,7 +406,7 @@ def test_the_input_is_never_overwritten(link: str, tmp_path: Path, capsys: pytes
     assert main(["anonymize", str(trace), "-o", str(tmp_path)]) == 1
 
 
-def test_the_copy_lies_beside_the_input_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_copy_lies_beside_the_input_by_default(tmp_path: Path) -> None:
     for name, copy in (
         ("a.trace.json.gz", "a.anonymous.json.gz"),
         ("b.json", "b.anonymous.json"),

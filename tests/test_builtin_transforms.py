@@ -72,7 +72,7 @@ def test_passes_without_steps_are_not_said_to_be_in_graphs(shared_traces: Path) 
         whatif.apply(graph, "gradient_accumulation")
 
 
-def test_loading_ahead_of_the_span_is_told(shared_traces: Path) -> None:
+def test_loading_before_the_span_is_noted(shared_traces: Path) -> None:
     """The span begins with the first GPU task; 100 ms of loading ahead of it were said to change nothing."""
     graph = graph_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
     notes = whatif.apply(graph, "data_loading:time_ms=100").notes
@@ -116,8 +116,8 @@ def test_a_cpu_that_emulates_bf16_gets_slower(own: Callable[[str], TaskGraph], b
     prediction = whatif.apply(graph, "amp")
     assert (prediction.predicted_ms > 3 * prediction.baseline_ms) == slower
     assert prediction.low_ms < prediction.predicted_ms < prediction.high_ms
-    told = [note for note in prediction.warnings if "--measure-operators" in note]
-    assert bool(told) == slower
+    notes = [note for note in prediction.warnings if "--measure-operators" in note]
+    assert bool(notes) == slower
     again = whatif.apply(graph, "amp", "amp")
     assert again.predicted_ms == pytest.approx(prediction.predicted_ms, rel=0.2)
 
@@ -185,7 +185,7 @@ def test_foreach_makes_one_kernel_of_each_operation(tmp_path: Path) -> None:
     assert any("already" in warning for warning in again.warnings)
 
 
-def cpu_updates(folder: Path, **told: object) -> TaskGraph:
+def cpu_updates(folder: Path, **metadata: object) -> TaskGraph:
     """Four CPU steps of 1,000 us, in each an update of 400 us: 10 operators of 20 us and Python between them."""
     events: list[Event] = []
     for i in range(4):
@@ -194,7 +194,7 @@ def cpu_updates(folder: Path, **told: object) -> TaskGraph:
                    op("autograd::engine::evaluate_function: MmBackward0", at + 320, 200),
                    mark("Optimizer.step#Adam.step", at + 550, 400),
                    *[op("aten::addcdiv_", at + 560 + 38 * k, 20) for k in range(10)]]  # fmt: skip
-    return read_events(folder, events, whatif={"version": 1, **told})
+    return read_events(folder, events, whatif={"version": 1, **metadata})
 
 
 @pytest.mark.parametrize(("to", "ratio"), [("foreach", 0.75), ("fused", 0.25)])

@@ -156,25 +156,25 @@ def test_a_pace_beyond_the_bounds_is_reported(tmp_path: Path) -> None:
 
 def test_what_other_programs_took_while_recording_does_not_count_against_the_bounds(tmp_path: Path) -> None:
     """The thread ran for a quarter of the recorded 100 us: 20 us of CPU time are no strange pace."""
-    told = {"untraced_step_ms": time(0.1), "untraced_cpu_ms": time(0.02)}
-    graph = recorded(tmp_path, **told, traced_step_ms=time(0.1), traced_cpu_ms=time(0.025))
+    untraced = {"untraced_step_ms": time(0.1), "untraced_cpu_ms": time(0.02)}
+    graph = recorded(tmp_path, **untraced, traced_step_ms=time(0.1), traced_cpu_ms=time(0.025))
     found = calibrate(graph, "mark")
     assert found.met
     assert found.corrected_ns == pytest.approx(20_000, rel=MET)
     assert found.own_pace == pytest.approx(4 * found.pace)
     assert "(other programs took 75% of that)" in found.sentence
     # By the wall clock of several threads nobody knows.
-    several = recorded(tmp_path, **told, threads=2, traced_step_ms=time(0.1), traced_cpu_ms=time(0.025))
+    several = recorded(tmp_path, **untraced, threads=2, traced_step_ms=time(0.1), traced_cpu_ms=time(0.025))
     assert calibrate(several, "mark").own_pace == pytest.approx(1.0, abs=0.05)
-    odd = recorded(tmp_path, **told, traced_step_ms=time(0.1), traced_cpu_ms={"median": math.nan})
+    odd = recorded(tmp_path, **untraced, traced_step_ms=time(0.1), traced_cpu_ms={"median": math.nan})
     assert calibrate(odd, "mark").pace == PACE_LOW
 
 
 def test_a_bound_at_the_recorded_pace_is_no_pace(tmp_path: Path) -> None:
     """Others took a third of the machine, so the largest pace is 1: a slower step without the profiler is not met."""
-    told = {"untraced_step_ms": time(0.12), "untraced_cpu_ms": time(0.12)}
+    untraced = {"untraced_step_ms": time(0.12), "untraced_cpu_ms": time(0.12)}
     graph = recorded(
-        tmp_path, **told, traced_step_ms=time(0.3), traced_cpu_ms=time(0.2), profiler_cost_ns={"per_event": 1}
+        tmp_path, **untraced, traced_step_ms=time(0.3), traced_cpu_ms=time(0.2), profiler_cost_ns={"per_event": 1}
     )
     found = calibrate(graph, "mark")
     assert found.pace == 1
@@ -334,7 +334,7 @@ def test_calibrating_twice_changes_nothing_more(
     assert again.removed_ns == 0
 
 
-# -- what the recording does not tell, or gives wrongly ---------------------------------------------------------------
+# -- what the recording does not hold, or gives wrongly ---------------------------------------------------------------
 
 
 def test_without_an_untraced_step_everything_is_as_it_was(tmp_path: Path) -> None:
@@ -364,8 +364,8 @@ def test_an_absurd_step_is_reported_and_not_used(tmp_path: Path, odd: Any) -> No
 
 @pytest.mark.parametrize("odd", [o for o in ABSURD if o is not None], ids=lambda odd: str(odd)[:9])
 def test_an_absurd_cost_is_reported_and_replaced_by_the_default(tmp_path: Path, odd: Any) -> None:
-    for told in (odd, {"per_event": odd}):
-        graph = recorded(tmp_path, untraced_step_ms=time(0.08), profiler_cost_ns=told)
+    for cost in (odd, {"per_event": odd}):
+        graph = recorded(tmp_path, untraced_step_ms=time(0.08), profiler_cost_ns=cost)
         found = calibrate(graph, "mark")
         assert (found.event_cost_ns, found.cost_measured) == (500, False)
         assert "profiler_cost_ns holds no usable time" in found.reason
@@ -402,14 +402,14 @@ def test_ranges_are_as_wide_as_the_untraced_step_is_uncertain(tmp_path: Path) ->
 
 
 def test_a_prediction_states_both_steps_and_can_be_had_without(tmp_path: Path) -> None:
-    told = {"threads": 1, "untraced_step_ms": time(0.05), "profiler_cost_ns": {"per_event": 5_000}}
-    graph = read_events(tmp_path, steps(), whatif=told)
-    told = whatif.apply(graph, "scale:factor=0.5").to_dict()
-    assert (told["measured_ms"], told["untraced_ms"]) == (0.1, 0.05)
-    assert (told["baseline_ms"], told["predicted_ms"]) == pytest.approx((0.05, 0.025), rel=MET)
-    assert told["replay_error_pct"] == 0
-    assert told["calibration"]["calibrated_ms"] == pytest.approx(0.05)
-    assert told["calibration"]["removed_cpu_ms"] > 0
+    metadata = {"threads": 1, "untraced_step_ms": time(0.05), "profiler_cost_ns": {"per_event": 5_000}}
+    graph = read_events(tmp_path, steps(), whatif=metadata)
+    prediction = whatif.apply(graph, "scale:factor=0.5").to_dict()
+    assert (prediction["measured_ms"], prediction["untraced_ms"]) == (0.1, 0.05)
+    assert (prediction["baseline_ms"], prediction["predicted_ms"]) == pytest.approx((0.05, 0.025), rel=MET)
+    assert prediction["replay_error_pct"] == 0
+    assert prediction["calibration"]["calibrated_ms"] == pytest.approx(0.05)
+    assert prediction["calibration"]["removed_cpu_ms"] > 0
     without = whatif.apply(graph, "scale:factor=0.5", calibrated=False).to_dict()
     assert (without["baseline_ms"], without["predicted_ms"]) == (0.1, 0.05)
     assert "calibration" not in without
@@ -425,10 +425,10 @@ def test_every_recording_of_ours_is_met_within_one_percent(own_traces: Path) -> 
         assert found is not None, path.name
         assert found.untraced is not None, path.name
         recorded = graph.info.recorded
-        told = recorded.untraced_cpu if found.untraced.clock == "cpu" else recorded.untraced_step
-        assert told is not None
+        untraced = recorded.untraced_cpu if found.untraced.clock == "cpu" else recorded.untraced_step
+        assert untraced is not None
         assert (found.untraced.clock == "wall") == ("loader2" in path.name)
-        assert baseline.step_ns / 1e6 == pytest.approx(told.median_ms, rel=0.01), path.name
+        assert baseline.step_ns / 1e6 == pytest.approx(untraced.median_ms, rel=0.01), path.name
         assert found.met, path.name
         assert found.removed_ns > 0, path.name
         # Out of sample nothing is known, so the replay error stays that of the recording itself.

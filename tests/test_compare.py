@@ -89,10 +89,10 @@ def test_one_step_has_no_noise() -> None:
     assert "noise not known" in compare(two, describe=False).headline
 
 
-def test_the_step_without_the_profiler_counts_where_both_tell_it() -> None:
+def test_the_step_without_the_profiler_counts_where_both_have_it() -> None:
     def untraced(median: float, spread: float = 0.2) -> dict[str, Any]:
-        told = {"median": median, "q25": median - spread, "q75": median + spread}
-        return {"recorded": facts_of({"untraced_step_ms": told}), "untraced_step_ns": round(median * 1e6)}
+        times = {"median": median, "q25": median - spread, "q75": median + spread}
+        return {"recorded": facts_of({"untraced_step_ms": times}), "untraced_step_ns": round(median * 1e6)}
 
     two = TwoRecordings.of(run(BEFORE, **untraced(5.8)), run(AFTER, **untraced(6.4)))
     assert [(step.ms, step.clock) for step in two.measured] == [(5.8, "wall"), (6.4, "wall")]
@@ -107,16 +107,16 @@ def test_the_step_without_the_profiler_counts_where_both_tell_it() -> None:
 
 
 def test_what_blocks_a_comparison() -> None:
-    def told(**info: Any) -> list[tuple[str, bool]]:
+    def differences(**info: Any) -> list[tuple[str, bool]]:
         two = TwoRecordings.of(run(BEFORE, batch_size=8), run(BEFORE, **{"batch_size": 8, **info}))
         return [(item.what, item.blocks) for item in two.differences]
 
-    assert told() == []
-    assert told(batch_size=16) == [("batch size", True)]
-    assert told(batch_size=None) == []  # unknown is no difference
-    assert told(gpu="AMD Y") == [("device", True)]
-    assert told(optimizer="Adam") == []
-    assert told(execution=("compiled",)) == [("execution", False)]
+    assert differences() == []
+    assert differences(batch_size=16) == [("batch size", True)]
+    assert differences(batch_size=None) == []  # unknown is no difference
+    assert differences(gpu="AMD Y") == [("device", True)]
+    assert differences(optimizer="Adam") == []
+    assert differences(execution=("compiled",)) == [("execution", False)]
     other = [(name, ns, f"other.{layer}", family) for name, ns, layer, family in BEFORE]
     two = TwoRecordings.of(run(BEFORE), run(other))
     assert [(item.what, item.blocks) for item in two.differences] == [("model", True)]
@@ -128,7 +128,7 @@ def test_what_blocks_a_comparison() -> None:
 def test_metadata_may_be_anything() -> None:
     hostile = {"torch": ["2", {}], "precision": 7, "optimizer": [], "input_shape": "x", "cpu": "\x1b[31m" * 100}
     two = TwoRecordings.of(
-        *(run(BEFORE, recorded=facts_of(told)) for told in (hostile, {**hostile, "torch": None, "cpu": "one"}))
+        *(run(BEFORE, recorded=facts_of(metadata)) for metadata in (hostile, {**hostile, "torch": None, "cpu": "one"}))
     )
     assert [item.what for item in two.differences] == ["CPU"]
     assert len(two.differences[0].before) <= 60

@@ -40,7 +40,7 @@ def test_chance_is_not_a_description() -> None:
     faster = [(name, ns // 2, layer, family) for name, ns, layer, family in BEFORE]
     found = describe_change(TwoRecordings.of(run(BEFORE), run(faster)))
     assert found.found is None
-    assert found.sentence == "the same program: both make the same calls"  # nothing tells a pace
+    assert found.sentence == "the same program: both make the same calls"  # nothing shows a pace
     other = describe_change(TwoRecordings.of(run(BEFORE), run([*faster, ("k", 1 * MS, "r", KernelFamily.SOFTMAX)])))
     assert other.found is None
     assert other.sentence.startswith("no what-if describes the change")
@@ -56,8 +56,8 @@ def test_nothing_is_tried_where_there_is_nothing_to_describe() -> None:
     assert adam.sentence == "no what-if was tried: the recordings differ in optimizer"
 
 
-def test_what_both_tell_is_accounted_for() -> None:
-    def told(one: dict[str, Any], other: dict[str, Any]) -> tuple[set[str], list[set[str]]]:
+def test_what_both_hold_is_accounted_for() -> None:
+    def constraints(one: dict[str, Any], other: dict[str, Any]) -> tuple[set[str], list[set[str]]]:
         found = constraints_between(GraphInfo(**one), GraphInfo(**other))
         return set(found.ruled_out), [set(group) for group in found.required]
 
@@ -66,18 +66,18 @@ def test_what_both_tell_is_accounted_for() -> None:
         return {"recorded": facts_of({"precision": table})}
 
     launched = {"compile", "cuda_graph"}
-    assert told({}, {}) == (launched, [])  # every recording shows how it was launched
-    assert told({"batch_size": 8}, {"batch_size": 8}) == (launched | {"batch_size"}, [])
-    assert told({"batch_size": 8}, {"batch_size": 4}) == (launched, [{"batch_size"}])
-    assert told({"batch_size": 8}, {}) == (launched, [])
-    assert told({}, {"execution": ("compiled",)}) == (set(), [launched])
-    assert told(precision(None), precision(None)) == (launched | {"amp", "tf32"}, [])
-    assert told(precision(None), precision("bfloat16")) == (launched | {"tf32"}, [{"amp"}])
-    assert told(precision(None), precision(None, "tf32")) == (launched | {"amp"}, [])
-    assert told({"recorded": facts_of({"precision": 7})}, precision(None)) == (launched, [])
+    assert constraints({}, {}) == (launched, [])  # every recording shows how it was launched
+    assert constraints({"batch_size": 8}, {"batch_size": 8}) == (launched | {"batch_size"}, [])
+    assert constraints({"batch_size": 8}, {"batch_size": 4}) == (launched, [{"batch_size"}])
+    assert constraints({"batch_size": 8}, {}) == (launched, [])
+    assert constraints({}, {"execution": ("compiled",)}) == (set(), [launched])
+    assert constraints(precision(None), precision(None)) == (launched | {"amp", "tf32"}, [])
+    assert constraints(precision(None), precision("bfloat16")) == (launched | {"tf32"}, [{"amp"}])
+    assert constraints(precision(None), precision(None, "tf32")) == (launched | {"amp"}, [])
+    assert constraints({"recorded": facts_of({"precision": 7})}, precision(None)) == (launched, [])
     optimizer = [{"recorded": facts_of({"optimizer": {"foreach": value, "fused": None}})} for value in (False, True)]
-    assert told(optimizer[0], optimizer[0]) == (launched | {"fused_adam"}, [])
-    assert told(optimizer[0], optimizer[1]) == (launched, [])
+    assert constraints(optimizer[0], optimizer[0]) == (launched | {"fused_adam"}, [])
+    assert constraints(optimizer[0], optimizer[1]) == (launched, [])
     both = constraints_between(GraphInfo(batch_size=8), GraphInfo(batch_size=4, execution=("compiled",)))
     assert both.satisfied_by(frozenset(("batch_size", "cuda_graph")))
     assert not both.satisfied_by(frozenset(("batch_size", "amp")))
@@ -87,11 +87,11 @@ def test_a_change_that_is_reported_is_not_described_by_another() -> None:
     """Loading went away, which data_loading describes; with another batch recorded beside it, it alone does not."""
     before, after = run(BEFORE, loading_ns=5 * MS), run(BEFORE, loading_ns=1, loads_in_processes=True)
     assert describe_change(TwoRecordings.of(before, after)).found is not None
-    told = (graph.replace(info=replace(graph.info, batch_size=n)) for graph, n in ((before, 8), (after, 12)))
-    assert describe_change(TwoRecordings.of(*told)).found is None
+    batched = (graph.replace(info=replace(graph.info, batch_size=n)) for graph, n in ((before, 8), (after, 12)))
+    assert describe_change(TwoRecordings.of(*batched)).found is None
 
 
-def test_facts_tell_the_options() -> None:
+def test_facts_give_the_options() -> None:
     def pair(before: TaskGraph, after: TaskGraph) -> tuple[float | None, int | None]:
         sides = Baseline.of(before), Baseline.of(after)
         return batch_factor(*sides), accumulated_passes(*sides)
@@ -99,9 +99,9 @@ def test_facts_tell_the_options() -> None:
     def with_flops(graph: TaskGraph, factor: float) -> TaskGraph:
         return graph.replace(flops=(graph.duration_ns * factor).astype("int64"))
 
-    told = run(BEFORE, batch_size=8), run(BEFORE, batch_size=12)
-    assert pair(*told) == (1.5, None)
-    assert pair(*told[::-1]) == (pytest.approx(2 / 3), None)
+    batched = run(BEFORE, batch_size=8), run(BEFORE, batch_size=12)
+    assert pair(*batched) == (1.5, None)
+    assert pair(*batched[::-1]) == (pytest.approx(2 / 3), None)
     plain = run(BEFORE)
     assert pair(with_flops(plain, 1000), with_flops(plain, 8000)) == (8, None)
     assert pair(with_flops(plain, 8000), with_flops(plain, 1000)) == (0.125, None)
@@ -237,8 +237,8 @@ def resampled(graph: TaskGraph, random: np.random.Generator) -> TaskGraph:
     duration_ns = np.rint(duration_ns * random.lognormal(np.log(pace), 0.1, len(graph))).astype(np.int64)
     changed = graph.replace(duration_ns=duration_ns, low_ns=duration_ns, high_ns=duration_ns)
     times_ns = simulate(changed).step_times_ns("mark")
-    told = replace(graph.info, measured_step_ns={"mark": times_ns}, untraced_step_ns=None)
-    return changed.replace(info=replace(told, recorded=told.recorded.without_untraced_step()))
+    info = replace(graph.info, measured_step_ns={"mark": times_ns}, untraced_step_ns=None)
+    return changed.replace(info=replace(info, recorded=info.recorded.without_untraced_step()))
 
 
 def test_what_leads_to_other_tasks_is_no_description(own_traces: Path) -> None:

@@ -191,16 +191,16 @@ def test_without_shapes_nothing_is_guessed(tmp_path: Path, capsys: pytest.Captur
     (use,) = used(trace, calibrated=False).families
     assert (use.tflops, use.gbyte_s, use.compute_pct, use.bound) == (None, None, None, "")
     assert main(["explain", "--efficiency", str(trace)]) == 0
-    told = capsys.readouterr().out
-    assert "MFU –: the recording holds no shapes" in told
-    assert "Families" not in told
+    printed = capsys.readouterr().out
+    assert "MFU –: the recording holds no shapes" in printed
+    assert "Families" not in printed
 
 
 def test_the_command(shared_traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, plot = str(shared_traces / RECORDINGS[0]), tmp_path / "roof.svg"
     assert main(["explain", "--efficiency", trace, "--plot", str(plot), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["mfu_pct"] == pytest.approx(21.6, abs=2)
+    as_json = json.loads(capsys.readouterr().out)
+    assert as_json["mfu_pct"] == pytest.approx(21.6, abs=2)
     assert plot.is_file()
     assert main(["explain", "--efficiency", "--by", "step", trace]) == 2
 

@@ -70,17 +70,17 @@ def test_estimates_hold_their_duration_within_their_range() -> None:
 def test_what_is_put_travels_with_the_tasks_and_is_counted() -> None:
     graph = step()
     ids = ids_of(graph, "k0", "k2")
-    told = put(graph, ids, Estimates.of([4, 5], [Source.MEASURED, Source.ROOFLINE], [3, 4], [8, 9]))
-    assert [int(told.duration_ns[i]) for i in ids] == [4, 5]
-    assert [int(told.low_ns[i]) for i in ids] == [3, 4]
-    assert [int(told.high_ns[i]) for i in ids] == [8, 9]
-    assert described(told) == {"measured": 1, "roofline": 1}
+    changed = put(graph, ids, Estimates.of([4, 5], [Source.MEASURED, Source.ROOFLINE], [3, 4], [8, 9]))
+    assert [int(changed.duration_ns[i]) for i in ids] == [4, 5]
+    assert [int(changed.low_ns[i]) for i in ids] == [3, 4]
+    assert [int(changed.high_ns[i]) for i in ids] == [8, 9]
+    assert described(changed) == {"measured": 1, "roofline": 1}
     assert described(graph) == {}
     # Removing and inserting keeps the others' sources; what comes new is recorded until somebody says otherwise.
-    fewer = told.remove(ids[:1])
+    fewer = changed.remove(ids[:1])
     assert described(fewer) == {"roofline": 1}
-    more = told.insert(NewTasks(ids, "new", TaskKind.KERNEL, 3)).graph
-    assert described(more) == described(told)
+    more = changed.insert(NewTasks(ids, "new", TaskKind.KERNEL, 3)).graph
+    assert described(more) == described(changed)
 
 
 def test_a_duration_is_known_as_well_as_the_worst_of_its_answers() -> None:
@@ -184,7 +184,7 @@ def test_roofline_and_occupancy_by_hand() -> None:
     # 1 us each at the peak; operations of what is no product are none of the matrix units'.
     assert roofline_ns(graph, gpu, np.array([1, 3, 5])) == pytest.approx([312e3 / 271.2, 1000 / 0.84, 0])
     share = filled(graph, gpu, np.arange(len(graph)))
-    # 256 registers a thread leave places for 8 warps; a product that does not tell them is taken for such a one.
+    # 256 registers a thread leave places for 8 warps; a product that does not record them is taken for such a one.
     assert share[[1, 3, 7]].tolist() == [8.0, 0.25, 0.5]
     assert np.isnan(share[[0, 2, 4, 5]]).all()
     assert np.isnan(filled(graph, None, np.arange(3))).all()
@@ -251,8 +251,8 @@ def test_who_answers_for_half_precision() -> None:
     )
     estimates = in_precision(graph, graph.on_gpu, "fp16")
     # Of unknown shapes usual products answer, by the data sheet; of unknown bytes a constant share is left.
-    told = [Source.ROOFLINE, Source.ROOFLINE, Source.PAPER, Source.PAPER, Source.RECORDED]
-    assert estimates.source.tolist() == told
+    expected = [Source.ROOFLINE, Source.ROOFLINE, Source.PAPER, Source.PAPER, Source.RECORDED]
+    assert estimates.source.tolist() == expected
     assert (estimates.duration_ns[:4] < 90_000).all()
     assert estimates.duration_ns[4] == 90_000
 
@@ -302,7 +302,7 @@ def test_warps_of_a_launch(grid: list[int], block: list[int]) -> None:
 
 
 @pytest.mark.parametrize("grid", ["[]", "[1, 2]", "[1, 2, 0]", "[1, 2, -3]", '["a", 1, 1]', "7", "", "[1, 2, 1e300]"])
-def test_damaged_launches_tell_nothing(grid: str) -> None:
+def test_damaged_launches_give_nothing(grid: str) -> None:
     assert _Warps()[grid.encode(), b"[32, 1, 1]"] == -1
 
 

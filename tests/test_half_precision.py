@@ -32,14 +32,14 @@ def recorded(*kernels: dict[str, Any], gpu: str = V100, operators: tuple[Describ
     """The kernels one behind the other in a forward pass, and a long product in fp32: a step that is not half."""
     build = Build(CPU, STREAM, gpu=gpu, n_steps=1)
     for place, columns in enumerate((*kernels, kernel(F.GEMM, ns=100 * MS))):
-        told = dict(columns)
-        build.task(1, told.pop("ns"), f"kernel {place}", phase=Phase.FORWARD, **told)
+        rest = dict(columns)
+        build.task(1, rest.pop("ns"), f"kernel {place}", phase=Phase.FORWARD, **rest)
     graph = build.graph()
     return graph.replace(info=replace(graph.info, operators=operators))
 
 
-def ratio(*kernels: dict[str, Any], target: Precision = "fp16", **told: Any) -> list[float]:
-    graph = recorded(*kernels, **told)
+def ratio(*kernels: dict[str, Any], target: Precision = "fp16", **options: Any) -> list[float]:
+    graph = recorded(*kernels, **options)
     estimates = in_precision(graph, np.arange(len(kernels)), target)
     return (estimates.duration_ns / graph.duration_ns[: len(kernels)]).tolist()  # type: ignore[no-any-return]
 
@@ -150,12 +150,12 @@ def test_gradients_in_tf32_gain_more_than_products_of_the_forward_pass() -> None
 
 def test_one_sustained_share_moves_amp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain asks ``hardware/``: what products sustain there is what they take here."""
-    told = {"operators": (product(4096, 4096, 4096),)}
-    (before,) = ratio(kernel(F.GEMM, called=0), **told)
+    options = {"operators": (product(4096, 4096, 4096),)}
+    (before,) = ratio(kernel(F.GEMM, called=0), **options)
     tables = roofline._architectures()
     monkeypatch.setattr(roofline, "_architectures", lambda: {**tables, "nvidia": {**tables["nvidia"], "matmul": 0.4}})
     database._opened.cache_clear()
-    (after,) = ratio(kernel(F.GEMM, called=0), **told)
+    (after,) = ratio(kernel(F.GEMM, called=0), **options)
     assert after > 1.5 * before
 
 

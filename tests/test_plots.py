@@ -76,8 +76,8 @@ def check_readable(figure: Figure) -> None:
             if not labels:
                 continue
             is_named = any(_is_word(label.get_text()) for label in labels)
-            told = axis.get_label_text() + axes.get_title(loc="left")
-            assert is_named or any(unit in told for unit in UNITS), told
+            axis_text = axis.get_label_text() + axes.get_title(loc="left")
+            assert is_named or any(unit in axis_text for unit in UNITS), axis_text
         for text in [*axes.texts, *(axes.get_legend().get_texts() if axes.get_legend() else ())]:
             if text.get_text():
                 box = text.get_window_extent(renderer)
@@ -117,31 +117,33 @@ def test_bars_are_the_parts_of_the_prediction(prediction: Prediction) -> None:
 
     figure = prediction_figure(prediction)
     check_readable(figure)
-    told = prediction.to_dict()
+    as_dict = prediction.to_dict()
     shown = {}
     for container in figure.axes[0].containers:
         if hasattr(container, "patches"):
             shown[container.get_label()] = [bar.get_width() for bar in container.patches]
-    parts = [told["breakdown"][side] for side in ("baseline", "predicted")]
+    parts = [as_dict["breakdown"][side] for side in ("baseline", "predicted")]
     keys = {"CPU only": "cpu_only_ms", "exposed communication": "communication_ms", "neither": "idle_ms"}
     assert shown == {
         label: pytest.approx([part[key] for part in parts], abs=1e-6)
         for label, key in keys.items()
         if any(part[key] for part in parts)
     }
-    assert sum(bars[1] for bars in shown.values()) == pytest.approx(told["predicted_ms"])
+    assert sum(bars[1] for bars in shown.values()) == pytest.approx(as_dict["predicted_ms"])
     (diamond,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
-    assert diamond.get_xdata().tolist() == [told["measured_ms"]]
+    assert diamond.get_xdata().tolist() == [as_dict["measured_ms"]]
     # The bar is without the profiler where the recording has that; the diamond never is, and no number misleads.
     corrected = prediction.baseline.calibration is not None
     assert diamond.get_label() == ("recorded, with the profiler's cost" if corrected else "recorded")
     numbers = [
-        text.get_text() for text in figure.axes[0].texts if text.get_text().startswith(f"{told['baseline_ms']:.2f} ms")
+        text.get_text()
+        for text in figure.axes[0].texts
+        if text.get_text().startswith(f"{as_dict['baseline_ms']:.2f} ms")
     ]
-    same = f"{told['measured_ms']:.2f}" == f"{told['baseline_ms']:.2f}"
-    assert numbers == [f"{told['baseline_ms']:.2f} ms" + ("" if same else f" (◆ {told['measured_ms']:.2f})")]
+    same = f"{as_dict['measured_ms']:.2f}" == f"{as_dict['baseline_ms']:.2f}"
+    assert numbers == [f"{as_dict['baseline_ms']:.2f} ms" + ("" if same else f" (◆ {as_dict['measured_ms']:.2f})")]
     ends = [line.get_xdata() for line in figure.axes[0].lines if line.get_marker() == "|"]
-    assert sorted(float(end[0]) for end in ends) == pytest.approx([told["low_ms"], told["high_ms"]])
+    assert sorted(float(end[0]) for end in ends) == pytest.approx([as_dict["low_ms"], as_dict["high_ms"]])
 
 
 def test_steps_of_any_size_are_drawn() -> None:
@@ -186,8 +188,8 @@ def test_comparison_shows_both_recordings_and_the_changes(own_traces: Path) -> N
     found = compare(TwoRecordings.of(before, after), describe=False)
     figure = comparison_figure(found, top=5)
     check_readable(figure)
-    told = found.to_dict()
-    assert widths(figure)[:2] == pytest.approx([told[side]["breakdown"]["cpu_only_ms"] for side in "ab"], abs=1e-6)
+    as_dict = found.to_dict()
+    assert widths(figure)[:2] == pytest.approx([as_dict[side]["breakdown"]["cpu_only_ms"] for side in "ab"], abs=1e-6)
     assert widths(figure, 2) == pytest.approx([part.work_change_ms for part in found.kernels[:5]])
     same = comparison_figure(compare(TwoRecordings.of(before, before), describe=False))
     check_readable(same)
@@ -213,8 +215,8 @@ def test_gains_are_those_of_the_advice(own_traces: Path) -> None:
     advice = advise(baseline, Candidates(some, (), ()), top=5)
     figure = advice_figure(advice, top=5)
     check_readable(figure)
-    told = advice.to_dict()
-    entries = [*told["advice"][:5], *told["combinations"][:5]]
+    as_dict = advice.to_dict()
+    entries = [*as_dict["advice"][:5], *as_dict["combinations"][:5]]
     assert widths(figure) == pytest.approx([entry["gain_pct"] for entry in entries])
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(rows) == len(entries) >= 3
@@ -235,11 +237,11 @@ def test_validation_draws_every_pair(validation: Validation) -> None:
     figure = validation_figure(validation)
     check_readable(figure)
     points = figure.axes[0].lines[0]
-    told = validation.to_dict()["pairs"]
-    assert points.get_xdata().tolist() == [pair["measured_ms"] for pair in told]
-    assert points.get_ydata().tolist() == [pair["predicted_ms"] for pair in told]
+    pairs = validation.to_dict()["pairs"]
+    assert points.get_xdata().tolist() == [pair["measured_ms"] for pair in pairs]
+    assert points.get_ydata().tolist() == [pair["predicted_ms"] for pair in pairs]
     errors = [float(line.get_xdata()[0]) for line in figure.axes[1].lines if line.get_marker() in "o^"]
-    assert sorted(errors) == pytest.approx(sorted(pair["error_pct"] for pair in told))
+    assert sorted(errors) == pytest.approx(sorted(pair["error_pct"] for pair in pairs))
     assert f"{validation.score.median_error_pct:.1f} %" in figure.get_suptitle()
 
 
@@ -280,10 +282,10 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
     curve = scaling(baseline, transforms, (1, 2, 4, 64))
     figure = scaling_figure(curve)
     check_readable(figure)
-    told = curve.to_dict()["rows"]
+    rows = curve.to_dict()["rows"]
     throughput, step = figure.axes[0].lines[1], figure.axes[1].lines[0]
-    assert throughput.get_ydata().tolist() == [row["throughput"] for row in told]
-    assert step.get_ydata().tolist() == [row["predicted_ms"] for row in told]
+    assert throughput.get_ydata().tolist() == [row["throughput"] for row in rows]
+    assert step.get_ydata().tolist() == [row["predicted_ms"] for row in rows]
     check_readable(scaling_figure(replace(curve, rows=curve.rows[:1])))
     assert "sending is CPU work" in figure.get_supxlabel()  # as the table says it
     varied = [load_transform("distributed:workers=4")]
@@ -402,7 +404,7 @@ def test_numbers_are_finite_in_every_plot_of_an_empty_step(tmp_path: Path) -> No
 # -- hardware that nobody has at hand ---------------------------------------------------------------------------------
 
 
-def test_devices_are_ranked_as_told(gpu_trace: str) -> None:
+def test_devices_are_in_rank_order(gpu_trace: str) -> None:
     from whatif.questions.recommend.ranking import recommend
     from whatif.report.plot_recommend import recommendation_figure
 
@@ -411,11 +413,11 @@ def test_devices_are_ranked_as_told(gpu_trace: str) -> None:
     found = recommend(Baseline.of(graph), devices=["V100-SXM2-16", "A100-SXM-80", "H100-SXM-80"])
     figure = recommendation_figure(found)
     check_readable(figure)
-    told = found.to_dict()["devices"]
-    assert widths(figure) == [device["predicted_ms"] for device in told]
+    devices = found.to_dict()["devices"]
+    assert widths(figure) == [device["predicted_ms"] for device in devices]
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert [row.removesuffix(" (recorded)") for row in rows] == [device["device"] for device in told]
-    assert [row.endswith(" (recorded)") for row in rows] == [device["recorded"] for device in told]
+    assert [row.removesuffix(" (recorded)") for row in rows] == [device["device"] for device in devices]
+    assert [row.endswith(" (recorded)") for row in rows] == [device["recorded"] for device in devices]
     priced = replace(found, candidates=tuple(replace(row, cost=0.001) for row in found.candidates), currency="EUR")
     check_readable(recommendation_figure(priced))
     assert "EUR" in recommendation_figure(priced).axes[1].get_xlabel()

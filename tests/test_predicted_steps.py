@@ -56,9 +56,9 @@ def test_commands_say_that_it_is_predicted(step: Path, command: list[str], capsy
     if name in ("info", "explain", "advise"):
         assert "kernels" in text
     assert main([*words, "--json", "--quiet"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told.get("replay_error_pct") is None
-    assert told.get("measured_ms") is None
+    as_json: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert as_json.get("replay_error_pct") is None
+    assert as_json.get("measured_ms") is None
 
 
 def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ def test_two_runs_differ_by_who_computes_and_who_waits() -> None:
         assert run_to_run(graph, error_sums(graph), steps_ns).tolist() == pytest.approx(expected)
 
 
-def test_few_steps_tell_less_than_many() -> None:
+def test_few_steps_show_less_than_many() -> None:
     assert spread_of_steps(()) == spread_of_steps((7,)) == (0.0, 0.0)
     assert spread_of_steps((90, 100, 120) * 10) == pytest.approx((0.1, 0.2))
     assert spread_of_steps((80, 90, 100, 110, 120)) == pytest.approx((1 - 0.9**2, 2 * 0.1))

@@ -37,8 +37,8 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Non
 
     def change(table: str, name: str) -> None:
         tables = copy.deepcopy(roofline._architectures())
-        told = tables[table][name]
-        tables[table][name] = [value / 2 for value in told] if isinstance(told, list) else told / 2
+        entry = tables[table][name]
+        tables[table][name] = [value / 2 for value in entry] if isinstance(entry, list) else entry / 2
         monkeypatch.setattr(roofline, "_architectures", lambda: tables)
         # What a process keeps of answers knows the shipped table only.
         _opened.cache_clear()

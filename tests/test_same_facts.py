@@ -61,21 +61,21 @@ def test_a_prediction(ask: Ask, case: tuple[str, str, Prediction], tmp_path: Pat
     from whatif.report.plot_breakdown import prediction_figure
 
     trace, what_if, prediction = case
-    text, told = ask("apply", what_if, trace)
-    assert told == json.loads(json.dumps(prediction.to_dict()))
-    ms = ms_format(told["baseline_ms"])
+    text, facts = ask("apply", what_if, trace)
+    assert facts == json.loads(json.dumps(prediction.to_dict()))
+    ms = ms_format(facts["baseline_ms"])
     notebook = plain(prediction._repr_html_())
     page = tmp_path / "report.html"
     assert main(["report", trace, what_if, "-o", str(page), "--quiet"]) == 0
     report = plain(page.read_text(encoding="utf-8"))
     for number in ("baseline_ms", "predicted_ms", "low_ms", "high_ms"):
         for where in (text, notebook, report):
-            assert ms(told[number]) in where, (number, told[number])
-    headline = f"{ms(told['baseline_ms'])} → {ms(told['predicted_ms'])} ms"
+            assert ms(facts[number]) in where, (number, facts[number])
+    headline = f"{ms(facts['baseline_ms'])} → {ms(facts['predicted_ms'])} ms"
     assert headline in text
     assert headline in notebook
     for key, label in BREAKDOWN_LABELS:
-        before, after = (told["breakdown"][side][key] for side in ("baseline", "predicted"))
+        before, after = (facts["breakdown"][side][key] for side in ("baseline", "predicted"))
         if before or after:
             row = f"{label} {ms(before)} {ms(after)}"
             assert row in text
@@ -88,10 +88,10 @@ def test_a_prediction(ask: Ask, case: tuple[str, str, Prediction], tmp_path: Pat
         if hasattr(container, "patches")
     }
     for key, label in BREAKDOWN_LABELS:
-        parts = [told["breakdown"][side][key] for side in ("baseline", "predicted")]
+        parts = [facts["breakdown"][side][key] for side in ("baseline", "predicted")]
         assert drawn.get(label, [0.0, 0.0]) == pytest.approx(parts, abs=1e-6)
-    assert f"{told['replay_error_pct']:+.2f} %" in text
-    assert f"{told['replay_error_pct']:+.2f} %" in report
+    assert f"{facts['replay_error_pct']:+.2f} %" in text
+    assert f"{facts['replay_error_pct']:+.2f} %" in report
 
 
 def test_what_bounds_the_step_and_what_to_do(ask: Ask, case: tuple[str, str, Prediction], tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_what_bounds_the_step_and_what_to_do(ask: Ask, case: tuple[str, str, Pre
     page = tmp_path / "report.html"
     assert main(["report", trace, what_if, "-o", str(page), "--quiet"]) == 0
     report = plain(page.read_text(encoding="utf-8"))
-    text, told = ask("advise", trace)
-    for sentence in told["verdict"]:
+    text, facts = ask("advise", trace)
+    for sentence in facts["verdict"]:
         assert " ".join(sentence.split()) in text
         assert " ".join(sentence.split()) in report
     figure = advice_figure(advise(prediction.baseline))
-    entries = [*(told["advice"] or told["no_gain"])[:10], *told["combinations"][:10]]
+    entries = [*(facts["advice"] or facts["no_gain"])[:10], *facts["combinations"][:10]]
     assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([e["gain_pct"] for e in entries])
     for entry in entries[:5]:
         assert f"{entry['gain_pct']:.1f}" in report
@@ -125,14 +125,14 @@ def test_a_sweep(ask: Ask, case: tuple[str, str, Prediction]) -> None:
 
     trace, _, prediction = case
     kind = "gpu" if prediction.graph.on_gpu.any() else "cpu"
-    text, told = ask("sweep", f"scale:kind={kind}", trace, "--vary", "factor=0.25,0.5,0.75")
+    text, facts = ask("sweep", f"scale:kind={kind}", trace, "--vary", "factor=0.25,0.5,0.75")
     transforms = [load_transform(f"scale:kind={kind}")]
     found = sweep(prediction.baseline, transforms, [parse_vary("factor=0.25,0.5,0.75", transforms)])
     notebook = plain(found._repr_html_())
-    ms = ms_format(told["baseline_ms"])
+    ms = ms_format(facts["baseline_ms"])
     line = sweep_figure(found).axes[0].lines[0]
-    assert line.get_ydata().tolist() == [point["predicted_ms"] for point in told["points"]]
-    for point in told["points"]:
+    assert line.get_ydata().tolist() == [point["predicted_ms"] for point in facts["points"]]
+    for point in facts["points"]:
         row = f"{point['factor']} {ms(point['predicted_ms'])} {ms(point['low_ms'])} … {ms(point['high_ms'])}"
         assert row in text
         assert row in notebook
@@ -145,14 +145,14 @@ def test_scaling(ask: Ask, own_traces: Path) -> None:
     from whatif.report.plot_sweep import scaling_figure
 
     trace = str(own_traces / "transformer_cpu.json.gz")
-    text, told = ask("scaling", trace, "--workers", "1,2,4")
-    assert told["verdict"] in text
-    ms = ms_format(told["baseline_ms"])
+    text, facts = ask("scaling", trace, "--workers", "1,2,4")
+    assert facts["verdict"] in text
+    ms = ms_format(facts["baseline_ms"])
     found = scaling(Baseline.of(whatif.read(trace)), [load_transform("distributed")], [1, 2, 4])
     lines = {line.get_label(): line.get_ydata() for axes in scaling_figure(found).axes for line in axes.lines}
-    assert list(lines["step"]) == pytest.approx([row["predicted_ms"] for row in told["rows"]])
-    assert list(lines["predicted"]) == pytest.approx([row["throughput"] for row in told["rows"]])
-    for row in told["rows"]:
+    assert list(lines["step"]) == pytest.approx([row["predicted_ms"] for row in facts["rows"]])
+    assert list(lines["predicted"]) == pytest.approx([row["throughput"] for row in facts["rows"]])
+    for row in facts["rows"]:
         step = f"{row['workers']} {ms(row['predicted_ms'])} {ms(row['low_ms'])} … {ms(row['high_ms'])}"
         assert f"{step} {ms(row['communication_ms'])} {row['throughput']:.2f}× {row['samples_per_s']:.1f}" in text
 
@@ -162,15 +162,15 @@ def test_memory(ask: Ask, own_traces: Path, tmp_path: Path) -> None:
     from whatif.report.text_memory import size
 
     trace, page = str(own_traces / "transformer_cpu.json.gz"), tmp_path / "report.html"
-    text, told = ask("memory", trace)
+    text, facts = ask("memory", trace)
     assert main(["report", trace, "amp", "-o", str(page), "--quiet"]) == 0
     report = plain(page.read_text(encoding="utf-8"))
-    assert told["peak_bytes"] == told["peak"]["total_bytes"]
+    assert facts["peak_bytes"] == facts["peak"]["total_bytes"]
     for where in (text, report):
-        assert f"A step needs {size(told['peak_bytes'])} at its peak" in where
+        assert f"A step needs {size(facts['peak_bytes'])} at its peak" in where
         for key in ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "workspace_bytes"):
-            assert size(told["peak"][key]) in where
-    for what_if in told["what_ifs"]:
+            assert size(facts["peak"][key]) in where
+    for what_if in facts["what_ifs"]:
         if what_if.get("peak_bytes"):
             assert size(what_if["peak_bytes"]) in text
 
@@ -182,23 +182,23 @@ def test_two_recordings(ask: Ask, own_traces: Path, capsys: pytest.CaptureFixtur
     from whatif.report.plot_compare import comparison_figure
 
     paths = [str(own_traces / f"transformer_cpu{name}.json.gz") for name in ("", "_fused")]
-    text, told = ask("compare", *paths)
-    ms = ms_format(max(told[side]["step_ms"] for side in "ab"))
-    headline = f"{ms(told['a']['step_ms'])} → {ms(told['b']['step_ms'])} ms a step, {told['change_pct']:+.1f} %"
+    text, facts = ask("compare", *paths)
+    ms = ms_format(max(facts[side]["step_ms"] for side in "ab"))
+    headline = f"{ms(facts['a']['step_ms'])} → {ms(facts['b']['step_ms'])} ms a step, {facts['change_pct']:+.1f} %"
     assert headline in text
-    assert told["what_if"]["sentence"] in text
+    assert facts["what_if"]["sentence"] in text
     figure = comparison_figure(compare(TwoRecordings.of(*map(whatif.read, paths)), describe=False))
     assert figure.get_suptitle().startswith(headline)
     drawn = [bar.get_width() for axes in figure.axes[1:] for bar in axes.patches]
-    for part in told["phases"][:3]:
+    for part in facts["phases"][:3]:
         assert f"{part['phase']} {ms(part['a']['cpu_ms'])} {ms(part['b']['cpu_ms'])}" in text
     for kind in ("layers", "kernels"):
-        changes = [part["change_cpu_ms"] + part["change_gpu_ms"] for part in told[kind][:5]]
+        changes = [part["change_cpu_ms"] + part["change_gpu_ms"] for part in facts[kind][:5]]
         assert all(any(width == pytest.approx(change, abs=1e-5) for width in drawn) for change in changes)
     assert main(["check", "--baseline", *paths, "--json"]) == 0
     gate = json.loads(capsys.readouterr().out)
-    assert (gate["change_pct"], gate["noise_pct"]) == (told["change_pct"], told["noise_pct"])
-    assert gate["changed"]["step_ms"] == told["b"]["step_ms"]
+    assert (gate["change_pct"], gate["noise_pct"]) == (facts["change_pct"], facts["noise_pct"])
+    assert gate["changed"]["step_ms"] == facts["b"]["step_ms"]
 
 
 def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
@@ -208,7 +208,7 @@ def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
     from whatif.report.plot_sensitivity import sensitivity_figure
 
     trace, _, prediction = case
-    text, told = ask("explain", trace, "--sensitivity")
+    text, facts = ask("explain", trace, "--sensitivity")
     figure = sensitivity_figure(sensitivity(prediction.baseline))
     curves = {
         (axes.get_title(loc="left"), name.get_text()): line.get_ydata()[-1]
@@ -216,10 +216,10 @@ def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
         if axes.axison
         for name, line in zip(axes.get_legend().get_texts(), axes.lines, strict=True)
     }
-    phases = told["sensitivity"]["phase"]
+    phases = facts["sensitivity"]["phase"]
     assert phases
     for row in phases:
-        gain_pct = 100 * row["gains"][-1]["gain_ms"] / told["baseline_ms"]
+        gain_pct = 100 * row["gains"][-1]["gain_ms"] / facts["baseline_ms"]
         assert row["gains"][-1]["speedup_pct"] == 100
         assert curves["Phases", row["name"]] == pytest.approx(gain_pct, abs=1e-4)
         assert f" {gain_pct:.1f}" in text
@@ -227,18 +227,18 @@ def test_sensitivity(ask: Ask, case: tuple[str, str, Prediction]) -> None:
 
 def test_a_recording(ask: Ask, case: tuple[str, str, Prediction]) -> None:
     trace, _, prediction = case
-    text, told = ask("info", trace)
+    text, facts = ask("info", trace)
     graph = whatif.read(trace)
     notebook = plain(graph._repr_html_())
     timeline = plain(prediction.baseline.timeline._repr_html_())
-    ms = ms_format(told["measured_ms"])
-    assert f"recorded {ms(told['measured_ms'])} ms" in text
-    assert f"{ms(told['measured_ms'])} ms" in notebook
-    for count in told["tasks"].values():
+    ms = ms_format(facts["measured_ms"])
+    assert f"recorded {ms(facts['measured_ms'])} ms" in text
+    assert f"{ms(facts['measured_ms'])} ms" in notebook
+    for count in facts["tasks"].values():
         assert f" {count:,}" in text
         assert f" {count:,}" in notebook
-    busy = ms_format(max(thread["busy_ms"] for thread in told["threads"]))
-    for thread in told["threads"]:
+    busy = ms_format(max(thread["busy_ms"] for thread in facts["threads"]))
+    for thread in facts["threads"]:
         assert f"{thread['thread']} {thread['tasks']:,} {busy(thread['busy_ms'])}" in text
         assert thread["thread"] in timeline
 

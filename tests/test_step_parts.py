@@ -53,14 +53,14 @@ def parts_us(graph: TaskGraph) -> list[float]:
     return [float(time_us[of].sum()) for of in (outside, layer & ~backward, backward, update)]
 
 
-def told(*ms: float) -> dict[str, float]:
+def by_part(*ms: float) -> dict[str, float]:
     """Times of the parts in their order; loading is the last one and may be left out."""
     return dict(zip(PARTS, ms, strict=False))
 
 
 def test_each_part_meets_its_share(tmp_path: Path) -> None:
     """Twice as slow in all; what was slow is the forward and the backward pass."""
-    graph = recorded(tmp_path, parts_ms=told(0.019, 0.011, 0.011, 0.009))
+    graph = recorded(tmp_path, parts_ms=by_part(0.019, 0.011, 0.011, 0.009))
     found = calibrate(graph, "mark")
     assert found.by_parts
     assert found.met
@@ -76,7 +76,7 @@ def test_a_pause_has_the_mean_pace(tmp_path: Path) -> None:
     pause = [op("aten::add", 300, 400)]
     found = []
     for outside_ms in (0.005, 0.040):
-        graph = recorded(tmp_path, pause, shift_us=500, parts_ms=told(outside_ms, 0.018, 0.018, 0.005))
+        graph = recorded(tmp_path, pause, shift_us=500, parts_ms=by_part(outside_ms, 0.018, 0.018, 0.005))
         corrected = calibrate(graph, "mark").graph
         found.append(int(corrected.duration_ns[graph.duration_ns.argmax()]))
     assert found[0] == pytest.approx(found[1], rel=0.2)
@@ -86,8 +86,8 @@ def test_loading_is_a_part_of_its_own(tmp_path: Path) -> None:
     """The first half of what is outside is a loader's: without the profiler it takes most of that part."""
     loader = [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 100 * k, 10) for k in range(STEPS)]
     times = 0.018, 0.012, 0.016, 0.004
-    whole = calibrate(recorded(tmp_path, parts_ms=told(*times), more=loader), "mark")
-    apart = calibrate(recorded(tmp_path, parts_ms=told(*times, 0.015), more=loader), "mark")
+    whole = calibrate(recorded(tmp_path, parts_ms=by_part(*times), more=loader), "mark")
+    apart = calibrate(recorded(tmp_path, parts_ms=by_part(*times, 0.015), more=loader), "mark")
     assert whole.by_parts
     assert apart.by_parts
 
@@ -98,7 +98,7 @@ def test_loading_is_a_part_of_its_own(tmp_path: Path) -> None:
     assert loading_us(whole.graph) < 12
     # Without a loader's tasks, or with more than all that is outside, it is part of that.
     for parts, more in (((*times, 0.015), []), ((*times, 0.019), loader)):
-        found = calibrate(recorded(tmp_path, parts_ms=told(*parts), more=more), "mark")
+        found = calibrate(recorded(tmp_path, parts_ms=by_part(*parts), more=more), "mark")
         assert parts_us(found.graph)[0] == pytest.approx(18, abs=0.5)
 
 
@@ -111,7 +111,7 @@ def test_without_parts_all_work_has_one_pace(tmp_path: Path) -> None:
 def test_the_bounds_are_of_the_whole_pace_whatever_others_took(tmp_path: Path) -> None:
     """The thread ran for 30 of 100 us. Bounds on the parts leave 25 us, and all work at 0.8 of that meets the step."""
     graph = recorded(
-        tmp_path, parts_ms=told(0.0005, 0.001, 0.018, 0.0005), profiler_cost_ns={"per_event": 1},
+        tmp_path, parts_ms=by_part(0.0005, 0.001, 0.018, 0.0005), profiler_cost_ns={"per_event": 1},
         untraced_step_ms={"median": 0.1}, untraced_cpu_ms={"median": 0.02},
         traced_step_ms={"median": 0.1}, traced_cpu_ms={"median": 0.03},
     )  # fmt: skip
@@ -119,8 +119,8 @@ def test_the_bounds_are_of_the_whole_pace_whatever_others_took(tmp_path: Path) -
     assert found.by_parts
     assert found.met
     assert found.pace == pytest.approx(0.2, abs=0.01)
-    # Where no pace within the bounds does, the sentence tells the whole one.
-    longer = with_metadata(graph, parts_ms=told(0.015, 0.015, 0.02, 0.01), untraced_cpu_ms={"median": 0.06})
+    # Where no pace within the bounds does, the sentence states the whole one.
+    longer = with_metadata(graph, parts_ms=by_part(0.015, 0.015, 0.02, 0.01), untraced_cpu_ms={"median": 0.06})
     bounded = calibrate(longer, "mark")
     assert bounded.by_parts
     assert "with the CPU's work at 0.45 of its recorded time, the limit" in bounded.reason
@@ -129,11 +129,11 @@ def test_the_bounds_are_of_the_whole_pace_whatever_others_took(tmp_path: Path) -
 @pytest.mark.parametrize(
     "parts",
     [
-        told(0.2, 0.2, 0.2, 0.2),  # of another program
+        by_part(0.2, 0.2, 0.2, 0.2),  # of another program
         {"outside": 0.05},
-        told(0.02, 0.01, -1, 0.01),
-        {**told(0.02, 0.01, 0.01, 0.01), "more": 0.01},
-        told(0.02, 0.01, 0.01, float("nan")),
+        by_part(0.02, 0.01, -1, 0.01),
+        {**by_part(0.02, 0.01, 0.01, 0.01), "more": 0.01},
+        by_part(0.02, 0.01, 0.01, float("nan")),
         "0.05",
     ],
 )
@@ -144,5 +144,5 @@ def test_parts_of_no_such_step_are_not_used(tmp_path: Path, parts: Any) -> None:
 
 
 def test_a_wall_clock_is_not_divided(tmp_path: Path) -> None:
-    graph = recorded(tmp_path, parts_ms=told(0.02, 0.01, 0.01, 0.01), threads=2)
+    graph = recorded(tmp_path, parts_ms=by_part(0.02, 0.01, 0.01, 0.01), threads=2)
     assert not calibrate(graph, "mark").by_parts

@@ -18,7 +18,7 @@ from whatif.prediction.predict import Baseline
 RESNET = "resnet18_cifar_cpu.json.gz"
 
 
-def gpu_steps(folder: Path, **told: Any) -> TaskGraph:
+def gpu_steps(folder: Path, **metadata: Any) -> TaskGraph:
     """Four GPU-bound steps of two layers: forward 200 us each, backward 300 us each, an update of 50 us, one stream."""
     events: list[Event] = []
     for i in range(4):
@@ -40,7 +40,7 @@ def gpu_steps(folder: Path, **told: Any) -> TaskGraph:
             ]
         events += [mark("Optimizer.step#SGD.step", at + 200, 40), op("aten::add_", at + 205, 20),
                    *launched("elementwise_kernel<add>", at + 208, 5, at + 1050, 50, corr + 20)]  # fmt: skip
-    return read_events(folder, events, whatif={"version": 1, "batch_size": 4, **told})
+    return read_events(folder, events, whatif={"version": 1, "batch_size": 4, **metadata})
 
 
 def gpu_us(graph: TaskGraph, phase: Phase, step: int = 1) -> float:

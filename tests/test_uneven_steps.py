@@ -92,7 +92,7 @@ def test_the_command(own_traces: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["explain", "--by", "step", "--sensitivity", trace]) == 2
 
 
-def test_a_what_if_that_changes_some_steps_only_is_told(tmp_path: Path) -> None:
+def test_a_what_if_that_changes_some_steps_is_doubted(tmp_path: Path) -> None:
     graph = steps_of_a_cpu(tmp_path, [0] * 8, [100] * 8)
 
     def every_third(graph: whatif.TaskGraph) -> whatif.TaskGraph:

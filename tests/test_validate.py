@@ -432,9 +432,9 @@ def test_a_pair_that_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     (tmp_path / "lost--baseline.trace.json.gz").write_bytes(b"no trace")
     result = validate([tmp_path])
     assert {outcome.pair.question for outcome in result.outcomes} == {"net: amp:target=bf16"}
-    told = {item.name: item.reason for item in result.unpaired}
-    assert told["net: activation_checkpoint"].startswith("activation_checkpoint: expected")
-    assert "expected JSON" in told["lost: amp:target=bf16"]
+    unpaired = {item.name: item.reason for item in result.unpaired}
+    assert unpaired["net: activation_checkpoint"].startswith("activation_checkpoint: expected")
+    assert "expected JSON" in unpaired["lost: amp:target=bf16"]
 
 
 def test_progress_counts_pairs(tmp_path: Path) -> None:

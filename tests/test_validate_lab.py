@@ -75,8 +75,8 @@ def test_runs_that_no_what_if_leads_to_are_listed(tmp_path: Path, own_traces: Pa
     write(tmp_path, own_traces, runs=[run(what_if=[]), run(name="two", rounds="none"), "no run", run(name="three")])
     pairs, unpaired = find_pairs([tmp_path])
     assert len(pairs) == 1
-    told = {row.name: row.reason for row in unpaired}
-    assert told == {
+    reasons = {row.name: row.reason for row in unpaired}
+    assert reasons == {
         "ddp-transformer/one": "no what-if yet for what it does",
         "ddp-transformer/two": "its record holds no step time",
     }
