@@ -101,7 +101,7 @@ class LooksAtPositions(nn.Module):
 
 
 class Masked(nn.Module):
-    """torch's own encoder and decoder with a causal mask; the encoder checks whether its mask is causal unless stated."""
+    """torch's own encoder and decoder with a causal mask; the encoder tests if its mask is causal unless stated."""
 
     def __init__(self, given: bool = False, told: bool | None = None) -> None:
         super().__init__()
