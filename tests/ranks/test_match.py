@@ -32,27 +32,23 @@ def matches(*by_rank: dict[str, object]) -> list[list[tuple[int, int]]]:
     return sorted(result)
 
 
-def columns_of(size_bytes: list[int], **columns: object) -> dict[str, object]:
+def calls(size_bytes: list[int], **columns: object) -> dict[str, object]:
     return {"size_bytes": np.array(size_bytes), **columns}
 
 
 def test_by_size_and_by_order_within_one_size() -> None:
-    assert matches(columns_of([1, 2, 1]), columns_of([2, 1, 1])) == [
-        [(0, 0), (1, 1)],
-        [(0, 1), (1, 0)],
-        [(0, 2), (1, 2)],
-    ]
+    assert matches(calls([1, 2, 1]), calls([2, 1, 1])) == [[(0, 0), (1, 1)], [(0, 1), (1, 0)], [(0, 2), (1, 2)]]
 
 
 def test_by_operation_group_and_step() -> None:
     operation = ("all_reduce", "all_gather")
-    assert matches(columns_of([1, 1], operation=operation), columns_of([1, 1], operation=operation[::-1])) == [
+    assert matches(calls([1, 1], operation=operation), calls([1, 1], operation=operation[::-1])) == [
         [(0, 0), (1, 1)], [(0, 1), (1, 0)],
     ]  # fmt: skip
     # Ranks 0 and 1 are one group, 2 and 3 the other; all call an all-reduce of one size.
-    groups = [columns_of([1], group=(name,)) for name in ("a", "a", "b", "b")]
+    groups = [calls([1], group=(name,)) for name in ("a", "a", "b", "b")]
     assert matches(*groups) == [[(0, 0), (1, 0)], [(2, 0), (3, 0)]]
-    steps = [columns_of([1, 1], step=np.array([3, 4])), columns_of([1, 1], step=np.array([4, 5]))]
+    steps = [calls([1, 1], step=np.array([3, 4])), calls([1, 1], step=np.array([4, 5]))]
     assert matches(*steps) == [[(0, 1), (1, 0)]]
 
 

@@ -92,19 +92,11 @@ def _following(graph: TaskGraph) -> dict[int, int]:
 
 
 def _edges(graph: TaskGraph) -> list[Edge]:
-    dependencies = graph.dependencies
-    rows = zip(
-        dependencies.source.tolist(),
-        dependencies.target.tolist(),
-        dependencies.lag_ns.tolist(),
-        dependencies.anchor.tolist(),
-        strict=True,
-    )
+    deps = graph.dependencies
+    rows = zip(deps.source.tolist(), deps.target.tolist(), deps.lag_ns.tolist(), deps.anchor.tolist(), strict=True)
     edges = [Edge(source, target, lag, bool(anchor)) for source, target, lag, anchor in rows]
     launch: dict[int, int] = {}
-    for source, target, kind in zip(
-        dependencies.source.tolist(), dependencies.target.tolist(), dependencies.kind.tolist(), strict=True
-    ):
+    for source, target, kind in zip(deps.source.tolist(), deps.target.tolist(), deps.kind.tolist(), strict=True):
         if kind == DependencyKind.LAUNCH:
             launch[target] = max(launch.get(target, -1), source)
     streams = collections.defaultdict(list)
