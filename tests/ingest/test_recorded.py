@@ -57,7 +57,7 @@ def test_each_fact_has_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "damaged"),
+    ("metadata", "damaged"),
     [
         ({"layers": 3}, ("layers",)),
         ({"layers": [{"name": "a", "parameters": -1}, None]}, ("layers",)),
@@ -67,8 +67,8 @@ def test_each_fact_has_its_type() -> None:
         ([1, 2], ()),
     ],
 )
-def test_what_the_recorder_does_not_write_is_named_and_left_out(told: Any, damaged: tuple[str, ...]) -> None:
-    recorded, found = recorded_of(told)
+def test_what_the_recorder_does_not_write_is_named_and_left_out(metadata: Any, damaged: tuple[str, ...]) -> None:
+    recorded, found = recorded_of(metadata)
     assert found == damaged
     assert (recorded.cpu, recorded.rates and recorded.rates.copy_gbyte_s) == (None, None)
     assert not any(layer.parameters for layer in recorded.layers)

@@ -301,17 +301,17 @@ def test_another_machine_is_refused(tmp_path: Path, own_traces: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"no trace", "expected a readable recording"),
         (b'{"traceEvents": []}', "expected a recording of whatif collect"),
         (b'{"whatif": {}, "traceEvents": []}', "expected a recording with ProfilerStep"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
-    with pytest.raises(WhatifError, match=told):
+    with pytest.raises(WhatifError, match=message):
         op_times.add_operator_times(path)
     assert path.read_bytes() == content
 

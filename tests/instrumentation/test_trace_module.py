@@ -189,7 +189,7 @@ def test_a_program_may_look_at_its_positions() -> None:
     assert any(operation.name == "aten::_local_scalar_dense" for operation in graph.operations)
 
 
-@pytest.mark.parametrize("keywords", [{}, {"told": True}, {"given": True, "told": True}])
+@pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"given": True, "is_causal": True}])
 def test_a_transformer_may_look_at_its_mask(keywords: dict[str, Any]) -> None:
     """A causal mask that follows from the shape is no data; without need of the mask itself, attention is fused."""
     graph = taken("Masked", ("", (2, 16, 64), ""), dtype="bf16", keywords=keywords)

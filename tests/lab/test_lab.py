@@ -42,7 +42,7 @@ def test_without_root_or_tools_the_lab_says_so(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"groups": ()}, "expected groups of 1 to 64 hosts"),
         ({"groups": (2, 0)}, "expected groups of 1 to 64 hosts"),
@@ -52,8 +52,8 @@ def test_without_root_or_tools_the_lab_says_so(monkeypatch: pytest.MonkeyPatch, 
         ({"rate_mbit_s": float("nan")}, "expected a rate"),
     ],
 )
-def test_nonsense_hosts(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(WhatifError, match=told):
+def test_nonsense_hosts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WhatifError, match=message):
         hosts.Hosts(**options)
 
 

@@ -103,9 +103,9 @@ class LooksAtPositions(nn.Module):
 class Masked(nn.Module):
     """torch's own encoder and decoder with a causal mask; the encoder tests if its mask is causal unless stated."""
 
-    def __init__(self, given: bool = False, told: bool | None = None) -> None:
+    def __init__(self, given: bool = False, is_causal: bool | None = None) -> None:
         super().__init__()
-        self.is_causal = told
+        self.is_causal = is_causal
         layers = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.TransformerDecoderLayer(64, 4, 128)
         self.encoder, self.decoder = nn.TransformerEncoder(layers[0], 1), nn.TransformerDecoder(layers[1], 1)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(16) if given else None)

@@ -135,9 +135,9 @@ def test_a_truncated_rank_is_read_as_far_as_it_goes(tmp_path: Path, own_traces: 
     assert "are not matched" in quirks
 
 
-@pytest.mark.parametrize("told", [None, "x", {"rank": -1}, {"rank": True, "world_size": 1.5}, {"rank": 10**9}, []])
-def test_an_absurd_header_states_nothing(tmp_path: Path, told: Any) -> None:
-    files = [write_trace(tmp_path / f"rank{i}.json", events(), distributedInfo=told) for i in range(2)]
+@pytest.mark.parametrize("header", [None, "x", {"rank": -1}, {"rank": True, "world_size": 1.5}, {"rank": 10**9}, []])
+def test_an_absurd_header_states_nothing(tmp_path: Path, header: Any) -> None:
+    files = [write_trace(tmp_path / f"rank{i}.json", events(), distributedInfo=header) for i in range(2)]
     assert read_ranks(files).numbers == (0, 1)
 
 
