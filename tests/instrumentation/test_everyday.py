@@ -96,7 +96,7 @@ LESS = {
 # What a script measures of its own time.
 TIMES = re.compile(
     r"(?<=fp32 )\S+|(?<=amp )\S+|(?<=median ms )\S+|(?<=median step )\S+"
-    r"|\S*(runtime|per_second)\S* \S+|\S+it/s|\d:\d\d:\d\d"
+    r"|\S*(runtime|per_second)\S* \S+|\S+it/s|\d:\d\d:\d\d|━+(?= \d+/\d+)"  # the bar fills the line
 )
 
 
