@@ -88,20 +88,23 @@ def superseded(graph: TaskGraph) -> Bool:
     """
     forward, backward = (graph.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD))
     ids = np.flatnonzero(graph.on_cpu & (forward | backward | graph.in_optimizer))
-    rank = np.array([thread.rank for thread in graph.threads], dtype=np.int64)[graph.thread]
-    ids = ids[np.argsort(rank[ids], kind="stable")]  # one rank after the other
+    of_thread = np.array([thread.rank for thread in graph.threads], dtype=np.int64)
+    if len(set(of_thread.tolist())) > 1:  # one rank after the other
+        ids = ids[np.argsort(of_thread[graph.thread[ids]], kind="stable")]
     forwards, backwards, optimizer = (np.flatnonzero(mask[ids]) for mask in (forward, backward, graph.in_optimizer))
-    found = np.zeros(len(graph), dtype=np.bool_)
     # A pass is backward work without forward work in between.
-    begins = np.append(True, np.diff(np.searchsorted(forwards, backwards)) > 0)[: len(backwards)]
+    n_forward = np.cumsum(forward[ids], dtype=np.int32)[backwards]
+    begins = np.append(True, n_forward[1:] > n_forward[:-1])[: len(backwards)]
     begin = np.flatnonzero(begins)
     before, last = backwards[begin[1:] - 1], np.append(backwards[begin[1:] - 1], backwards[-1:])[1:]
-    first_forward = forwards[np.searchsorted(forwards, before)]
-    updated = np.searchsorted(optimizer, [before, first_forward, last])
+    updated = np.searchsorted(optimizer, [before, forwards[np.searchsorted(forwards, before)], last])
     separate = (updated[0] < updated[1]) & (updated[1] == updated[2])
     first = ids[backwards[begin]]
-    step = graph.step[first]
-    followed = (step[1:] == step[:-1]) & (step[1:] >= 0) & (rank[first][1:] == rank[first][:-1]) & ~separate
+    step, rank = graph.step[first], of_thread[graph.thread[first]]
+    followed = (step[1:] == step[:-1]) & (step[1:] >= 0) & (rank[1:] == rank[:-1]) & ~separate
+    found = np.zeros(len(graph), dtype=np.bool_)
+    if not followed.any():
+        return found
     found[ids[backwards]] = np.append(followed, False)[np.cumsum(begins) - 1]
     launch = graph.launch_of
     return np.where(launch >= 0, found[launch], found)
