@@ -57,9 +57,8 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
     work = _backward_work(graph)
     if not work.any():
         raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
-    exchanged = np.asarray(work & ~superseded(graph), dtype=np.bool_)
     if gradient_mb is not None:
-        return _spread(graph, exchanged, checked_bytes(gradient_mb, name))
+        return _spread(graph, _of_last_passes(graph, work), checked_bytes(gradient_mb, name))
     found = ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
         code = {layer: number for number, layer in enumerate(graph.layers)}
@@ -70,7 +69,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         return _by_layer(graph, work)
     traced = found_gradients(graph)
     if traced is not None:
-        return _by_trace(graph, exchanged, traced)
+        return _by_trace(graph, _of_last_passes(graph, work), traced)
     raise WhatifError(
         f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
         f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
@@ -109,6 +108,10 @@ def _by_trace(graph: TaskGraph, work: Bool, traced: FoundGradients) -> StepGradi
 def _within(gradients: StepGradients, traced: FoundGradients) -> StepGradients:
     low, high = (np.rint(gradients.size_bytes * by).astype(np.int64) for by in (traced.low, traced.high))
     return gradients._replace(low_bytes=low, high_bytes=high)
+
+
+def _of_last_passes(graph: TaskGraph, work: Bool) -> Bool:
+    return np.asarray(work & ~superseded(graph), dtype=np.bool_)
 
 
 def _backward_work(graph: TaskGraph) -> Bool:
