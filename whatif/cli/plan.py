@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     except WhatifError as error:
         raise WhatifError(f"plan: --memory: {error}") from error
     check_plots(args.plot, [path])
-    from whatif.questions.plan.search import asked_of, plan
+    from whatif.questions.plan.search import asked_of, plan, unpriced
 
     baseline = baseline_of(args, read_trace(path, args))
     info = baseline.graph.info
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
                  what_ifs=what_ifs)
         for name in clusters or [usual] for number in numbers
     ]  # fmt: skip
-    unpriced = dict.fromkeys(question.cluster for question in asked if prices and question.per_hour is None)
-    costs = (f"plan: --prices has no price for the GPUs of {', '.join(unpriced)}; their cost is unknown.",)
+    without = unpriced(asked) if prices else ""
+    costs = (f"plan: --prices has no price for the GPUs of {without}; their cost is unknown.",) if without else ()
     with progress_bar("planning") as progress:
         found = plan(
             baseline, asked, by=args.by or "throughput", currency=prices.currency if prices else "",
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_plan(found, args.top),
         figure=lambda: plan_figure(found),
-        warnings=(*info.remarks, *found.notes, *(costs if unpriced else ())),
+        warnings=(*info.remarks, *found.notes, *costs),
     )
 
 

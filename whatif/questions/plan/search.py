@@ -218,6 +218,11 @@ def asked_of(
     return Asked(gpus, cluster, batch, capacity_bytes, price, (*move, *what_ifs))
 
 
+def unpriced(asked: Sequence[Asked]) -> str:
+    """Return the names of the clusters whose GPUs have no price; "" if all have one."""
+    return ", ".join(dict.fromkeys(question.cluster for question in asked if question.per_hour is None))
+
+
 def plan(
     baseline: Baseline,
     asked: Sequence[Asked],
@@ -231,10 +236,9 @@ def plan(
 
     Raises WhatifError if no plan fits, with the reason, or on "cost" if a GPU has no price.
     """
-    unpriced = dict.fromkeys(question.cluster for question in asked if question.per_hour is None)
-    if by == "cost" and unpriced:
+    if by == "cost" and (names := unpriced(asked)):
         raise WhatifError(
-            f"plan: expected a price for the GPUs of each cluster to rank by cost, got none for {', '.join(unpriced)}; "
+            f"plan: expected a price for the GPUs of each cluster to rank by cost, got none for {names}; "
             "add it to the file that --prices names."
         )
     unit = "samples"
