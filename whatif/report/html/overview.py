@@ -11,7 +11,7 @@ from whatif.report.html.made import Made, badge, read_off
 from whatif.report.html.markup import Html, items, name, paragraph, prose, section, tag
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.html.tiles import tiles, where_it_goes
-from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, sentence_case
+from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, rate, sentence_case
 from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 from whatif.units import counted
 
@@ -61,7 +61,7 @@ def _cards(facts: Facts) -> list[Html]:
         names = spelled_together(prediction.transforms)
         rates = prediction.to_dict().get("samples_per_s")
         if isinstance(rates, dict):
-            shown = f"{rates['baseline']:,.1f} → {rates['predicted']:,.1f}"
+            shown = f"{rate(rates['baseline'])} → {rate(rates['predicted'])}"
             found.append(_card("samples a second", shown, f"with {names}", Made.PREDICTED, rates["predicted"], "rate"))
     if not baseline.graph.info.is_recorded:
         return found
