@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from whatif.__main__ import OBJECTS_BETWEEN_COLLECTIONS
+from whatif.__main__ import COLLECTIONS
 from whatif.hardware import roofline
 from whatif.models.durations import database
 from whatif.models.exchange import beside_kernels, stragglers
@@ -28,7 +28,7 @@ from tests.helpers import EXTRA_DATA, REBUILD, extra_data, stale_builds  # noqa:
 
 # Commands that tests call in this process collect as seldom as `whatif` does: at every 700 objects, of a heap that
 # holds all tests, a quarter of their time went there.
-gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
+gc.set_threshold(*COLLECTIONS)
 # Nothing is kept in the user's own cache; the tests of the cache name a folder of theirs.
 os.environ["WHATIF_CACHE"] = ""
 # Tests work in folders of their own.

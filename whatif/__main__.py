@@ -4,13 +4,13 @@ import gc
 import sys
 
 # A command makes few reference cycles, and searching for them takes a tenth of a short command's time.
-OBJECTS_BETWEEN_COLLECTIONS = 100_000
+COLLECTIONS = 100_000, 20, 100
 
 
 def main() -> int:
     """Run one command; return its exit status. Ctrl-C prints one sentence even while the command line itself loads."""
     if "collect" not in sys.argv:  # collect runs a user's script.
-        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
+        gc.set_threshold(*COLLECTIONS)
     try:
         from whatif.cli.main import main as run
 
