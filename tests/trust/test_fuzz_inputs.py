@@ -24,4 +24,4 @@ def test_damaged_inputs() -> None:
 
 @pytest.mark.slow
 def test_many_damaged_inputs() -> None:
-    check(4, 60)
+    check(4, 150)

@@ -24,4 +24,4 @@ def test_damaged_traces() -> None:
 
 @pytest.mark.slow
 def test_many_damaged_traces() -> None:
-    check(2, 500)
+    check(2, 1500)

@@ -29,4 +29,4 @@ def test_what_once_made_a_cycle(seed: int) -> None:
 
 @pytest.mark.slow
 def test_many_random_graphs() -> None:
-    check(1000, 10_000)
+    check(3000, 10_000)
