@@ -20,7 +20,7 @@ FEWEST_STEPS = 3
 # The timestamps take about 10 us of a step. In shorter steps that would be more than 0.5 %.
 SHORT_STEP_MS = 2.0
 # The timestamps around one step, by the part that ends: one forward pass, one backward pass, one update.
-_ONE_STEP = [3, 0, 1, 2, 3]
+_ONE_STEP = [PARTS.index("update"), *range(len(PARTS))]
 
 
 class StepParts:

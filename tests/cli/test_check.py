@@ -164,7 +164,7 @@ def test_a_recording_that_was_cut_is_named(tmp_path: Path, capsys: pytest.Captur
 def test_a_batch_that_one_side_states_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = slower(tmp_path, "main.json", 0)
     content = json.loads(Path(slower(tmp_path, "branch.json", 1)).read_text())
-    stated = write_trace(tmp_path / "told.json", content["traceEvents"], whatif={"batch_size": 16})
+    stated = write_trace(tmp_path / "stated.json", content["traceEvents"], whatif={"batch_size": 16})
     assert main(["check", "--baseline", baseline, str(stated)]) == 0
     assert "only B has its batch size (16): whether it is the same is not known" in capsys.readouterr().err
 

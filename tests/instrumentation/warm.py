@@ -109,7 +109,7 @@ def _serve(address: str) -> None:
 
 
 def _attend(asker: socket.socket) -> None:
-    """Answer one request with how its fork ended; end the fork's group once nobody waits for it."""
+    """Answer one request with how its fork ended; end the fork's group once the asker is gone."""
     import select
 
     request, streams, *_ = socket.recv_fds(asker, MOST_BYTES, 3)
