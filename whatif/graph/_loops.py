@@ -33,8 +33,9 @@ def group_by_target(
 ) -> bool:
     """Fill ``offsets`` and, by target, the indices into (starts, ends) and the lags, with a counting sort.
 
-    ``offsets``, shape (n_tasks + 2,) and zero at first, become the begin of each target's rows and the end of the last
-    one's; the last entry is scratch. Return whether every source comes before its target.
+    ``offsets``, shape (n_tasks + 1,) and zero at first, become the begin of each target's rows and the end of the last
+    one's. ``lags`` are zero at first: most stay so and are not written. Return whether every source comes before its
+    target.
     """
     row: cython.Py_ssize_t
     task: cython.Py_ssize_t
@@ -42,19 +43,20 @@ def group_by_target(
     forward: cython.bint = True
     n_rows: cython.Py_ssize_t = len(target)
     with cython.nogil:
-        # Counted two places on: offsets[task + 1] becomes the begin of the task's rows and, below, moves to their end.
         for row in range(n_rows):
-            if source[row] >= target[row]:
-                forward = False
-            offsets[target[row] + 2] += 1
-        for task in range(2, n_tasks + 1):
+            offsets[target[row]] += 1
+        for task in range(n_tasks + 1):
             at += offsets[task]
             offsets[task] = at
-        for row in range(n_rows):
-            at = offsets[target[row] + 1]
-            offsets[target[row] + 1] = at + 1
+        # From the last row to the first: the end of each target's rows moves down to their begin.
+        for row in range(n_rows - 1, -1, -1):
+            if source[row] >= target[row]:
+                forward = False
+            at = offsets[target[row]] - 1
+            offsets[target[row]] = at
             points[at] = source[row] + (n_tasks if anchors[row] == 0 else 0)
-            lags[at] = lags_ns[row]
+            if lags_ns[row] != 0:
+                lags[at] = lags_ns[row]
     return forward
 
 
@@ -64,9 +66,10 @@ def group_rows(
     offsets: cython.longlong[::1],
     grouped: cython.longlong[::1],
 ) -> None:
-    """Fill ``grouped`` with the rows by their code, in order, and ``offsets`` as above, zero at first.
+    """Fill ``grouped`` with the rows by their code, in order.
 
-    Codes come in runs: within one the counter stays in a register.
+    ``offsets``, shape (n_codes + 2,) and zero at first, become the begin of each code's rows and the end of the last
+    one's; the last entry is scratch. Codes come in runs: within one the counter stays in a register.
     """
     i: cython.Py_ssize_t
     first: cython.Py_ssize_t

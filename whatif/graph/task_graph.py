@@ -234,15 +234,15 @@ class TaskGraph:
         """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
         derived = self.derived
         dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
-        offsets = np.zeros(len(self) + 2, dtype=np.int32)
+        offsets = np.zeros(len(self) + 1, dtype=np.int32)
         points = np.empty(len(dependencies), dtype=np.int32)
-        lags_ns = np.empty(len(dependencies), dtype=np.int64)
+        lags_ns = np.zeros(len(dependencies), dtype=np.int64)
         if not loops.group_by_target(
             len(self), dependencies.source, dependencies.target, dependencies.lag_ns,
             np.ascontiguousarray(dependencies.anchor), offsets, points, lags_ns,
         ):  # fmt: skip
             raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
-        return offsets[:-1], points, lags_ns
+        return offsets, points, lags_ns
 
     @shared_property
     def outgoing(self) -> tuple[Int64, Dependencies]:
