@@ -39,7 +39,7 @@ test-oldest:
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy -n 2
 
 # The documentation as a site, in site/: opens from disk.
 docs: $(VENV)/.ready
