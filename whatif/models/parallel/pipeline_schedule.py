@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 from whatif.runtime.errors import WhatifError
@@ -74,10 +76,14 @@ def most_in_flight(passes: list[Pass]) -> dict[int, int]:
     return most
 
 
-def in_flight_at_most(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> dict[int, int]:
+def in_flight_at_most(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> Mapping[int, int]:
     """Return ``most_in_flight`` for a stage of an ``order``, without computing the whole order."""
-    few = min(micro_batches, _turns(stages, chunks))
-    return most_in_flight(_of_stage(stage, stages, few, chunks, schedule))
+    return _most_of_stage(stage, stages, min(micro_batches, _turns(stages, chunks)), chunks, schedule)
+
+
+@cache
+def _most_of_stage(stage: int, stages: int, micro_batches: int, chunks: int, schedule: str) -> dict[int, int]:
+    return most_in_flight(_of_stage(stage, stages, micro_batches, chunks, schedule))
 
 
 def _turns(stages: int, chunks: int) -> int:

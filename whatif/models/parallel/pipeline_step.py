@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -142,34 +142,21 @@ def times_of(pieces: Pieces, bound: str = "") -> Times:
     return Times(*(getattr(pieces, f"{side}{at}") for side in ("cpu", "gpu", "sum")))
 
 
-class _Row(NamedTuple):
-    thread: int
-    kind: TaskKind
-    name: str
-    phase: Phase
-    of: str  # a table of Times, or "none"
-    piece: int
-
-
-class _Edge(NamedTuple):
-    source: int
-    target: int
-    kind: DependencyKind
-    lag_ns: int = 0
-    piece: int = -1
-
-
 class _Step(Struct):
     shape: Shape
     channels: dict[tuple[int, int], int]
-    rows: list[_Row] = field(default_factory=list)
-    edges: list[_Edge] = field(default_factory=list)
+    # A row for each task: thread, kind, name, phase, table of ``Times`` or "none", and piece.
+    rows: list[tuple[int, TaskKind, str, Phase, str, int]] = field(default_factory=list)
+    edges: list[int] = field(default_factory=list)  # those of a frame, one after the other
     summed: dict[int, int] = field(default_factory=dict)  # the latest exchange of each stage
     last_backward: dict[int, int] = field(default_factory=dict)
 
     def task(self, thread: int, kind: TaskKind, name: str, phase: Phase, of: str, piece: int) -> int:
-        self.rows.append(_Row(thread, kind, name, phase, of, piece))
+        self.rows.append((thread, kind, name, phase, of, piece))
         return len(self.rows) - 1
+
+    def edge(self, source: int, target: int, kind: DependencyKind, lag_ns: int = 0, piece: int = -1) -> None:
+        self.edges += (source, target, kind, lag_ns, piece)
 
     def cpu(self, stage: int) -> int:
         return 2 * stage if self.shape.on_gpu else stage
@@ -183,17 +170,17 @@ class _Step(Struct):
         task = launch
         if self.shape.on_gpu:
             task = self.task(self.cpu(stage) + 1, TaskKind.KERNEL, name, phase, "gpu", piece)
-            self.edges.append(_Edge(launch, task, DependencyKind.LAUNCH, piece=piece))
+            self.edge(launch, task, DependencyKind.LAUNCH, piece=piece)
         for before in (waits_for, self.summed.pop(stage, None)):
             if before is not None:
-                self.edges.append(_Edge(before, task, DependencyKind.COMMUNICATION))
+                self.edge(before, task, DependencyKind.COMMUNICATION)
         if phase == Phase.BACKWARD:
             self.last_backward[stage] = task
         sums = self.shape.sums
         if not sums or phase not in (Phase.FORWARD, Phase.BACKWARD):
             return task
         self.summed[stage] = self.task(sums[stage], TaskKind.COMMUNICATION, SUM, phase, "sum", piece)
-        self.edges.append(_Edge(task, self.summed[stage], DependencyKind.COMMUNICATION))
+        self.edge(task, self.summed[stage], DependencyKind.COMMUNICATION)
         return self.summed[stage]
 
     def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
@@ -201,9 +188,9 @@ class _Step(Struct):
         call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", boundary)
         sent = self.task(self.channels[source, target], TaskKind.COMMUNICATION, SEND, phase, "send", boundary)
         lag_ns = self.shape.launch_lag_ns if self.shape.on_gpu else 0
-        self.edges.append(_Edge(call, sent, DependencyKind.LAUNCH, lag_ns))
+        self.edge(call, sent, DependencyKind.LAUNCH, lag_ns)
         if self.shape.on_gpu:
-            self.edges.append(_Edge(done, sent, DependencyKind.COMMUNICATION))
+            self.edge(done, sent, DependencyKind.COMMUNICATION)
         return sent
 
 
@@ -239,7 +226,7 @@ def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
             ends[stage] = step.work(stage, UPDATE, Phase.UPDATE, update + stage, None)
         if shape.waits and shape.on_gpu:
             wait = step.task(step.cpu(stage), TaskKind.WAIT, SYNC_NAME, Phase.UPDATE, "none", 0)
-            step.edges.append(_Edge(ends[stage], wait, DependencyKind.SYNC))
+            step.edge(ends[stage], wait, DependencyKind.SYNC)
     return _framed(step, ends[0])
 
 
@@ -250,18 +237,17 @@ def usual_frame(schedule: str, stages: int, micro_batches: int, chunks: int, sha
 
 
 def _framed(step: _Step, last: int) -> Frame:
-    columns = {name: [getattr(row, name) for row in step.rows] for name in _Row._fields}
-    names = tuple(dict.fromkeys(columns["name"]))
+    thread, kind, name, phase, table, piece = zip(*step.rows, strict=True)
+    names = tuple(dict.fromkeys(name))
     code = {name: number for number, name in enumerate(names)}
-    of: Array = np.array(columns["of"])
+    of: Array = np.array(table)
 
-    def integers(values: Sequence[object]) -> Int64:
-        return np.array(values, dtype=np.int64)
+    def integers(values: Iterable[int]) -> Int64:
+        return np.fromiter(values, dtype=np.int64)
 
     return Frame(
-        integers(columns["thread"]), integers(columns["kind"]), integers(columns["phase"]),
-        integers([code[name] for name in columns["name"]]), names,
-        {sort: np.flatnonzero(of == sort) for sort in Times._fields}, integers(columns["piece"]),
-        integers([tuple(edge) for edge in step.edges]).reshape(-1, 5),
-        integers([task for _, task in sorted(step.last_backward.items())]), last,
+        integers(thread), integers(kind), integers(phase), integers(map(code.__getitem__, name)), names,
+        {sort: np.flatnonzero(of == sort) for sort in Times._fields}, integers(piece),
+        integers(step.edges).reshape(-1, 5),
+        integers(task for _, task in sorted(step.last_backward.items())), last,
     )  # fmt: skip
