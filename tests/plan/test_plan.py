@@ -26,6 +26,7 @@ from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
+from whatif.report.text_plan import reasons
 from whatif.runtime.errors import WhatifError
 
 CLUSTER = "dgx-h100"
@@ -319,6 +320,33 @@ def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
     assert best.cost == pytest.approx(4 * price / 3600 / best.samples_per_s * 1e6)
     with pytest.raises(WhatifError, match=r"expected a price.*got none for dgx-h100"):
         plan(predicted, [asked_of(predicted, 4, CLUSTER)], by="cost")
+
+
+def test_a_dearer_plan_may_be_the_faster_one(predicted: Baseline) -> None:
+    """Of the cheapest plan's rivals only the throughput was said, and of the faster ones that they are as fast."""
+    prices = Prices("USD", {"H100-SXM-80": 3.6, "A100-SXM-80": 1.2})
+    asked = [asked_of(predicted, 4, name, global_batch=32, prices=prices) for name in ("dgx-h100", "dgx-a100")]
+    found = plan(predicted, asked, by="cost", currency="USD")
+    best, other = found.each
+    beside = replace(found, rows=(best, replace(other, samples_per_s=best.samples_per_s * 1.25)))
+    said = next(sentence for sentence in reasons(beside) if sentence.startswith("next is "))
+    assert f"on 4 GPUs of {other.asked.cluster}, 25.0 % faster and costs " in said
+    slower = replace(found, rows=(best, replace(other, samples_per_s=best.samples_per_s / 1.25)))
+    assert ", 25.0 % slower and costs " in "".join(reasons(slower))
+    same = replace(found, rows=(best, replace(best, samples_per_s=best.samples_per_s / 1.25)))
+    assert "costs" not in next(sentence for sentence in reasons(same) if sentence.startswith("next is "))
+
+
+def test_names_of_plans_are_whole_in_a_narrow_table(
+    predicted_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several clusters and a price left so little room that the kind of sharding was cut off."""
+    monkeypatch.setenv("COLUMNS", "60")
+    words = ["--gpus", "2", "--cluster", f"{CLUSTER},dgx-a100"]
+    assert main(["plan", str(predicted_file), *words]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "ZeRO-1" in out
 
 
 def test_a_price_of_some_is_shown_though_the_fastest_has_none(

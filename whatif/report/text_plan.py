@@ -30,8 +30,10 @@ def print_plan(found: Planned, top: int) -> None:
                 f"the best {sum(row.simulated for row in found.rows)} simulated (*)"
             )
         if several:
-            out.table("The best of each", _headers(found), [_cells(found, row, ms) for row in found.each])
-        out.table("All plans" if several else "", _headers(found), [_cells(found, row, ms) for row in found.rows[:top]])
+            best_of_each = [_cells(found, row, ms) for row in found.each]
+            out.table("The best of each", _headers(found), best_of_each, wraps=True)
+        listed = [_cells(found, row, ms) for row in found.rows[:top]]
+        out.table("All plans" if several else "", _headers(found), listed, wraps=True)
         out.table("Where the step goes, ms", PARTS, [_parts(name, row, ms) for name, row in compared(found)])
         out.say()
         for sentence in reasons(found):
@@ -125,22 +127,39 @@ def reasons(found: Planned) -> list[str]:
         if row is best:
             found_reasons.append(f"the best plan is {name}")
             continue
-        gain = 100 * (best.samples_per_s / row.samples_per_s - 1)
-        if gain < AS_FAST_PCT:
-            found_reasons.append(f"{name} is as fast")
-            continue
-        differs = {
-            "work": row.parts.work_ms - best.parts.work_ms,
-            "tensor-parallel communication": row.parts.sums_ms - best.parts.sums_ms,
-            "bubble": row.parts.bubble_ms - best.parts.bubble_ms,
-            "exposed exchange": row.parts.exchange_ms - best.parts.exchange_ms,
-            "update": row.parts.update_ms - best.parts.update_ms,
-        }  # fmt: skip
-        largest = max(differs, key=lambda part: differs[part])
-        # If no part is longer, only the simulation of the whole step distinguishes them.
-        cause = f": {significant(differs[largest])} ms more {largest}" if differs[largest] > 0 else " when simulated"
-        found_reasons.append(f"{name} is {gain:.1f} % slower{cause}")
+        groups, passes, _ = described(row)
+        known = f"{groups} ({passes}{', recomputed' if row.plan.recompute else ''})"
+        if len(found.asked) > 1:
+            known += f" on {row.plan.devices:,} GPUs of {row.asked.cluster}"
+        found_reasons.append(f"{name} is {f'{known}, ' if name == 'next' else ''}{_beside(best, row)}")
     for name, why in found.plain.items():
         if isinstance(why, str):
             found_reasons.append(f"plain {name}: {why}")
     return found_reasons
+
+
+def _beside(best: Row, row: Row) -> str:
+    """Return how much slower a plan is than the best, with the part that is longer; and dearer, if that differs."""
+    slower_pct = 100 * (best.samples_per_s / row.samples_per_s - 1)
+    cost = ""
+    if best.cost is not None and row.cost is not None:
+        dearer_pct = 100 * (row.cost / best.cost - 1)
+        if abs(dearer_pct - slower_pct) >= AS_FAST_PCT:
+            cost = f" and costs {abs(dearer_pct):.1f} % {'more' if dearer_pct > 0 else 'less'}"
+    if abs(slower_pct) < AS_FAST_PCT:
+        return f"as fast{cost}"
+    if slower_pct < 0:
+        return f"{100 * (row.samples_per_s / best.samples_per_s - 1):.1f} % faster{cost}"
+    if row.plan.samples != best.plan.samples:  # the parts are of more work
+        return f"{slower_pct:.1f} % slower{cost}"
+    differs = {
+        "work": row.parts.work_ms - best.parts.work_ms,
+        "tensor-parallel communication": row.parts.sums_ms - best.parts.sums_ms,
+        "bubble": row.parts.bubble_ms - best.parts.bubble_ms,
+        "exposed exchange": row.parts.exchange_ms - best.parts.exchange_ms,
+        "update": row.parts.update_ms - best.parts.update_ms,
+    }  # fmt: skip
+    largest = max(differs, key=lambda part: differs[part])
+    # If no part is longer, only the simulation of the whole step distinguishes them.
+    cause = f": {significant(differs[largest])} ms more {largest}" if differs[largest] > 0 else " when simulated"
+    return f"{slower_pct:.1f} % slower{cost}{cause}"
