@@ -66,6 +66,7 @@ def collect(
     process = os.getpid()
     with collector, _quiet_threads() as cut_threads:
         ended = _run(run)
+        _replace_closed_streams()
         if os.getpid() != process:
             _end_forked(_status(ended))
         # A signal that was held back while the file was written ends the script as well.
@@ -152,6 +153,14 @@ def _run(run: Callable[[], object]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
+
+
+def _replace_closed_streams() -> None:
+    """Discard what is printed from now on if the script closed the stream or set it to None, as daemons do."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or getattr(stream, "closed", False):
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _was_cut(ended: BaseException | None) -> bool:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -32,6 +33,7 @@ def recorded(written: object, files: str = "", command: str = "whatif") -> str:
 def tell(sentence: str) -> None:
     """Print a sentence on stderr, prefixed with whatif and, if there are several, the rank."""
     rank = this_rank()
-    # In one write: several processes print at the same time.
-    sys.stderr.write(f"whatif{'' if rank is None else f' (rank {rank})'}: {sentence}\n")
-    sys.stderr.flush()
+    with suppress(Exception):  # the script may have closed stderr, or put something else in its place
+        # In one write: several processes print at the same time.
+        sys.stderr.write(f"whatif{'' if rank is None else f' (rank {rank})'}: {sentence}\n")
+        sys.stderr.flush()

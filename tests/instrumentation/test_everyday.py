@@ -171,6 +171,16 @@ def test_stop_ends_the_script_and_says_so_first_and_last(tmp_path: Path) -> None
     assert "saved after 15" in found.stdout
 
 
+def test_a_script_that_closes_its_streams_ends_as_it_does_alone(tmp_path: Path) -> None:
+    """Each flush failed: the child ended with 1, and a traceback of ours stood in place of the script's end."""
+    alone = run(tmp_path / "alone", "closes.py")
+    recorded = run(tmp_path / "recorded", *COLLECT, "closes.py")
+    assert (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout), recorded.stderr
+    assert alone.stdout == "child ended with 3\ntrained\n"
+    assert "Traceback" not in recorded.stderr
+    assert whatif.read(tmp_path / "recorded" / "closes.json.gz").info.path
+
+
 @pytest.mark.parametrize(("options", "words"), [([], []), (["--inference"], ["uncalled"])], ids=["train", "infer"])
 def test_a_model_that_is_copied_and_saved_at_each_step(tmp_path: Path, options: list[str], words: list[str]) -> None:
     alone = run(tmp_path / "alone", "copies.py", *words)
