@@ -45,7 +45,7 @@ def _edges(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> Int6
     if clock != "span":
         tasks = edge_tasks(graph, clock)[0]
         return edge_times_ns(graph, start_ns[tasks], end_ns[tasks], clock)
-    counted = span_tasks(graph)
+    counted = np.flatnonzero(span_tasks(graph))
     return np.array([start_ns[counted].min(), end_ns[counted].max()])
 
 
@@ -105,7 +105,7 @@ def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
 
 
 def _marks_and_last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
-    marks, ends = _marks(graph), _last_gpu_tasks(graph)
+    marks, ends = _marks(graph), edge_tasks(graph, "gpu")
     return np.concatenate([marks[0], ends[0]]), np.concatenate([marks[1], ends[1]])
 
 
