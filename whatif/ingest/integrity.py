@@ -143,8 +143,8 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
     launches &= ~silent.take(calls.name) & ~_while_capturing(parts)
     launches[gpu.correlated[gpu.correlated >= 0]] = False
     count = int(np.count_nonzero(launches))
-    total = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
     if count:
+        total = count + int((np.bincount(gpu.call[gpu.call >= 0], minlength=1) > 0).sum())
         text = f"{_of(count, total, ('launch', 'launches'), ('has', 'have'))} no kernel"
         yield by_share(count, total), count, f"{text}: GPU work is missing from the recording", RECORD_AGAIN
 
@@ -152,10 +152,11 @@ def _launches(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
 def _while_capturing(parts: Parts) -> Bool:
     """Mask of the calls made while their thread captures a CUDA graph: they launch nothing."""
     calls, names = parts.calls, parts.events.names
-    change = np.array([("BeginCapture" in n) - ("EndCapture" in n) for n in names], dtype=np.int64).take(calls.name)
+    change = np.array([("BeginCapture" in n) - ("EndCapture" in n) for n in names], dtype=np.int64)
     if not change.any():
         return np.zeros(len(calls.event), dtype=np.bool_)
-    depth = np.cumsum(change)  # sorted by (track, start): a thread's open captures carry over into the next
+    # Sorted by (track, start): a thread's open captures carry over into the next.
+    depth = np.cumsum(change.take(calls.name))
     before = np.append(0, depth[:-1])
     first = np.searchsorted(calls.track, calls.track)
     captured: Bool = depth - before[first] > 0
@@ -229,12 +230,12 @@ def _clocks(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
 def _ends_after_its_wait(parts: Parts) -> Int64:
     """Time from the return of each pageable copy or device synchronisation to the end of the awaited work, ns."""
     gpu, calls = parts.gpu, parts.calls
-    names, known = parts.events.names, gpu.call >= 0
-    to_pages = np.array(["DtoH" in name and "Pageable" in name for name in names], dtype=np.bool_)
-    copies = np.flatnonzero(known & to_pages.take(parts.events.name[gpu.event]))
+    known = np.flatnonzero(gpu.call >= 0)
+    to_pages = np.array(["DtoH" in name and "Pageable" in name for name in parts.events.names], dtype=np.bool_)
+    copies = known[to_pages.take(parts.events.name[gpu.event[known]])]
     late_ns = gpu.end_ns[copies] - calls.end_ns[gpu.call[copies]]
     waits = np.flatnonzero(calls.kind == CallKind.DEVICE_SYNC)
-    if len({device for device, _ in gpu.streams}) == 1 and len(waits) and known.any():
+    if len({device for device, _ in gpu.streams}) == 1 and len(waits) and len(known):
         launched_ns = calls.start_ns[gpu.call[known]]
         order = np.argsort(launched_ns, kind="stable")
         ends_ns = np.maximum.accumulate(gpu.end_ns[known][order])
@@ -266,10 +267,11 @@ def _overlapping(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
 def _crossings(parts: Parts, scale: int = 1) -> Int64:
     """Places of the operators that begin inside the one before them on their thread and end after it."""
     events, rows = parts.events, parts.operators.rows
-    start_ns, track = events.start_ns[rows], events.track[rows]
-    end_ns = events.end_ns[rows] if scale == 1 else start_ns + events.duration_ns[rows] // scale
-    inside = (track[1:] == track[:-1]) & (start_ns[1:] + CROSSED_NS < end_ns[:-1])
-    return np.flatnonzero(inside & (end_ns[1:] > end_ns[:-1] + CROSSED_NS)) + 1
+    end_ns = events.end_ns if scale == 1 else events.start_ns + events.duration_ns // scale
+    end_ns = end_ns[rows]
+    after = np.flatnonzero(end_ns[1:] > end_ns[:-1] + CROSSED_NS) + 1
+    after = after[events.start_ns[rows[after]] + CROSSED_NS < end_ns[after - 1]]
+    return after[np.flatnonzero(events.track[rows[after]] == events.track[rows[after - 1]])]
 
 
 def _crossed(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
@@ -324,12 +326,13 @@ def _other_unit(duration_ns: Int64, least_ns: int, most_ns: int) -> str:
 
 def _beyond(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
     events, gpu = parts.events, parts.gpu
-    duration_ns = gpu.end_ns - gpu.start_ns
-    # A host that only launches finishes before its kernels, but then no kernel is an outlier.
-    if not len(gpu.event) or duration_ns.max() <= OUTLIER * np.median(duration_ns):
+    if not len(gpu.event):
         return
-    calls = parts.calls
+    duration_ns, calls = gpu.end_ns - gpu.start_ns, parts.calls
     if len(calls.event) and duration_ns.max() <= calls.end_ns.max() - calls.start_ns.min():
+        return
+    # A host that only launches finishes before its kernels, but then no kernel is an outlier.
+    if duration_ns.max() <= OUTLIER * np.median(duration_ns):
         return
     host = among(events.category, [EventCategory.CPU_OP, EventCategory.RUNTIME, EventCategory.ANNOTATION])
     if not host.any():
@@ -398,11 +401,11 @@ def _without_id(events: Events) -> int:
 
 def _shifted_copies(parts: Parts) -> int:
     """Count the kernels that begin while one of the same name and launch runs on their stream: a launch has one."""
-    gpu, name = parts.gpu, parts.events.name[parts.gpu.event]
-    launched = np.append(parts.calls.kind, CallKind.OTHER)[gpu.call] == CallKind.LAUNCH
-    twice = launched[1:] & (gpu.call[1:] == gpu.call[:-1]) & (name[1:] == name[:-1])
-    during = (gpu.start_ns[:-1] < gpu.start_ns[1:]) & (gpu.start_ns[1:] < gpu.end_ns[:-1])
-    return int(np.count_nonzero(twice & during & (gpu.stream[1:] == gpu.stream[:-1])))
+    gpu, name = parts.gpu, parts.events.name
+    at = np.flatnonzero((gpu.start_ns[:-1] < gpu.start_ns[1:]) & (gpu.start_ns[1:] < gpu.end_ns[:-1]))
+    at = at[(gpu.call[at] == gpu.call[at + 1]) & (gpu.call[at] >= 0) & (gpu.stream[at] == gpu.stream[at + 1])]
+    at = at[parts.calls.kind[gpu.call[at]] == CallKind.LAUNCH]
+    return int(np.count_nonzero(name[gpu.event[at]] == name[gpu.event[at + 1]]))
 
 
 def _alike(events: Events, rows: Int64, number: Array) -> int:
@@ -423,12 +426,11 @@ def _lost(parts: Parts, _: TaskGraph) -> Iterator[Defect]:
         text = f"{_some(gaps, 'step mark', ('is', 'are'))} missing between ProfilerStep#{min(marks)} and #{max(marks)}"
         yield Severity.DOUBT, gaps, f"{text}: unmarked steps are counted as part of the step before", RECORD_AGAIN
     ids = np.sort(events.external_id[events.on_host], kind="stable")  # nearly sorted already
-    ids = ids[np.searchsorted(ids, 1) :]
-    ids = ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids  # np.unique takes twice as long
-    holes = np.diff(ids) - 1
-    if np.count_nonzero(holes > 0) > max(FEW_HOLES, DOUBT_SHARE * len(ids)):
+    apart = np.diff(ids[np.searchsorted(ids, 1) :])
+    holes, known = apart[apart > 1] - 1, int(np.count_nonzero(apart)) + 1
+    if len(holes) > max(FEW_HOLES, DOUBT_SHARE * known):
         count = int(holes.sum())
-        total = len(ids) + count
+        total = known + count
         text = (
             f"{_of(count, total, ('operator', 'operators'), ('is', 'are'))} missing, judging by the gaps in their ids"
         )
@@ -456,7 +458,6 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
     steady = len(edges_ns) > last > first
     begin_ns = int(edges_ns[first]) if steady else int(events.start_ns.min())
     end_ns = int(edges_ns[last]) if steady else int(events.end_ns.max())
-    within = (calls.start_ns >= begin_ns) & (calls.start_ns < end_ns)
     called = np.bincount(calls.name, minlength=len(events.names)) > 0
     cold = np.array(
         [
@@ -465,8 +466,9 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
         ],
         dtype=np.bool_,
     )
-    rows = np.flatnonzero(cold.take(calls.name) & within)
-    time_ns = int((calls.end_ns - calls.start_ns)[rows].sum())
+    rows = np.flatnonzero(cold.take(calls.name))
+    rows = rows[(calls.start_ns[rows] >= begin_ns) & (calls.start_ns[rows] < end_ns)]
+    time_ns = int((calls.end_ns[rows] - calls.start_ns[rows]).sum())
     period = "the steady steps" if steady else "the recording"
     remedy = "record later: skip the first steps, which load code, grow the allocator's pool and search for kernels"
     share = time_ns / max(end_ns - begin_ns, 1)
@@ -488,8 +490,9 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
 
 def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
     """Check how long one rank's collectives last beyond the fastest of the same kind and size."""
-    sized = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & (graph.size_bytes > 0))
-    unsized = int((graph.kind == TaskKind.COMMUNICATION).sum()) - len(sized)
+    collectives = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)
+    sized = collectives[graph.size_bytes[collectives] > 0]
+    unsized = len(collectives) - len(sized)
     remedy = "give the recordings of all ranks"
     if unsized:
         text = _some(unsized, "collective", ("has", "have"))
