@@ -25,6 +25,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest, loops
+from whatif.simulation.intervals import union
 
 
 class Labels(Struct, frozen=True):
@@ -51,53 +52,54 @@ class Labeller:
     def __init__(self, events: Events, operators: Grouped, marks: NameMarks, workers: Collection[int] = ()) -> None:
         self._events, self._marks, self._workers = events, marks, frozenset(workers)
         self.layers = [""]
-        self._layer_of_name = _add_layers(self.layers, events, marks.layer)
-        self._region_of_name = _add_layers(self.layers, events, marks.region)
-        self._operator = events.category == EventCategory.CPU_OP
+        self._layer_of_name, _ = _add_layers(self.layers, events, marks.layer)
+        self._region_of_name, regions = _add_layers(self.layers, events, marks.region)
         modules, annotations = (
             rows_named(events, category, marks.is_layer)
             for category in (EventCategory.MODULE, EventCategory.ANNOTATION)
         )
         self._layer_rows = by_track(events, np.sort(np.concatenate([modules, annotations])))
-        self._region_rows = by_track(events, rows_marked(events, self._region_of_name > 0))
-        self.is_backward = self._operator & (
-            marks.autograd.take(events.name) | ((events.forward_thread >= 0) & (events.sequence >= 0))
-        )
-        self.is_building = self._operators_that_build()
-        self._layer_of_sequence = self._sequence_layers()
+        self._region_rows = by_track(events, regions)
+        rows = events.of_category[EventCategory.CPU_OP]
+        numbered = events.sequence[rows] >= 0
+        is_backward = marks.autograd.take(events.name[rows]) | ((events.forward_thread[rows] >= 0) & numbered)
+        backward, forward = rows[np.flatnonzero(is_backward)], rows[np.flatnonzero(numbered & ~is_backward)]
+        building = self._operators_that_build(forward)
+        self.is_backward, self.is_building = self._mask(backward), self._mask(building)
+        self.has_backward = bool(len(backward))
+        self._backward, self._building = by_track(events, backward), by_track(events, building)
+        self._layer_of_sequence = self._sequence_layers(forward)
         self._numbered = bool(len(self._layer_of_sequence[0]))
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
-        self._backward_layer = self._backward_layers()
-        self.has_backward = bool(self.is_backward.any())
+        self._backward_layer = self._backward_layers(backward)
         self._operators = operators
-        self._backward, self._building = (
-            by_track(events, np.flatnonzero(chosen)) for chosen in (self.is_backward, self.is_building)
-        )
         self.is_recomputing = self._builders_that_recompute()
         self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, rows_named(events, EventCategory.ANNOTATION, named))
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
         )
 
-    def _operators_that_build(self) -> Bool:
-        """Mask of the operators that build the autograd graph, shape (n_events,): forward ones with a sequence number.
+    def _mask(self, rows: Int64) -> Bool:
+        mask = np.zeros(len(self._events), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
+    def _operators_that_build(self, rows: Int64) -> Int64:
+        """Return those of the forward operators with a sequence number that build the autograd graph.
 
         An operator that saves nothing carries the number of the next one that does. If the optimizer's step lies
         between them (unscaling, clipping), it builds nothing.
         """
         events = self._events
-        building: Bool = self._operator & (events.sequence >= 0) & ~self.is_backward
         step_ns = events.start_ns[rows_named(events, EventCategory.ANNOTATION, self._marks.optimizer)]
-        rows = np.flatnonzero(building)
         if not len(step_ns) or not len(rows):
-            return building
+            return rows
         steps_before = places(step_ns, events.start_ns[rows])
         sequence = each_once(events.sequence[rows])
         which = places(sequence, events.sequence[rows])
         latest = np.zeros(len(sequence), dtype=np.int64)
         np.maximum.at(latest, which, steps_before)
-        building[rows] = steps_before == latest[which]
-        return building
+        return rows[np.flatnonzero(steps_before == latest[which])]
 
     def _builders_that_recompute(self) -> Bool:
         events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
@@ -126,10 +128,9 @@ class Labeller:
         found = self._nest(rows).innermost(time_ns)
         return np.append(code_of_name.take(self._events.name[rows]), np.int32(0))[found]
 
-    def _sequence_layers(self) -> tuple[Int64, Int32]:
-        """Sequence numbers of forward operators, sorted, and the layer of the last operator that carries each."""
+    def _sequence_layers(self, rows: Int64) -> tuple[Int64, Int32]:
+        """Sequence numbers of forward operators (``rows``), sorted, and the layer of the last that carries each."""
         events = self._events
-        rows = np.flatnonzero(self._operator & (events.sequence >= 0) & ~self.is_backward)
         layer = np.zeros(len(rows), dtype=np.int32)
         for track, on_track in Grouped(np.arange(len(rows)), events.track[rows]).items():
             layer[on_track] = self.enclosing_layers(track, events.start_ns[rows[on_track]])
@@ -139,12 +140,12 @@ class Labeller:
         last = np.append(sequence[1:] != sequence[:-1], True) if len(sequence) else np.empty(0, dtype=np.bool_)
         return sequence[last], layer[order][last]
 
-    def _backward_layers(self) -> Int32:
-        """The layer of each backward operator's row, shape (n_events,); 0 elsewhere and where unknown."""
+    def _backward_layers(self, rows: Int64) -> Int32:
+        """The layer of each backward operator (``rows``), shape (n_events,); 0 elsewhere and where unknown."""
         events = self._events
         layers = np.zeros(len(events), dtype=np.int32)
         sequence, layer = self._layer_of_sequence
-        rows = np.flatnonzero(self.is_backward & (events.sequence >= 0))
+        rows = rows[np.flatnonzero(events.sequence[rows] >= 0)]
         if len(sequence):
             at = np.minimum(places(sequence, events.sequence[rows]), len(sequence) - 1)
             layers[rows] = np.where(sequence[at] == events.sequence[rows], layer[at], 0)
@@ -153,9 +154,9 @@ class Labeller:
 
     def _through_flows(self, layers: Int32) -> None:
         """Fill in backward operators that carry no number but are reached by a forward-to-backward arrow."""
-        events, flows = self._events, self._events.flows
-        for track in each_once(flows.target_track):
-            rows = np.flatnonzero(self.is_backward & (events.track == track))
+        flows = self._events.flows
+        for track in each_once(flows.target_track).tolist():
+            rows = self._backward[track]
             arrows = np.flatnonzero(flows.target_track == track)
             if not len(rows):
                 continue
@@ -193,9 +194,10 @@ class Labeller:
             ends = np.append(unlabelled, False)[inner]
             bits = (mask.view(np.uint8) for mask in (passing, operator < 0, ends))
             loops.carry_layers(backward_layer, *bits, self._numbered and not worker)
-            layer = np.where(passing, backward_layer, layer).astype(np.int32)
-        update = _inside(events, self._updating[track], time_ns)
-        loading = _inside(events, self._loading[track], time_ns)
+            layer = np.where(passing, backward_layer, layer)
+        update, loading, stepping = (
+            _inside(events, rows[track], time_ns) for rows in (self._updating, self._loading, self._stepping)
+        )
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
         # the closure of an optimizer.
         building = self._building[track]
@@ -211,35 +213,34 @@ class Labeller:
         phase[np.flatnonzero(forward & ~loading)] = Phase.FORWARD
         phase[np.flatnonzero(backward | worker)] = Phase.BACKWARD
         # Gradients are zeroed anywhere between an update and the next backward pass: no landmark.
-        stepping = _inside(events, self._stepping[track], time_ns) & (phase == Phase.UPDATE)
+        stepping &= phase == Phase.UPDATE
         landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
         pauses = self._pausing[track]
         pause = self._nest(pauses).innermost(time_ns)
-        pause = np.append(pauses, -1)[pause]
-        return Labels(
-            layer, phase, operator.astype(np.int64), loading, landmark, stepping, recomputed, pause.astype(np.int64)
-        )
+        pause = np.append(pauses, -1)[pause] if len(pauses) else pause
+        return Labels(layer, phase, operator, loading, landmark, stepping, recomputed, pause)
 
 
-def _add_layers(layers: list[str], events: Events, named: list[str]) -> Int32:
-    """Add the layers that events name; return the layer of every name, shape (n_names,), 0 for none."""
+def _add_layers(layers: list[str], events: Events, named: list[str]) -> tuple[Int32, Int64]:
+    """Add the layers that events name; return the layer of each name, shape (n_names,), 0 for none, and their rows."""
+    rows = rows_marked(events, np.array([bool(layer) for layer in named], dtype=np.bool_))
     codes = np.zeros(len(events.names), dtype=np.int32)
     known = {layer: code for code, layer in enumerate(layers)}
-    used = np.flatnonzero(np.bincount(events.name)).tolist() if any(named) else ()
-    for code in used:
+    for code in each_once(events.name[rows]).tolist():
         layer = named[code]
         codes[code] = known.setdefault(layer, len(layers))
         if codes[code] == len(layers):
             layers.append(layer)
-    return codes
+    return codes, rows
 
 
 def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:
+    """Mask of the times, ascending, that lie in one of a few events of a thread, shape of ``time_ns``."""
     if not len(rows):
         return np.zeros(len(time_ns), dtype=np.bool_)
-    start_ns = np.sort(events.start_ns[rows])
-    end_ns = np.sort(events.end_ns[rows])
-    return places(start_ns, time_ns, side="right") > places(end_ns, time_ns, side="right")
+    edges_ns = np.stack(union(events.start_ns[rows], events.end_ns[rows]), axis=1).ravel()
+    counts = np.diff(places(time_ns, edges_ns), prepend=0, append=len(time_ns))
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts)
 
 
 def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:
