@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import starmap
 
 import numpy as np
 from msgspec import Struct
@@ -43,21 +44,20 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
         column[order] for column in (allocations.address, allocations.time_ns, allocations.size_bytes)
     )
     allocated = size > 0
-    follows = np.append(address[1:] == address[:-1], False)
-    freed_next = np.append(size[1:] < 0, False)
+    freed_next = np.append((address[1:] == address[:-1]) & (size[1:] < 0), False)
     birth = np.flatnonzero(allocated)
-    has_end = (follows & freed_next)[birth]
-    death_ns = np.where(has_end, time_ns[np.minimum(birth + 1, len(order) - 1)], end_ns)
+    has_end, after = freed_next[birth], np.minimum(birth + 1, len(order) - 1)
     # Freed, but allocated before the recording began.
-    orphan = ~allocated & ~np.append(False, (allocated & follows & freed_next)[:-1])
-    births = np.concatenate([time_ns[birth], np.full(int(orphan.sum()), -1)])
-    deaths = np.concatenate([death_ns, time_ns[orphan]])
+    orphan = np.flatnonzero(~allocated & ~np.append(False, (allocated & freed_next)[:-1]))
+    before = np.full(len(orphan), -1)
+    births = np.concatenate([time_ns[birth], before])
+    deaths = np.concatenate([np.where(has_end, time_ns[after], end_ns), time_ns[orphan]])
     sizes = np.concatenate([size[birth], -size[orphan]])
-    at = np.concatenate([order[birth], np.full(int(orphan.sum()), -1)])
-    until = np.concatenate([np.where(has_end, order[np.minimum(birth + 1, len(order) - 1)], len(order)), order[orphan]])
+    at = np.concatenate([order[birth], before])
+    until = np.concatenate([np.where(has_end, order[after], len(order)), order[orphan]])
     births = np.where(births < begin_ns, -1, births)
     deaths = np.minimum(deaths, end_ns)
-    touched = (births < end_ns) & (deaths >= begin_ns) & ~((births < 0) & (deaths >= end_ns))
+    touched = np.flatnonzero((births < end_ns) & (deaths >= begin_ns) & ~((births < 0) & (deaths >= end_ns)))
     return Blocks(births[touched], deaths[touched], sizes[touched], at[touched], until[touched])
 
 
@@ -108,10 +108,7 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
         optimizer_state=static.optimizer_state,
         inputs=inputs,
         buffers=buffers,
-        layers=tuple(
-            LayerMemory(name, *sizes)
-            for name, *sizes in zip(rows.names, *(column.tolist() for column in columns), strict=True)
-        ),
+        layers=tuple(starmap(LayerMemory, zip(rows.names, *(column.tolist() for column in columns), strict=True))),
         update_workspace=max(int(most[0]) - (0 if gradients_stay else int(gradients.sum())), 0),
         gradients_stay=gradients_stay,
         gradients_in_forward=held_gradients > 0,
@@ -130,7 +127,8 @@ def _of_one_device(allocations: Allocations | None) -> Allocations | None:
         kept = gpu & (allocations.device == devices[int(count.argmax())])
     if kept.all():
         return allocations
-    return Allocations(*(getattr(allocations, name)[kept] for name in Allocations.__struct_fields__))
+    chosen = np.flatnonzero(kept)
+    return Allocations(*(getattr(allocations, name)[chosen] for name in Allocations.__struct_fields__))
 
 
 def _held_by_gpu(allocations: Allocations, blocks: Blocks, begin_ns: int) -> int | None:

@@ -40,8 +40,8 @@ def with_collective_sizes(
     named = np.fromiter((name.startswith(PREFIX) for name in events.names), dtype=np.bool_, count=len(events.names))
     if not named.any():
         return size_bytes
-    launched = (columns["call"] >= 0) & (columns["event"] >= 0)
-    tasks = np.flatnonzero((family == KernelFamily.COMMUNICATION) & (size_bytes < 0) & launched)
+    tasks = np.flatnonzero(family == KernelFamily.COMMUNICATION)
+    tasks = tasks[(size_bytes[tasks] < 0) & (columns["call"][tasks] >= 0) & (columns["event"][tasks] >= 0)]
     around_calls = rows_named(events, EventCategory.ANNOTATION, named)
     around = by_track(events, around_calls[events.shape[around_calls] >= 0])
     call = columns["call"][tasks].astype(np.int64)
