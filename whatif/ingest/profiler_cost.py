@@ -60,7 +60,7 @@ class ProfilerCost(Struct, frozen=True):
     _events: Events
     _operators: Grouped
     _before_ns: Float64  # shape (n_events,): lies before the event's start
-    _inside_ns: Float64  # shape (n_events,): lies inside, right after the start
+    _inside_ns: Float64  # the same: lies inside, right after the start; () if nothing does
     _python: Grouped
     _python_ns: float
     _call_ns: float
@@ -71,7 +71,8 @@ class ProfilerCost(Struct, frozen=True):
         at_ns = self._events.start_ns[rows]
         # An event's start is the end of the piece before it.
         cost_ns = _between(at_ns, self._before_ns[rows], pieces, side="right")
-        cost_ns += _between(at_ns, self._inside_ns[rows], pieces, side="left")
+        if len(self._inside_ns):
+            cost_ns += _between(at_ns, self._inside_ns[rows], pieces, side="left")
         python = self._python[track]
         if len(python):
             first, last = pieces.edges_among(self._events.python.time_ns[python])
@@ -109,7 +110,7 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
     by_wrappers = _by_thread(wrapped_ns, events, stacks, operators)
     if not by_wrappers and not any(key in events.header for key in KNOWN_VERSIONS):
         return None
-    before_ns, inside_ns = np.zeros(len(events)), np.zeros(len(events))
+    before_ns = np.zeros(len(events))
     kappa = (KAPPA_GPU if n_calls else KAPPA_CPU) if by_wrappers else CONSTANT_RANGE
     if by_wrappers:
         for track, each_ns in by_wrappers.items():
@@ -123,6 +124,7 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
     if n_memory:
         before_ns[operators.rows] += memory_ns / len(operators.rows)
     walked = np.flatnonzero(stacks)
+    inside_ns = np.zeros(len(events) if len(walked) else 0)
     inside_ns[walked] = 1e3 * (STACK_US + FRAME_US * events.frames[walked])
     parts = [
         (own_ns, kappa),
@@ -157,7 +159,7 @@ def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, ope
     if len(pooled) < LEAST_WRAPPERS:
         return {}
     every_ns = _mean_ns(pooled)
-    parts = np.array_split(events.start_ns, 64)  # stops at the first one with decimals in us
+    parts = (events.start_ns[at : at + 4096] for at in range(0, len(events), 4096))  # stops at decimals in us
     if every_ns < 1e3 * LEAST_OF_WHOLE_US and not any((part_ns % 1000).any() for part_ns in parts):
         return {}
     return {
