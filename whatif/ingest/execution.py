@@ -13,7 +13,7 @@ from whatif.ingest.build import Parts
 from whatif.ingest.calls import CallKind
 from whatif.ingest.events import Events
 from whatif.ingest.grouped import by_track, named
-from whatif.simulation.intervals import interval_of, union
+from whatif.simulation.intervals import lies_inside, union
 from whatif.units import counted
 
 # Names of kernels that Inductor generates, of any version: triton_poi_fused_add_relu_3, triton__0d1d2d.
@@ -97,14 +97,15 @@ def _launched_inside(parts: Parts, by_compiler: Int64) -> Bool:
         return np.zeros(len(parts.gpu.event), dtype=np.bool_)
     for track, rows in by_track(events, by_compiler).items():
         on_track = calls.of_track[track]
-        start_ns, end_ns = _union(events, rows)
-        inside[on_track] = interval_of(calls.start_ns[on_track], start_ns, end_ns) >= 0
+        inside[on_track] = lies_inside(calls.start_ns[on_track], *_union(events, rows))
     return _of_calls(parts, inside)
 
 
 def _of_calls(parts: Parts, chosen: Bool) -> Bool:
     """Mask of the GPU tasks that the chosen calls launched."""
     call = parts.gpu.call
+    if not chosen.any():
+        return np.zeros(len(call), dtype=np.bool_)
     launched: Bool = (call >= 0) & np.append(chosen, False)[call]
     return launched
 

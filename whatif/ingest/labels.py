@@ -25,7 +25,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest, loops
-from whatif.simulation.intervals import union
+from whatif.simulation.intervals import lies_inside, union
 
 
 class Labels(Struct, frozen=True):
@@ -235,12 +235,7 @@ def _add_layers(layers: list[str], events: Events, named: list[str]) -> tuple[In
 
 
 def _inside(events: Events, rows: Int64, time_ns: Int64) -> Bool:
-    """Mask of the times, ascending, that lie in one of a few events of a thread, shape of ``time_ns``."""
-    if not len(rows):
-        return np.zeros(len(time_ns), dtype=np.bool_)
-    edges_ns = np.stack(union(events.start_ns[rows], events.end_ns[rows]), axis=1).ravel()
-    counts = np.diff(places(time_ns, edges_ns), prepend=0, append=len(time_ns))
-    return np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return lies_inside(time_ns, *union(events.start_ns[rows], events.end_ns[rows]))
 
 
 def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool) -> Int8:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.order import places
-from whatif.graph.types import Int64
+from whatif.graph.types import Bool, Int64
 
 
 def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
@@ -26,3 +26,12 @@ def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     # -1 reads the appended end, which is before every time.
     at[np.flatnonzero(time_ns >= np.append(end_ns, np.iinfo(np.int64).min)[at])] = -1
     return at
+
+
+def lies_inside(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
+    """Return a mask of the ascending times that lie in one of a few disjoint intervals, which are ascending as well."""
+    if not len(start_ns):
+        return np.zeros(len(time_ns), dtype=np.bool_)
+    edges_ns = np.stack([start_ns, end_ns], axis=1).ravel()
+    counts = np.diff(places(time_ns, edges_ns), prepend=0, append=len(time_ns))
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts)
