@@ -20,7 +20,7 @@ from whatif.graph.memory import (
     update_workspace,
 )
 from whatif.graph.types import Phase
-from whatif.ingest.allocation_memory import blocks_of
+from whatif.ingest.allocation_memory import _by_address, blocks_of
 from whatif.ingest.events import Allocations
 from whatif.models.layers.memory_effects import (
     accumulated,
@@ -244,3 +244,10 @@ def test_blocks_are_those_of_the_slow_pairing(changes: list[tuple[int, int]], be
     found = blocks_of(Allocations(table[:, 0], table[:, 1], table[:, 2], table[:, 1], zeros, zeros), begin, end)
     columns = (found.birth_ns, found.death_ns, found.size_bytes)
     assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(expected)
+
+
+@pytest.mark.parametrize("highest", [7, 2**47, 2**63 - 1])
+def test_allocations_of_one_address_stay_in_order(highest: int) -> None:
+    address = np.random.default_rng(0).choice([0, 3, highest // 2, highest], 200)
+    assert (_by_address(address) == np.argsort(address, kind="stable")).all()
+    assert not len(_by_address(address[:0]))

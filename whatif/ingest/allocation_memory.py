@@ -39,7 +39,7 @@ class Blocks(Struct, frozen=True):
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     """Pair each allocation with the free of the same address, for all blocks that a step allocated or freed."""
     # Nothing after the step is needed: a block that is not freed by its end outlives it.
-    order = np.argsort(allocations.address[: np.searchsorted(allocations.time_ns, end_ns)], kind="stable")
+    order = _by_address(allocations.address[: np.searchsorted(allocations.time_ns, end_ns)])
     address, time_ns, size = (
         column[order] for column in (allocations.address, allocations.time_ns, allocations.size_bytes)
     )
@@ -61,9 +61,17 @@ def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     return Blocks(births[touched], deaths[touched], sizes[touched], at[touched], until[touched])
 
 
+def _by_address(address: Int64) -> Int64:
+    """Return the stable order: that of one number for address and place, if it fits, sorts three times as fast."""
+    n, low = len(address), int(address.min(initial=np.iinfo(np.int64).max))
+    if (int(address.max(initial=0)) - low + 1) * n >= 2**63:
+        return np.argsort(address, kind="stable")
+    return np.sort((address - low) * n + np.arange(n)) % n
+
+
 def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> Memory | None:
     """Return the memory of the step of ``rows``; None if its allocations were not recorded."""
-    allocations = _of_one_device(events.allocations)
+    allocations = _of_one_device(events.allocations, rows.end_ns)
     if allocations is None:
         return None
     begin_ns = rows.forward_ns if rows.passes > 1 else rows.begin_ns
@@ -116,8 +124,8 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     )
 
 
-def _of_one_device(allocations: Allocations | None) -> Allocations | None:
-    """The allocations of the GPU that has most of them, else those of the CPU."""
+def _of_one_device(allocations: Allocations | None, end_ns: int) -> Allocations | None:
+    """The allocations before ``end_ns`` of the GPU that has most of them, else of the CPU."""
     if allocations is None or not len(allocations):
         return None
     gpu = allocations.device_type == GPU_DEVICE
@@ -125,9 +133,7 @@ def _of_one_device(allocations: Allocations | None) -> Allocations | None:
     if gpu.any():
         devices, count = np.unique(allocations.device[gpu], return_counts=True)
         kept = gpu & (allocations.device == devices[int(count.argmax())])
-    if kept.all():
-        return allocations
-    chosen = np.flatnonzero(kept)
+    chosen = np.flatnonzero(kept[: np.searchsorted(allocations.time_ns, end_ns)])
     return Allocations(*(getattr(allocations, name)[chosen] for name in Allocations.__struct_fields__))
 
 
