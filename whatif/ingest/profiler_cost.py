@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from whatif.graph.order import each_once
 from whatif.graph.recorded import ProfilerEstimate
-from whatif.graph.types import Bool, Float64, Int64
+from whatif.graph.types import Float64, Int64
 from whatif.ingest.cpu_side import CpuTasks
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.grouped import Grouped
@@ -99,7 +100,7 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
     n_operators = sum(len(operators[track]) for track in tracks)
     if not n_operators:
         return None
-    stacks = (events.frames > 0) & is_operator if not len(events.python) else np.zeros(len(events), dtype=np.bool_)
+    walked = np.flatnonzero((events.frames > 0) & is_operator) if not len(events.python) else np.empty(0, np.int64)
     rows_of = Grouped(np.arange(len(events)), events.track)
     # One operator alone wraps none.
     wrapped_ns = {
@@ -107,7 +108,7 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
         for track in tracks
         if len(operators[track])
     }
-    by_wrappers = _by_thread(wrapped_ns, events, stacks, operators)
+    by_wrappers = _by_thread(wrapped_ns, events, walked)
     if not by_wrappers and not any(key in events.header for key in KNOWN_VERSIONS):
         return None
     before_ns = np.zeros(len(events))
@@ -123,7 +124,6 @@ def find_profiler_cost(events: Events, operators: Grouped, tracks: list[int], n_
     memory_ns = MEMORY_US.mid * 1e3 * n_memory
     if n_memory:
         before_ns[operators.rows] += memory_ns / len(operators.rows)
-    walked = np.flatnonzero(stacks)
     inside_ns = np.zeros(len(events) if len(walked) else 0)
     inside_ns[walked] = 1e3 * (STACK_US + FRAME_US * events.frames[walked])
     parts = [
@@ -150,10 +150,11 @@ def _constant_ns(events: Events, rows: Int64) -> Float64:
     return 1e3 * (OPERATOR_US + INPUT_US * inputs[events.shape[rows]])
 
 
-def _by_thread(wrapped_ns: dict[int, Float64], events: Events, stacks: Bool, operators: Grouped) -> dict[int, float]:
+def _by_thread(wrapped_ns: dict[int, Float64], events: Events, walked: Int64) -> dict[int, float]:
     """Return A of each thread, ns; that of all threads for one with too few wrappers; empty if it is unknown."""
     # Wrappers include the walks of call stacks inside them: threads without any are preferred.
-    without = {t: times for t, times in wrapped_ns.items() if not stacks[operators[t]].any()}
+    walking = set(each_once(events.track[walked]).tolist())
+    without = {track: times for track, times in wrapped_ns.items() if track not in walking}
     used = without or wrapped_ns
     pooled = np.concatenate(list(used.values()))
     if len(pooled) < LEAST_WRAPPERS:
