@@ -253,13 +253,13 @@ def complete_phases(phase: Int8, landmark: Bool, time_ns: Int64, *, trains: bool
     if not len(known):
         return np.where(phase == Phase.UNKNOWN, Phase.FORWARD, phase).astype(np.int8)
     order = known[np.argsort(time_ns[known], kind="stable")]
-    at = places(time_ns[order], time_ns[unknown], side="right")
+    known_ns = np.append(time_ns[order], np.iinfo(np.int64).max)
+    at = places(known_ns[:-1], time_ns[unknown], side="right")
     before = np.where(at > 0, phase[order[np.maximum(at - 1, 0)]], Phase.UNKNOWN)
     after = np.where(at < len(order), phase[order[np.minimum(at, len(order) - 1)]], Phase.UNKNOWN)
     result = np.full(len(unknown), Phase.FORWARD, dtype=np.int8)
-    zeroed_ns = np.append(np.sort(time_ns[(phase == Phase.UPDATE) & ~landmark]), np.iinfo(np.int64).max)
-    next_ns = np.append(time_ns[order], np.iinfo(np.int64).max)[at]
-    uses_gradients = (after == Phase.UPDATE) | (zeroed_ns[places(zeroed_ns, time_ns[unknown])] < next_ns)
+    zeroed_ns = np.append(np.sort(time_ns[np.flatnonzero((phase == Phase.UPDATE) & ~landmark)]), np.iinfo(np.int64).max)
+    uses_gradients = (after == Phase.UPDATE) | (zeroed_ns[places(zeroed_ns, time_ns[unknown])] < known_ns[at])
     result[(before == Phase.BACKWARD) & uses_gradients] = Phase.UPDATE
     result[(before == Phase.BACKWARD) & (after == Phase.BACKWARD)] = Phase.BACKWARD
     result[(before == Phase.UPDATE) & among(after, [Phase.UPDATE, Phase.DATA, Phase.UNKNOWN])] = Phase.UPDATE

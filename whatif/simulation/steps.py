@@ -96,10 +96,11 @@ def _last_gpu_tasks(graph: TaskGraph) -> tuple[Int64, Bool]:
     gpu = gpu[graph.of_clock.mask[gpu] & (graph.step[gpu] >= 0)]
     if not len(gpu):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-    launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], gpu)
-    gpu = gpu[np.argsort(launched, kind="stable")]
-    last = np.full(int(graph.step[gpu].max()) + 1, -1, dtype=np.int64)
-    last[graph.step[gpu]] = gpu  # the last write wins if a step has several tasks
+    launch = graph.launch_of[gpu]
+    gpu = gpu[np.argsort(np.where(launch >= 0, launch, gpu), kind="stable")]
+    step = graph.step[gpu]
+    last = np.full(int(step.max()) + 1, -1, dtype=np.int64)
+    last[step] = gpu  # the last write wins if a step has several tasks
     last = last[last >= 0]
     return last, np.zeros(len(last), dtype=np.bool_)
 
