@@ -138,3 +138,16 @@ def test_a_thread_is_cut_into_its_calls_and_the_pieces_between(loops: Loops) -> 
     )  # fmt: skip
     pieces = list(zip(start_ns[:n].tolist(), end_ns[:n].tolist(), call[:n].tolist(), strict=True))
     assert pieces == [(0, 2, -1), (2, 5, 0), (5, 6, -1), (7, 9, -1), (9, 9, 1), (9, 12, -1)]
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_calls_that_overlap_are_one_group(loops: Loops) -> None:
+    """On each thread a group goes on until a call starts at its end or later; no calls have no group."""
+    track = np.array([0, 0, 0, 0, 1, 1], np.int32)
+    start_ns, end_ns = np.array([0, 2, 9, 12, 3, 5]), np.array([10, 4, 12, 12, 5, 5])
+    group, first, reach_ns = np.full((3, 6), -1, np.int64)
+    n = loops.overlapping(track, start_ns, end_ns, group, first, reach_ns)
+    assert group.tolist() == [0, 0, 0, 1, 2, 3]
+    assert first[:n].tolist() == [0, 3, 4, 5]
+    assert reach_ns[:n].tolist() == [12, 12, 5, 5]
+    assert loops.overlapping(track[:0], start_ns[:0], end_ns[:0], group, first, reach_ns) == 0

@@ -66,6 +66,34 @@ def innermost(
                     found[i] = at
 
 
+def overlapping(
+    track: cython.const[cython.int][::1],
+    start_ns: cython.const[cython.longlong][::1],
+    end_ns: cython.const[cython.longlong][::1],
+    group: cython.longlong[::1],
+    first: cython.longlong[::1],
+    reach_ns: cython.longlong[::1],
+) -> int:
+    """Group the intervals of each track, sorted by (track, start), that overlap; return the number of groups.
+
+    ``group`` is that of each interval; ``first`` and ``reach_ns`` are each group's first interval and its end.
+    """
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = 0
+    reach: cython.longlong = 0
+    with cython.nogil:
+        for i in range(len(start_ns)):
+            if i == 0 or track[i] != track[i - 1] or start_ns[i] >= reach:
+                first[n] = i
+                n += 1
+                reach = end_ns[i]
+            elif end_ns[i] > reach:
+                reach = end_ns[i]
+            group[i] = n - 1
+            reach_ns[n - 1] = reach
+    return n
+
+
 def wrappers(
     start_ns: cython.const[cython.longlong][::1],
     duration_ns: cython.const[cython.longlong][::1],

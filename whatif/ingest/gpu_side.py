@@ -19,7 +19,8 @@ from whatif.graph.types import (
 )
 from whatif.ingest.calls import CallKind, call_kinds
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import Grouped, by_track, named
+from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.nest import loops
 from whatif.ingest.rows import running_maximum
 
 GPU_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET)
@@ -88,14 +89,19 @@ def of_calls(values: Int64, call: Int64, default: int | Int64) -> Int64:
 def find_calls(events: Events) -> Calls:
     """Return the calls of a trace; threads that only poll are left out."""
     rows = events.of_category[EventCategory.RUNTIME]
-    kinds = call_kinds(events.names, np.bincount(events.name[rows], minlength=len(events.names)) > 0)
-    polling = _polling_tracks(events, rows, kinds)
-    rows = rows[~polling.take(events.track[rows])] if polling.any() else rows
-    rows = by_track(events, rows).rows
-    opens, end_ns = _opening(events.track[rows], events.start_ns[rows], events.end_ns[rows])
-    group, outer = np.cumsum(opens) - 1, rows[np.flatnonzero(opens)]
-    inner_kind = np.zeros(len(outer), dtype=np.int8)
-    inner = np.flatnonzero(~opens)
+    called = np.zeros(len(events.names), dtype=np.bool_)
+    called[events.name[rows]] = True
+    kinds = call_kinds(events.names, called)
+    by_thread = by_track(events, rows)
+    rows = by_thread.rows
+    polling = _polling_tracks(events, by_thread, kinds)
+    if polling:
+        rows = np.concatenate([rows[:0], *(calls for track, calls in by_thread.items() if track not in polling)])
+    group, first, end_ns = np.empty((3, len(rows)), dtype=np.int64)
+    n = loops.overlapping(events.track[rows], events.start_ns[rows], events.end_ns[rows], group, first, end_ns)
+    outer = rows[first[:n]]
+    inner = np.flatnonzero(group[1:] == group[:-1]) + 1
+    inner_kind = np.zeros(n, dtype=np.int8)
     np.maximum.at(inner_kind, group[inner], kinds[events.name[rows[inner]]])
     kind = kinds.take(events.name[outer])
     other = np.flatnonzero(kind == CallKind.OTHER)
@@ -105,32 +111,23 @@ def find_calls(events: Events) -> Calls:
     return Calls(
         event=outer,
         track=events.track[outer],
-        of_track=Grouped(np.arange(len(outer)), events.track[outer]),
+        of_track=Grouped(np.arange(n), events.track[outer]),
         start_ns=events.start_ns[outer],
-        end_ns=end_ns,
+        end_ns=end_ns[:n].copy(),
         kind=kind,
         name=events.name[outer],
         of_event=of_event,
     )
 
 
-def _opening(track: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64]:
-    """Mask of the calls, sorted by (track, start), that begin a group of overlapping ones, and the groups' ends."""
-    reach_ns = running_maximum(end_ns, track)
-    opens = np.append(True, (track[1:] != track[:-1]) | (start_ns[1:] >= reach_ns[:-1]))[: len(track)]
-    last = np.append(opens[1:], True)[: len(track)]
-    return opens, reach_ns[np.flatnonzero(last)]
-
-
-def _polling_tracks(events: Events, rows: Array, kinds: Int8) -> Bool:
-    """Mask of the tracks whose calls only poll, shape (n_tracks,)."""
-    polls = among(kinds, [CallKind.POLL, CallKind.OTHER])
-    polling = np.zeros(len(events.tracks), dtype=np.bool_)
-    polling[events.track[rows]] = True
-    polling[events.track[named(events, rows, ~polls)]] = False
-    if polling.any():
+def _polling_tracks(events: Events, calls: Grouped, kinds: Int8) -> set[int]:
+    """The tracks without operators and annotations whose calls only poll."""
+    works = ~among(kinds, [CallKind.POLL, CallKind.OTHER])
+    # The first calls of most threads show it.
+    polling = {t for t, rows in calls.items() if not any(works[events.name[part]].any() for part in (rows[:99], rows))}
+    if polling:
         for category in (EventCategory.CPU_OP, EventCategory.ANNOTATION):
-            polling[events.track[events.of_category[category]]] = False
+            polling.difference_update(each_once(events.track[events.of_category[category]]).tolist())
     return polling
 
 
