@@ -39,7 +39,6 @@ from whatif.ingest.collective_sizes import process_groups, with_collective_sizes
 from whatif.ingest.costs import task_costs
 from whatif.ingest.events import Events
 from whatif.ingest.gpu_side import of_calls
-from whatif.ingest.grouped import Grouped
 from whatif.ingest.measured import measured_rows
 from whatif.ingest.rows import Role, Rows, joined, of_events, rows_of_calls, wait_rows
 from whatif.ingest.waiting import ONE_TASK
@@ -148,10 +147,12 @@ def _lead_in_rows(cpu: Rows, parts: Parts, origin_ns: int) -> Rows:
     """Waits for the time before the first task of each CPU thread that no hand-off starts."""
     rows: list[int] = []
     started = {h.track: h.start_ns for h in parts.handoffs}
-    for code, tasks in Grouped(np.arange(len(cpu)), cpu.columns["thread"]).items():
-        first = int(tasks[cpu.columns["start_ns"][tasks].argmin()])
-        begins = started.get(parts.tracks[code], np.empty(0, dtype=np.int64))
-        handed_over = len(begins) and int(begins[0]) <= int(cpu.columns["start_ns"][first]) + 1
+    thread = cpu.columns["thread"]
+    # Tasks come first, thread by thread and in order, then the waits after them.
+    begins = np.append(0, np.flatnonzero(thread[1:] != thread[:-1]) + 1)[: len(thread)][::-1]
+    for code, first in dict(zip(thread[begins].tolist(), begins.tolist(), strict=True)).items():
+        begins_ns = started.get(parts.tracks[code], np.empty(0, dtype=np.int64))
+        handed_over = len(begins_ns) and int(begins_ns[0]) <= int(cpu.columns["start_ns"][first]) + 1
         if not handed_over and cpu.columns["start_ns"][first] > origin_ns:
             rows.append(first)
     at = np.array(rows, dtype=np.int64)
@@ -272,17 +273,17 @@ def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependen
     if not len(cpu) or not parts.handoffs:
         return Dependencies.concatenate([])
     tasks = np.flatnonzero(columns["role"] == Role.TASK)
-    by_thread = Grouped(tasks, columns["thread"][tasks])
-    main = by_thread[0]
+    # Thread by thread, those of each in order.
+    bounds = np.searchsorted(columns["thread"][tasks], np.arange(len(parts.tracks) + 1)).tolist()
+    main = tasks[: bounds[1]]
     main_start_ns = columns["start_ns"][main]
     wait = np.flatnonzero((columns["thread"] == 0) & (columns["role"] == Role.HANDOFF_WAIT))
     wait_ns = columns["start_ns"][wait]
     code_of = {track: code for code, track in enumerate(parts.tracks)}
     for handoffs in parts.handoffs:
-        worker_tasks = by_thread[code_of[handoffs.track]]
+        code = code_of[handoffs.track]
+        worker_tasks = tasks[bounds[code] : bounds[code + 1]]
         start_ns = columns["start_ns"][worker_tasks]
-        order = np.argsort(start_ns, kind="stable")
-        worker_tasks, start_ns = worker_tasks[order], start_ns[order]
         first = places(start_ns, handoffs.start_ns)
         last = places(start_ns, handoffs.end_ns) - 1
         before = places(main_start_ns, handoffs.start_ns) - 1
