@@ -134,10 +134,10 @@ def test_a_thread_is_cut_into_its_calls_and_the_pieces_between(loops: Loops) -> 
     points = np.array([0, 2, 5, 5, 6, 7, 9, 9, 9, 12])
     start_ns, end_ns, call = np.empty((3, 12), np.int64)
     n = loops.cut(
-        points, np.array([2, 9]), np.array([5, 9]), np.array([6]), np.array([7]), start_ns, end_ns, call
+        points, np.array([2, 9]), np.array([5, 9]), np.array([6]), np.array([7]), 4, start_ns, end_ns, call
     )  # fmt: skip
     pieces = list(zip(start_ns[:n].tolist(), end_ns[:n].tolist(), call[:n].tolist(), strict=True))
-    assert pieces == [(0, 2, -1), (2, 5, 0), (5, 6, -1), (7, 9, -1), (9, 9, 1), (9, 12, -1)]
+    assert pieces == [(0, 2, -1), (2, 5, 4), (5, 6, -1), (7, 9, -1), (9, 9, 5), (9, 12, -1)]
 
 
 @pytest.mark.parametrize("loops", LOOPS)

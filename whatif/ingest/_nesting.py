@@ -210,6 +210,7 @@ def cut(
     call_end_ns: cython.const[cython.longlong][::1],
     out_start_ns: cython.const[cython.longlong][::1],
     out_end_ns: cython.const[cython.longlong][::1],
+    first_call: cython.longlong,
     start_ns: cython.longlong[::1],
     end_ns: cython.longlong[::1],
     call: cython.longlong[::1],
@@ -217,7 +218,7 @@ def cut(
     """Fill in the calls and the pieces between ``points`` that lie outside them, in order; return how many there are.
 
     ``points`` are sorted, may repeat, and include the ends of all calls, which do not overlap. Pieces that begin in an
-    interval to be left out are dropped. ``call`` is the place of a call, -1 for a piece.
+    interval to be left out are dropped. ``call`` is the number of a call from ``first_call`` on, -1 for a piece.
     """
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = 0
@@ -234,7 +235,7 @@ def cut(
             while called < n_calls and call_start_ns[called] <= point:
                 start_ns[n] = call_start_ns[called]
                 end_ns[n] = call_end_ns[called]
-                call[n] = called
+                call[n] = first_call + called
                 called += 1
                 n += 1
             while left < n_left and out_start_ns[left] <= point:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from whatif.graph.order import places
 from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.calls import CallKind
-from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.gpu_side import Calls
 from whatif.ingest.grouped import Grouped, by_track, named, rows_marked, rows_named
 from whatif.ingest.handoff import Handoffs, activity, find_handoffs
@@ -112,14 +112,14 @@ class Cutter:
         thread only waits: pieces between calls that lie in them are dropped. ``extent_ns`` widens the thread's time.
         """
         events, calls = self._events, self._calls
-        call_rows = calls.of_track[track]
-        call_start_ns, call_end_ns = calls.start_ns[call_rows], calls.end_ns[call_rows]
+        span = calls.of_track.span(track)
+        call_start_ns, call_end_ns = calls.start_ns[span], calls.end_ns[span]
         cutting, operators = self._cutting[track], self._operators[track]
         starts, ends = events.start_ns[cutting], events.end_ns[cutting]
         bounds = [*(extent_ns or ())]
         if len(operators):
             bounds += [int(events.start_ns[operators[0]]), int(events.end_ns[operators].max())]
-        if len(call_rows):
+        if len(call_start_ns):
             bounds += [int(call_start_ns[0]), int(call_end_ns[-1])]
         low, high = min(bounds), max(bounds)
         cuts = np.concatenate([starts, ends, edges_ns, *left_out])
@@ -127,10 +127,9 @@ class Cutter:
         # All parts are sorted, so a merging sort is quicker than np.unique, which hashes.
         points = np.concatenate([cuts, call_start_ns, call_end_ns, [low, high]]).astype(np.int64, copy=False)
         points.sort(kind="stable")
-        start_ns, end_ns, call = np.empty((3, len(points) + len(call_rows)), dtype=np.int64)
-        n = loops.cut(points, call_start_ns, call_end_ns, *left_out, start_ns, end_ns, call)
-        call = call[:n]
-        return CpuTasks(start_ns[:n].copy(), end_ns[:n].copy(), np.append(call_rows, MISSING)[call])
+        start_ns, end_ns, call = np.empty((3, len(points) + len(call_start_ns)), dtype=np.int64)
+        n = loops.cut(points, call_start_ns, call_end_ns, *left_out, span.start, start_ns, end_ns, call)
+        return CpuTasks(start_ns[:n], end_ns[:n], call[:n])
 
     def profiler_events(self, track: int, pieces: CpuTasks) -> Int64:
         """Return the number of events that the profiler recorded in each piece of a thread, shape (n_pieces,).

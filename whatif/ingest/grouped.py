@@ -36,9 +36,11 @@ class Grouped:
         return (rows for _, rows in self.items())
 
     def __getitem__(self, code: int) -> Int64:
-        if code + 1 >= len(self._offsets):
-            return self.rows[:0]
-        return self.rows[self._offsets[code] : self._offsets[code + 1]]
+        return self.rows[self.span(code)]
+
+    def span(self, code: int) -> slice:
+        """Return the places of a code's rows among ``rows``."""
+        return slice(*self._offsets[code : code + 2]) if code + 1 < len(self._offsets) else slice(0, 0)
 
 
 def by_track(events: Events, rows: Int64) -> Grouped:
