@@ -151,3 +151,19 @@ def test_calls_that_overlap_are_one_group(loops: Loops) -> None:
     assert first[:n].tolist() == [0, 3, 4, 5]
     assert reach_ns[:n].tolist() == [12, 12, 5, 5]
     assert loops.overlapping(track[:0], start_ns[:0], end_ns[:0], group, first, reach_ns) == 0
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_a_thread_is_busy_in_its_operators_and_its_calls(loops: Loops) -> None:
+    """Time    0    3  4    6  7  8  9
+    Operators  [------)[-------)
+                    [--)
+    Calls           [--------)  [-----)  E (empty)
+    """
+    operators, calls = (np.array([0, 2, 4]), np.array([4, 4, 7])), (np.array([3, 7, 9]), np.array([6, 8, 9]))
+    start_ns, end_ns = np.empty((2, 6), np.int64)
+    n = loops.busy(*operators, *calls, start_ns, end_ns)
+    assert list(zip(start_ns[:n].tolist(), end_ns[:n].tolist(), strict=True)) == [(0, 7), (7, 8), (9, 9)]
+    none = np.empty(0, np.int64)
+    assert loops.busy(none, none, *calls, start_ns, end_ns) == 3
+    assert loops.busy(*operators, none, none, start_ns, end_ns) == 2

@@ -94,6 +94,39 @@ def overlapping(
     return n
 
 
+def busy(
+    start_ns: cython.const[cython.longlong][::1],
+    end_ns: cython.const[cython.longlong][::1],
+    call_start_ns: cython.const[cython.longlong][::1],
+    call_end_ns: cython.const[cython.longlong][::1],
+    from_ns: cython.longlong[::1],
+    to_ns: cython.longlong[::1],
+) -> int:
+    """Fill in the union of two sets of intervals, each sorted by start; return how many intervals it has."""
+    i: cython.Py_ssize_t = 0
+    called: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t = 0
+    start: cython.longlong
+    end: cython.longlong
+    with cython.nogil:
+        while i < len(start_ns) or called < len(call_start_ns):
+            if called == len(call_start_ns) or (i < len(start_ns) and start_ns[i] <= call_start_ns[called]):
+                start = start_ns[i]
+                end = end_ns[i]
+                i += 1
+            else:
+                start = call_start_ns[called]
+                end = call_end_ns[called]
+                called += 1
+            if n == 0 or start >= to_ns[n - 1]:
+                from_ns[n] = start
+                to_ns[n] = end
+                n += 1
+            elif end > to_ns[n - 1]:
+                to_ns[n - 1] = end
+    return n
+
+
 def wrappers(
     start_ns: cython.const[cython.longlong][::1],
     duration_ns: cython.const[cython.longlong][::1],

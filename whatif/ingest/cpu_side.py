@@ -80,9 +80,9 @@ def find_all_handoffs(
     if not tracks:
         return []
     main_operators = operators[tracks[0]]
-    main = activity(events, calls, named(events, main_operators, ~marks.autograd), calls.of_track[tracks[0]])
+    main = activity(events, calls, named(events, main_operators, ~marks.autograd), tracks[0])
     return [
-        find_handoffs(track, main, activity(events, calls, operators[track], calls.of_track[track]))
+        find_handoffs(track, main, activity(events, calls, operators[track], track))
         for track in tracks[1:]
         if autograd[track]
     ]

@@ -9,7 +9,7 @@ from whatif.graph.order import places
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
 from whatif.ingest.gpu_side import Calls
-from whatif.simulation.intervals import union
+from whatif.ingest.nest import loops
 
 # Clocks of two threads are read at slightly different moments.
 TOLERANCE_NS = 2_000
@@ -28,12 +28,14 @@ class Handoffs(Struct, frozen=True):
     busy_end_ns: Int64
 
 
-def activity(events: Events, calls: Calls, operators: Int64, call_rows: Int64) -> tuple[Int64, Int64]:
-    """Return the disjoint intervals in which a thread's ``operators`` (rows) or calls (``call_rows``) run."""
-    start_ns = np.concatenate([events.start_ns[operators], calls.start_ns[call_rows]])
-    end_ns = np.concatenate([events.end_ns[operators], calls.end_ns[call_rows]])
-    order = np.argsort(start_ns, kind="stable")
-    return union(start_ns[order], end_ns[order])
+def activity(events: Events, calls: Calls, operators: Int64, track: int) -> tuple[Int64, Int64]:
+    """Return the disjoint intervals in which ``operators`` (rows) or calls of a track run."""
+    span = calls.of_track.span(track)
+    operating = events.start_ns[operators], events.end_ns[operators]
+    calling = calls.start_ns[span], calls.end_ns[span]
+    start_ns, end_ns = np.empty((2, len(operators) + len(calling[0])), dtype=np.int64)
+    n = loops.busy(*operating, *calling, start_ns, end_ns)
+    return start_ns[:n], end_ns[:n]
 
 
 def find_handoffs(track: int, main: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> Handoffs:
