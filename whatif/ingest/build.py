@@ -29,7 +29,7 @@ from whatif.ingest.cpu_side import (
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.find_steps import Launched, StepRule, Steps, find_steps, without_cut_step, work_times_ns
 from whatif.ingest.gpu_side import LATE_NS, Calls, GpuSide, find_calls, find_gpu_side, of_calls
-from whatif.ingest.grouped import Grouped, by_track
+from whatif.ingest.grouped import Grouped, by_track, named
 from whatif.ingest.handoff import Handoffs
 from whatif.ingest.labels import Labeller, Labels, complete_phases
 from whatif.ingest.marks import NameMarks, name_marks
@@ -44,6 +44,7 @@ class Parts(Struct):
 
     events: Events
     operators: Grouped  # rows of events, by track
+    autograd: Int64  # those of them that autograd runs
     marks: NameMarks
     calls: Calls
     gpu: GpuSide
@@ -60,10 +61,11 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
     """Find all parts of a trace that its graph needs; ``rule`` is the user's rule for the steps."""
     marks = name_marks(events.names)
     operators = by_track(events, events.of_category[EventCategory.CPU_OP])
+    autograd = named(events, operators.rows, marks.autograd)
     calls = find_calls(events)
     gpu = find_gpu_side(events, calls, is_amd=is_amd)
     tracks = find_cpu_tracks(events, operators, calls, marks, has_gpu=bool(len(gpu.event)))
-    handoffs = find_all_handoffs(events, operators, calls, tracks, marks) if len(gpu.event) else []
+    handoffs = find_all_handoffs(events, operators, autograd, calls, tracks, marks) if len(gpu.event) else []
     launched_ns = of_calls(calls.start_ns, gpu.call, gpu.start_ns)
     order = np.argsort(launched_ns, kind="stable")
     launched = Launched(launched_ns[order], gpu.call[order], events.name[gpu.event[order]].astype(np.int64))
@@ -79,8 +81,9 @@ def find_parts(events: Events, *, is_amd: bool, rule: StepRule) -> Parts:
         for code, (device, stream) in enumerate(gpu.streams)
     ]
     return Parts(
-        events, operators, marks, calls, gpu, tracks, handoffs, steps, Labeller(events, operators, marks, workers),
-        call_times(events, calls, gpu), _profiler_cost(events, operators, calls, tracks), threads,
+        events, operators, autograd, marks, calls, gpu, tracks, handoffs, steps,
+        Labeller(events, operators, marks, workers), call_times(events, calls, gpu),
+        _profiler_cost(events, operators, calls, tracks), threads,
     )  # fmt: skip
 
 
@@ -92,7 +95,9 @@ def _profiler_cost(events: Events, operators: Grouped, calls: Calls, tracks: lis
 
 def cpu_rows(parts: Parts) -> Rows:
     """Return the tasks of all CPU threads: pieces and calls in order, thread by thread, then the waits after them."""
-    cutter = Cutter(parts.events, parts.operators, parts.calls, parts.marks, by_operator=not len(parts.gpu.event))
+    cutter = Cutter(
+        parts.events, parts.operators, parts.autograd, parts.calls, parts.marks, by_operator=not len(parts.gpu.event)
+    )
     handoff_of = {h.track: h for h in parts.handoffs if len(h.start_ns)}
     bursts = _merged([(h.start_ns, h.end_ns) for h in parts.handoffs])
     none = np.empty(0, dtype=np.int64)

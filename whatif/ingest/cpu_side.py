@@ -66,25 +66,27 @@ def find_cpu_tracks(events: Events, operators: Grouped, calls: Calls, marks: Nam
 
 
 def find_all_handoffs(
-    events: Events, operators: Grouped, calls: Calls, tracks: list[int], marks: NameMarks
+    events: Events, operators: Grouped, autograd: Int64, calls: Calls, tracks: list[int], marks: NameMarks
 ) -> list[Handoffs]:
-    """Return the hand-offs from the main thread to each thread that runs autograd, by its operators.
+    """Return the hand-offs from the main thread to each thread that runs autograd, by its operators ``autograd``.
 
     In a trace without operators any thread that launches counts as one. Operators of autograd on the main thread are
     ignored: parameters on the CPU are accumulated by the caller while it waits.
     """
-    autograd = np.zeros(len(events.tracks), dtype=np.bool_)
-    autograd[events.track[named(events, operators.rows, marks.autograd)]] = True
+    runs_it = np.zeros(len(events.tracks), dtype=np.bool_)
+    runs_it[events.track[autograd]] = True
     if not len(operators.rows):
-        autograd[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
+        runs_it[calls.track[among(calls.kind, [CallKind.LAUNCH, CallKind.GRAPH_LAUNCH])]] = True
     if not tracks:
         return []
     main_operators = operators[tracks[0]]
-    main = activity(events, calls, named(events, main_operators, ~marks.autograd), tracks[0])
+    if runs_it[tracks[0]]:
+        main_operators = named(events, main_operators, ~marks.autograd)
+    main = activity(events, calls, main_operators, tracks[0])
     return [
         find_handoffs(track, main, activity(events, calls, operators[track], track))
         for track in tracks[1:]
-        if autograd[track]
+        if runs_it[track]
     ]
 
 
@@ -92,13 +94,13 @@ class Cutter:
     """Cuts threads at their calls, marks and layers (and at their operators if ``by_operator``)."""
 
     def __init__(
-        self, events: Events, operators: Grouped, calls: Calls, marks: NameMarks, *, by_operator: bool
+        self, events: Events, operators: Grouped, autograd: Int64, calls: Calls, marks: NameMarks, *, by_operator: bool
     ) -> None:
         self._events, self._operators, self._calls = events, operators, calls
         cutting = [
             rows_named(events, EventCategory.ANNOTATION, _cuts(marks)),
             events.of_category[EventCategory.MODULE],
-            operators.rows if by_operator else named(events, operators.rows, marks.autograd),
+            operators.rows if by_operator else autograd,
         ]
         self._cutting = by_track(events, np.sort(np.concatenate(cutting), kind="stable"))
         self._recorded = by_track(events, events.on_host)
