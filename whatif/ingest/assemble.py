@@ -27,6 +27,7 @@ from whatif.graph.types import (
     Array,
     Dependencies,
     DependencyKind,
+    Int32,
     Int64,
     TaskKind,
     Waits,
@@ -37,7 +38,7 @@ from whatif.ingest.build import Parts, cpu_rows, finish_phases, gpu_rows
 from whatif.ingest.called import called_operators, find_calls_of_tasks, with_convolutions
 from whatif.ingest.collective_sizes import process_groups, with_collective_sizes
 from whatif.ingest.costs import task_costs
-from whatif.ingest.events import Events
+from whatif.ingest.events import MISSING, Events
 from whatif.ingest.gpu_side import of_calls
 from whatif.ingest.measured import measured_rows
 from whatif.ingest.rows import Role, Rows, joined, of_events, rows_of_calls, wait_rows
@@ -58,7 +59,8 @@ def assemble(parts: Parts, info: GraphInfo) -> TaskGraph:
     group, groups = process_groups(events, columns)
     called, operators = called_operators(events, calls, len(name))
     kind = columns["kind"].astype(np.int8)
-    kind[(family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)] = TaskKind.COMMUNICATION
+    communicating = (family == KernelFamily.COMMUNICATION) & (kind == TaskKind.KERNEL)
+    kind[np.flatnonzero(communicating)] = TaskKind.COMMUNICATION
     duration_ns = np.maximum(columns["duration_ns"].astype(np.int64, copy=False), 0)
     low_ns = duration_ns.copy()
     low_ns[np.flatnonzero((kind == TaskKind.WAIT) & ~among(columns["role"], [Role.LEAD_IN, Role.IDLE]))] = 0
@@ -106,8 +108,8 @@ def _in_order(parts: Parts) -> _Tasks:
     blocks = [cpu, gpu, delays, lead_ins]
     blocks = [block for block in blocks if len(block) or block is cpu]
     order = order_by(*(np.concatenate([b.columns[key] for b in blocks]) for key in ("key_ns", "thread", "sequence")))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    place = np.empty(len(order), dtype=np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
     n_cpu, n_gpu = len(cpu), len(gpu)
     cpu_place, gpu_place = place[:n_cpu], place[n_cpu : n_cpu + n_gpu]
     held_place = place[n_cpu + n_gpu :][: np.count_nonzero(waits.unexplained_ns > 0)]
@@ -221,19 +223,16 @@ def _dependencies(
     cpu: Rows,
     row_of_call: Int64,
     waits: connect.StreamWaits,
-    cpu_place: Int64,
-    gpu_place: Int64,
-    held_place: Int64,
+    cpu_place: Int32,
+    gpu_place: Int32,
+    held_place: Int32,
 ) -> tuple[Dependencies, Waits]:
     times = parts.call_times
     found = []
-    launched = np.flatnonzero(parts.gpu.call >= 0)
-    launch_row = row_of_call[parts.gpu.call[launched]] if len(launched) else launched
-    known = launch_row >= 0
-    lag_ns = np.full(len(launched), parts.gpu.launch_lag_ns)
-    found.append(
-        Dependencies.of(cpu_place[launch_row[known]], gpu_place[launched[known]], DependencyKind.LAUNCH, lag_ns[known])
-    )
+    launch_row = of_calls(row_of_call, parts.gpu.call, MISSING)
+    launched = np.flatnonzero(launch_row >= 0)
+    launches = cpu_place[launch_row[launched]]
+    found.append(Dependencies.of(launches, gpu_place[launched], DependencyKind.LAUNCH, parts.gpu.launch_lag_ns))
     found.append(Dependencies.of(gpu_place[waits.source], gpu_place[waits.target], DependencyKind.EVENT))
     found.append(_held_dependencies(Dependencies.concatenate(found), gpu_place[waits.unexplained_ns > 0], held_place))
     found.append(_handoff_dependencies(parts, cpu, cpu_place))
@@ -250,23 +249,23 @@ def _dependencies(
     )  # fmt: skip
     scope = times.scope[call[~for_task]]
     table = Waits(
-        cpu_place[call_waits[~for_task]].astype(np.int32),
+        cpu_place[call_waits[~for_task]],
         np.where(scope >= 0, scope + len(parts.tracks), scope).astype(np.int32),
         times.lag_ns[call[~for_task]],
     )
     return Dependencies.concatenate(found), table
 
 
-def _held_dependencies(dependencies: Dependencies, held: Int64, held_place: Int64) -> Dependencies:
+def _held_dependencies(dependencies: Dependencies, held: Int32, held_place: Int32) -> Dependencies:
     """Dependencies of the unexplained waits: those of the task after each, so that it begins when that could have."""
     order = np.argsort(held)
     into = dependencies.take(np.isin(dependencies.target, held))
     target = held_place[order][np.searchsorted(held[order], into.target)]
     kind = np.full(len(into), DependencyKind.EVENT, dtype=np.int8)
-    return Dependencies(into.source, target.astype(np.int32), kind, into.lag_ns, into.anchor)
+    return Dependencies(into.source, target, kind, into.lag_ns, into.anchor)
 
 
-def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int64) -> Dependencies:
+def _handoff_dependencies(parts: Parts, cpu: Rows, cpu_place: Int32) -> Dependencies:
     """Main thread -> first task of each burst, last task of the burst -> the main thread's wait."""
     sources, targets = [], []
     columns = cpu.columns
@@ -302,7 +301,8 @@ def _forward_only(graph: TaskGraph) -> TaskGraph:
     dependencies = graph.dependencies
     forward = dependencies.source < dependencies.target
     dropped = len(forward) - np.count_nonzero(forward)
-    dependencies = dependencies.take(forward)
+    if dropped:
+        dependencies = dependencies.take(forward)
     if not dependencies.anchor.any():  # Anchor.END, once for all
         anchor = np.broadcast_to(np.int8(0), dependencies.anchor.shape)
         dependencies = replace(dependencies, anchor=anchor)
