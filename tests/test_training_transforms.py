@@ -121,6 +121,19 @@ def test_checkpointing_what_is_named(tmp_path: Path) -> None:
         whatif.apply(graph, "activation_checkpoint:layers=nosuch")
 
 
+def test_what_the_recorded_run_recomputes_is_not_recomputed_again(own_traces: Path) -> None:
+    recorded = own_traces / "campaign_cpu" / "resnet50--checkpoint.trace.json.gz"
+    prediction = whatif.apply(whatif.read(recorded), "activation_checkpoint")
+    assert prediction.predicted_ms == prediction.baseline_ms
+    assert any("nothing changes" in note for note in prediction.notes)
+
+
+def test_gradients_that_are_differentiated_again_are_no_checkpoint(tmp_path: Path) -> None:
+    graph = gpu_steps(tmp_path)
+    penalty = graph.replace(recomputed=graph.select(phase=Phase.BACKWARD))
+    assert len(whatif.load_transform("activation_checkpoint")(penalty)) > len(graph)
+
+
 @pytest.mark.parametrize(
     ("layers", "blocks"),
     [
