@@ -1,5 +1,6 @@
 """FLOPs of the forward pass by layer, from the shapes in the trace: without an extra call of the model."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from whatif.ingest.op_cost import op_cost
 from .layers import LAYER_PREFIX
 
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+# Products with a sparse matrix, and what the plain products (aten::mm) call if one operand is sparse.
+_SPARSE = ("aten::_sparse_", "aten::sparse_")
 _TRANSPOSED = frozenset({"aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d"})
 
 
@@ -27,22 +30,25 @@ def forward_flops(events: list[dict[str, Any]], steps: int) -> dict[str, Any] | 
     """Return `forward` (FLOPs of one step's forward passes, a multiply-add is two) and `layers`, those of each layer.
 
     Counts matrix products, convolutions, attention and recurrent layers, by the innermost layer that encloses them;
-    not operators outside all layers or recomputed in a backward pass. None if there is nothing to count: no
-    operators, no shapes, or no layers (a compiled model).
+    not operators outside all layers or recomputed in a backward pass, nor products with sparse matrices, whose shapes
+    do not show how many elements are stored. None if there is nothing to count: no operators, no shapes, or no layers
+    (a compiled model).
     """
     layers: Counter[str] = Counter()
     stack: list[_Scope] = []
-    for event in _on_main_thread(events):
+    spans = list(_on_main_thread(events))
+    sparse_us = [event["ts"] for event in spans if event["name"].startswith(_SPARSE)]
+    for event in spans:
         while stack and stack[-1].end_us <= event["ts"]:
             stack.pop()
         layer, closed = (stack[-1].layer, stack[-1].closed) if stack else (None, False)
         name = event["name"]
         if name.startswith(LAYER_PREFIX):
             layer = name.removeprefix(LAYER_PREFIX)
-        elif name.startswith("autograd::"):
+        elif name.startswith(("autograd::", *_SPARSE)):
             closed = True
         elif layer is not None and not closed and event["cat"] == "cpu_op":
-            flops = _flops(name, event.get("args", {}))
+            flops = 0 if _calls_within(event, sparse_us) else _flops(name, event.get("args", {}))
             layers[layer] += flops
             closed = flops > 0  # The operators it calls do the same work.
         stack.append(_Scope(event["ts"] + event.get("dur", 0), layer, closed))
@@ -55,6 +61,12 @@ def _on_main_thread(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
     main = {(e["pid"], e["tid"]) for e in spans if e["name"].startswith("ProfilerStep#")}
     yield from sorted((e for e in spans if (e["pid"], e["tid"]) in main), key=lambda e: (e["ts"], -e.get("dur", 0)))
+
+
+def _calls_within(event: dict[str, Any], calls_us: list[float]) -> bool:
+    """Return whether one of ``calls_us``, ascending, begins while ``event`` lasts."""
+    begin_us = event["ts"]
+    return bisect_left(calls_us, begin_us) < bisect_left(calls_us, begin_us + event.get("dur", 0))
 
 
 def _flops(name: str, args: dict[str, Any]) -> int:

@@ -79,3 +79,18 @@ def test_recurrent_layers_count_their_matrices_once_a_row(tmp_path: Path) -> Non
 
 def test_a_model_without_products_has_none(tmp_path: Path) -> None:
     assert flops_of(nn.LayerNorm(6), tmp_path / "run.json", torch.randn(4, 6)) is None
+
+
+def test_products_with_sparse_matrices_are_not_counted_as_dense_ones(tmp_path: Path) -> None:
+    class Neighbours(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 5)
+
+        def forward(self, x: Any) -> Any:
+            edges = torch.eye(4).to_sparse()
+            return torch.sparse.mm(edges, self.inner(x)) + edges @ self.inner(x)
+
+    linear = 2 * 2 * 4 * 6 * 5
+    found = flops_of(Neighbours(), tmp_path / "run.json", torch.randn(4, 6))
+    assert found == {"forward": linear, "layers": {"inner": linear}}
