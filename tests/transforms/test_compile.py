@@ -188,6 +188,21 @@ def test_operators_of_a_cpu_are_fused_as_well() -> None:
     assert after.duration_ns[id_of(after, r"fused.*")] == 2_000 + 38_000 + 18_000 / 2
 
 
+def test_recurrent_layers_run_as_before() -> None:
+    """Dynamo breaks the graph at nn.LSTM, nn.GRU and nn.RNN; the layers around them are compiled."""
+    build = Program(CPU)
+    build.gap("loop", 1_000)
+    for layer in ("net", "recurrent"):
+        for name in (*(("aten::lstm",) if layer == "recurrent" else ()), "gelu", "add"):
+            build.gap("gap", 30_000, layer=layer)
+            build.task(0, 20_000, name, TaskKind.CPU_OP, family=POINTWISE, phase=FORWARD, layer=layer)
+    graph = build.graph()
+    after = changed("compile", graph)
+    kept = graph.select(layer="^recurrent$")
+    assert after.duration_ns[after.select(layer="^recurrent$")].tolist() == graph.duration_ns[kept].tolist()
+    assert len(after) == len(graph) - 1  # of net, the add is part of the fused operator
+
+
 @given(
     graph=traced(),
     data=st.data(),

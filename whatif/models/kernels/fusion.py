@@ -51,6 +51,8 @@ _MAXIMUM = r"reduce_kernel.*MaxOps"
 # Kernels of other what-ifs that cannot share a loop with their neighbours: a weight has another shape, and Transformer
 # Engine's casts belong to layers that the compiler calls unchanged.
 _ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
+# What nn.RNN, nn.LSTM and nn.GRU call; their cells call others, and are compiled.
+_RECURRENT = r"^aten::(rnn_tanh|rnn_relu|lstm|gru)$"
 # Inductor's config.max_fusion_size.
 LONGEST_CHAIN = 64
 # Tensors whose sizes differ by a larger factor share no loop; a tensor and its mask, or two operands, differ by less.
@@ -178,13 +180,17 @@ def fused_ns(time_ns: npt.ArrayLike, starts: Array, floor_ns: int, kept: float) 
 
 
 def _compiled(graph: TaskGraph) -> Bool:
-    """The tasks of both passes that torch.compile(model) compiles: those of layers, if layers are known."""
+    """The tasks of both passes that torch.compile(model) compiles: those of layers, if layers are known.
+
+    Recurrent layers stay: at nn.RNN, nn.LSTM and nn.GRU Dynamo breaks the graph (torch._dynamo.config.allow_rnn).
+    """
     passes = among(graph.phase, PASSES)
     in_layer = graph.layer > 0
     if not (in_layer & passes).any():
         return passes
     backward_cpu = graph.on_cpu & (graph.phase == Phase.BACKWARD)
-    compiled: Bool = passes & (in_layer | backward_cpu) & ~graph.select(name="AccumulateGrad")
+    recurrent = in_layer & np.isin(graph.layer, graph.layer[graph.select(name=_RECURRENT)])
+    compiled: Bool = passes & (in_layer | backward_cpu) & ~recurrent & ~graph.select(name="AccumulateGrad")
     return compiled
 
 
