@@ -70,7 +70,7 @@ class Collector:
         self._stops = 0
         self._stop, self._inference = stop, inference
         self._say = say or (lambda sentence: None)
-        self._new_recording: Callable[[nn.Module, torch.optim.Optimizer | None], Recording] = functools.partial(
+        self._new_recording: Callable[..., Recording] = functools.partial(
             record,
             # The program may change the working directory before the recording is written.
             path=Path(os.path.abspath(output)),
@@ -85,6 +85,7 @@ class Collector:
         self._steps, self._untraced_steps = steps, untraced_steps
         self._recording: Recording | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._stepping: list[torch.optim.Optimizer] = []  # those of them that stepped since the search began
         self._detach: list[Callable[[], None]] = []
         self._children_s = 0.0
         self._process = os.getpid()
@@ -227,6 +228,8 @@ class Collector:
         @functools.wraps(inner)
         def step_and_end(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
+            if not any(optimizer is known for known in self._stepping):
+                self._stepping.append(optimizer)
             ends = _active is self and not self._explicit and optimizer is self._optimizers[-1]
             if ends and not torch.compiler.is_compiling():
                 self._end_step()
@@ -278,6 +281,7 @@ class Collector:
             with self._own_work():
                 self._recording.abandon()
             self._recording = None
+        self._stepping = []
         self._search_steps_left = _SEARCH_STEPS
 
     def _give_way(self) -> None:
@@ -363,7 +367,8 @@ class Collector:
                 "expected no profiler before the recording on a GPU, got the script's own, after which the recording "
                 "would be slower and wrong: switch it off."
             )
-        self._recording = self._new_recording(model, self._optimizers[-1] if self._optimizers else None)
+        optimizer = self._optimizers[-1] if self._optimizers else None
+        self._recording = self._new_recording(model, optimizer, other_optimizers=self._stepping)
         self._recording.start()
         self.together = trains_with_others()
 

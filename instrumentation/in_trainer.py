@@ -32,9 +32,10 @@ class RecordingInTrainer:
         def begin() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             # A trainer may wrap the optimizer.
-            found = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+            found = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers if optimizer is not None]
             optimizer = found[-1] if found else None
-            self._recording = record(model, optimizer, Path(folder).absolute() / RECORDING, **self._options)
+            path = Path(folder).absolute() / RECORDING
+            self._recording = record(model, optimizer, path, other_optimizers=found[:-1], **self._options)
             self._recording.start()
 
         self._guarded(begin)

@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,19 @@ def _cpu_name() -> str:
     return next(names, platform.machine())
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
-    """Return type, implementation flags (null: torch chose), tensors, and state size in bytes of the optimizer."""
+def describe_optimizer(
+    optimizer: torch.optim.Optimizer | None, others: Sequence[torch.optim.Optimizer] = ()
+) -> dict[str, Any] | None:
+    """Return type and implementation flags (null: torch chose) of the optimizer, and tensors and bytes of state.
+
+    ``others`` are the step's other optimizers, whose tensors and state count as well.
+    """
     if optimizer is None:
         return None
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = (value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value))
+    every = (optimizer, *(other for other in others if other is not optimizer))
+    parameters = [parameter for each in every for group in each.param_groups for parameter in group["params"]]
+    slots = (slots for each in every for slots in each.state.values())
+    state = (value for kept in slots for value in kept.values() if torch.is_tensor(value))
     return {
         "type": type(optimizer).__name__,
         "foreach": optimizer.defaults.get("foreach"),

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +51,8 @@ class Recording:
     `run.rank0.json.gz`, ...
     Data loading belongs to the step that uses the data. On a GPU the peak memory statistics are reset once.
     `backend` is "kineto" (torch.profiler) or "cupti" (cupti-python, on an NVIDIA GPU); `memory` keeps every allocation
-    in the trace; `say` is called with each warning. docs/recording.md lists the contents of a recording.
+    in the trace; `say` is called with each warning; `other_optimizers` step before `optimizer` in a step (as
+    in a GAN), and their state is memory as well. docs/recording.md lists the contents of a recording.
 
     Raises WhatifError for too few steps, a path that cannot be written, a backend that does not work here, a second
     profiler that is running, a second recording in a process that uses a GPU, and at the end of the block if fewer than
@@ -72,6 +73,7 @@ class Recording:
         memory: bool = False,
         lines: bool = False,
         say: Callable[[str], None] = tell,
+        other_optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
         # The gradient order needs one warm-up step.
         for name, value, fewest in (
@@ -87,6 +89,7 @@ class Recording:
         self.path = path
         self._model = model
         self._optimizer = optimizer
+        self._other_optimizers = other_optimizers
         self._warmup_steps = warmup_steps
         self._untraced_steps = untraced_steps
         self._recorded_steps = steps
@@ -292,7 +295,7 @@ class Recording:
         untraced = timer.summaries("untraced")
         # Immediately: the clocks of an idle GPU drop.
         clocks, driver = describe_clocks() if cuda else (None, None)
-        optimizer = describe_optimizer(self._optimizer)
+        optimizer = describe_optimizer(self._optimizer, self._other_optimizers)
         return {
             "version": METADATA_VERSION,
             "backend": self._backend,

@@ -164,6 +164,9 @@ for _ in range(100):
     )
     assert layers_of(recording) == ["(root)", "Critic", "Generator"]
     assert recording["whatif"]["samples_per_step"] == recording["whatif"]["batch_size"] == 5
+    optimizer = recording["whatif"]["optimizer"]
+    assert (optimizer["type"], optimizer["parameter_tensors"], optimizer["parameters"]) == ("SGD", 4, 3 * 4 + 4 + 5)
+    assert optimizer["state_bytes"] == 2 * (4 * 5 + 4)  # Adam's two moments and its count of each of the critic's two
     names = [event["name"] for event in recording["traceEvents"]]
     assert len(steps_of(recording)) == 3
     assert names.count("Optimizer.step#Adam.step") == 9
@@ -189,6 +192,7 @@ def test_a_new_optimizer_in_the_recorded_steps_begins_the_recording_again(tmp_pa
     names = [event["name"] for event in recording["traceEvents"]]
     assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (0, 3)
     assert recording["whatif"]["optimizer"]["type"] == "Adam"
+    assert recording["whatif"]["optimizer"]["parameters"] == 4 * 2 + 2
     assert "the script has a new optimizer: the recording begins again." in said
 
 
