@@ -203,6 +203,16 @@ def test_recurrent_layers_run_as_before() -> None:
     assert len(after) == len(graph) - 1  # of net, the add is part of the fused operator
 
 
+def test_gradients_of_gradients_are_not_compiled() -> None:
+    build = layer_of(*BLOCK)
+    build.call("mm_backward", 50_000, layer="net", family=GEMM, phase=BACKWARD)
+    graph = build.graph()
+    penalty = graph.replace(recomputed=graph.phase == BACKWARD)
+    with pytest.raises(WhatifError, match="differentiated again"):
+        whatif.load_transform("compile")(penalty)
+    assert len(changed("compile", graph)) < len(graph)
+
+
 @given(
     graph=traced(),
     data=st.data(),

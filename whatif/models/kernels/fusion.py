@@ -39,6 +39,8 @@ from whatif.models.kernels.launches import (
 from whatif.models.kernels.mixed_precision import WEIGHT_CAST_NAME
 from whatif.models.kernels.stored_masks import with_stored_masks
 from whatif.models.layers.columns import named, with_values
+from whatif.models.layers.segments import differentiates_gradients
+from whatif.runtime.errors import WhatifError
 
 FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wrapper)"
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
@@ -92,8 +94,15 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     Chains of consecutive elementwise work, casts, reductions and normalizations on a stream become one kernel each,
     with at most one reduction; a wait of the CPU for the GPU, another stream, a change of size and all other work end a
     chain. The CPU's work between two remaining launches takes no longer than the generated code. If layers are known,
-    only their work is compiled; gradients are accumulated as before.
+    only their work is compiled; gradients are accumulated as before. Raises WhatifError if gradients are differentiated
+    again.
     """
+    if differentiates_gradients(graph):
+        raise WhatifError(
+            f"compile: expected gradients that are not differentiated again, got {graph.info.path or 'a recording'} "
+            "with create_graph=True, which torch.compile does not support; record the step without it, for example "
+            "without a gradient penalty."
+        )
     on_gpu = graph.has_gpu
     compiled = _compiled(graph)
     number, _ = stretches(graph, by_phase=True)

@@ -37,6 +37,7 @@ from whatif.simulation.transfers import (
 )
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
+_RECOMPUTED = f"^{re.escape(RECOMPUTED_NAME)}$"
 # Upper range for the hooks of a checkpoint, which run Python for every tensor not saved, and for caches: our estimate.
 SPREAD = 0.05
 
@@ -87,6 +88,16 @@ def are_classes(graph: TaskGraph) -> bool:
     return len(graph.layers) > 1 and all(_CLASS_NAME.fullmatch(layer) for layer in graph.layers if layer)
 
 
+def differentiates_gradients(graph: TaskGraph) -> bool:
+    """Return whether a backward pass builds a graph of its gradients (create_graph=True, as for a gradient penalty).
+
+    Such a graph repeats hardly an operator of the forward pass, unlike what activation checkpointing recomputes.
+    """
+    built = graph.recomputed & ~graph.select(name=_RECOMPUTED).mask
+    repeats = np.isin(graph.name, graph.name[graph.phase == Phase.FORWARD])
+    return bool(2 * graph.duration_ns[built & repeats].sum() < graph.duration_ns[built].sum())
+
+
 def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     """Return the graph in which each step repeats the forward work of segments ``chosen`` before their backward work.
 
@@ -96,7 +107,8 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     already recomputed, or have no backward work, stay; if all do, ``graph`` itself is returned.
     """
     segment = places_within(graph.layers, chosen).take(graph.layer)
-    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, _recomputed_already(graph, segment))
+    recomputed = graph.select(name=_RECOMPUTED) | (graph.recomputed & (not differentiates_gradients(graph)))
+    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[recomputed])
     forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
     key = graph.step.astype(np.int64) * max(len(chosen), 1) + segment
     first_cpu = _first_of_key(key, backward & graph.on_cpu)
@@ -106,21 +118,6 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     again = again[np.isin(key[again], list(first_cpu))]
     put = _put_in(graph, again, _before(graph, first_cpu, key[again]), SPREAD)
     return _exchanged_again(graph, put, key[again], key, forward, first_cpu)
-
-
-def _recomputed_already(graph: TaskGraph, segment: Int64) -> Int64:
-    """The segments that most of the work recomputed inside them repeats, by a what-if or in the recorded run.
-
-    Gradients that are built to be differentiated again (a gradient penalty) repeat no operators of the forward pass.
-    """
-    work_ns = np.zeros((2, segment.max(initial=0) + 2))  # last: outside all segments
-    operator = segment * len(graph.names) + graph.name
-    again = graph.recomputed & (segment >= 0)
-    repeats = np.isin(operator, operator[graph.select(phase=Phase.FORWARD)])
-    repeats |= graph.select(name=f"^{re.escape(RECOMPUTED_NAME)}$")
-    for row, chosen in enumerate((again, again & repeats)):
-        np.add.at(work_ns[row], segment[chosen], graph.duration_ns[chosen])
-    return np.flatnonzero(2 * work_ns[1] > work_ns[0])
 
 
 def _recompute_on_gpu(
