@@ -6,11 +6,11 @@ Model:  in the forward and the backward pass chains of element-wise kernels, cas
         one kernel each, with one reduction at most (maximum and sum of a softmax are one): it takes the time of the
         longest and a quarter of the others' (none to half; half on a CPU), because values between them stay in
         registers. The others' launches are removed, and the CPU's work per remaining launch takes at most 5 us (2 to
-        10); entering a region costs 40 us and 1 us per layer for guards. A wait of the CPU for the GPU breaks the
-        region in two. Products, convolutions, attention, look-ups, collectives, copies and the update stay, and so do
-        nn.RNN, nn.LSTM and nn.GRU (Dynamo breaks the graph there) and start-up work (calls of over 1 ms, in steps that
-        are mostly such). On a CPU Inductor puts a model with
-        convolutions into channels-last (torch's `_inductor/graph.py`, `decide_layout_opt`), with the effect that
+        10); entering a region costs 40 us and 1 us per layer for guards. A read of a tensor's values (a wait for the
+        GPU; on a CPU .item() and masks as an index) breaks the region in two. Products, convolutions, attention,
+        look-ups, collectives, copies and the update stay, and so do nn.RNN, nn.LSTM and nn.GRU (Dynamo breaks the graph
+        there) and start-up work (calls of over 1 ms, in steps that are mostly such). On a CPU Inductor puts a model
+        with convolutions into channels-last (torch's `_inductor/graph.py`, `decide_layout_opt`), with the effect that
         `channels_last` predicts; on a GPU that depends on its channels, and only the range of `channels_last compile`
         covers it. On a CPU the generated loops are slow at masks for the backward pass (`stored_masks.py`): of a ReLU
         before maximum pooling, a leaky ReLU, dropout; normalizations next to convolutions may take 0.4 to 1.7 times as

@@ -213,6 +213,20 @@ def test_gradients_of_gradients_are_not_compiled() -> None:
     assert len(changed("compile", graph)) < len(graph)
 
 
+def test_reading_values_in_a_layer_of_a_cpu_breaks_the_region_in_two() -> None:
+    """As the routing of a mixture of experts does."""
+
+    def compiled_ns(between: str) -> int:
+        build = Program(CPU)
+        build.gap("loop", 1_000)
+        for name, family in (("gelu", POINTWISE), (between, KernelFamily.INDEXING), ("add", POINTWISE)):
+            build.gap("gap", 1_000, layer="net")
+            build.task(0, 20_000, name, TaskKind.CPU_OP, family=family, phase=FORWARD, layer="net")
+        return int(changed("compile", build.graph()).duration_ns.sum())
+
+    assert compiled_ns("aten::nonzero") - compiled_ns("aten::gather") == 40_000 + 1_000  # the region, its one layer
+
+
 @given(
     graph=traced(),
     data=st.data(),

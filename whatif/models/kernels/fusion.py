@@ -55,6 +55,8 @@ _MAXIMUM = r"reduce_kernel.*MaxOps"
 _ALONE = (WEIGHT_CAST_NAME, CAST_NAME, SCALE_NAME)
 # What nn.RNN, nn.LSTM and nn.GRU call; their cells call others, and are compiled.
 _RECURRENT = r"^aten::(rnn_tanh|rnn_relu|lstm|gru)$"
+# What .item(), a branch on a tensor, and a mask as an index or in torch.where call.
+_READS_VALUES = r"^aten::(_local_scalar_dense|nonzero)$"
 # Inductor's config.max_fusion_size.
 LONGEST_CHAIN = 64
 # Tensors whose sizes differ by a larger factor share no loop; a tensor and its mask, or two operands, differ by less.
@@ -105,7 +107,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
         )
     on_gpu = graph.has_gpu
     compiled = _compiled(graph)
-    number, _ = stretches(graph, by_phase=True)
+    number, _ = stretches(graph, by_phase=True, breaks=_graph_breaks(graph, compiled))
     work = _work(graph, compiled, on_gpu=on_gpu)
     order = graph.by_thread[work[graph.by_thread]].astype(np.int64)
     launch = graph.launch_of.astype(np.int64)
@@ -157,7 +159,7 @@ def add_regions(graph: TaskGraph, *, graph_trees: bool) -> TaskGraph:
     kernels = among(graph.kind, [TaskKind.KERNEL, TaskKind.CPU_OP])
     work = np.flatnonzero(_work(graph, compiled, on_gpu=on_gpu) & compiled & kernels)
     calls = graph.launch_of[work[graph.launch_of[work] >= 0]] if on_gpu else work
-    number, count = stretches(graph, by_phase=True)
+    number, count = stretches(graph, by_phase=True, breaks=_graph_breaks(graph, compiled))
     launches = np.zeros(count, dtype=np.bool_)
     launches[number[calls]] = True
     host = np.flatnonzero(compiled & graph.on_cpu)
@@ -201,6 +203,12 @@ def _compiled(graph: TaskGraph) -> Bool:
     recurrent = in_layer & np.isin(graph.layer, graph.layer[graph.select(name=_RECURRENT)])
     compiled: Bool = passes & (in_layer | backward_cpu) & ~recurrent & ~graph.select(name="AccumulateGrad")
     return compiled
+
+
+def _graph_breaks(graph: TaskGraph, compiled: Bool) -> Bool:
+    """The tasks on a CPU that read a tensor's values, where Dynamo breaks the graph; with a GPU the waits show them."""
+    reads = graph.select(name=_READS_VALUES, phase=Phase.FORWARD) & compiled
+    return reads.mask & (not graph.has_gpu)
 
 
 def _work(graph: TaskGraph, compiled: Bool, *, on_gpu: bool) -> Bool:
