@@ -206,6 +206,12 @@ def test_an_update_measured_alone_decides_on_a_cpu(tmp_path: Path, to: str, rati
     assert twice.predicted_ms == prediction.predicted_ms
 
 
+def test_a_fused_update_on_a_cpu_runs_no_python_for_each_operator(tmp_path: Path) -> None:
+    """The traffic model's ratio, 7 accesses of 20, holds for the whole update of 400 us, not only for its operators."""
+    prediction = whatif.apply(cpu_updates(tmp_path), "fused_adam")
+    assert prediction.predicted_ms == pytest.approx(1.0 - 0.4 * (1 - 7 / 20), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "times",
     [None, 3, {}, {"for_loop": 0, "foreach": 1}, {"for_loop": "1", "foreach": 1}, {"for_loop": 1, "foreach": 1e9}],

@@ -6,9 +6,10 @@ Model:  the kernels inside the optimizer's marks and their launches are removed 
         and moment once: its time is that of the removed kernels above their start-up floor, times the ratio of memory
         accesses, counted in PyTorch's _single_tensor_adam (18 fp32 accesses a parameter against 7) and
         _single_tensor_sgd with momentum and weight decay (11 against 5); SGD that is one addition keeps its traffic.
-        The range is a factor of 1.5 up and down. The Python loop that collects the parameters stays. With `to=foreach`
-        each operation becomes one kernel for all parameters with the same traffic. On a CPU whose update was measured
-        alone in every form (`whatif collect --measure-operators`) that ratio is used.
+        The range is a factor of 1.5 up and down. The Python loop that collects the parameters stays; on a CPU the
+        Python between the operators shrinks by the same ratio as they do. With `to=foreach` each operation becomes one
+        kernel for all parameters with the same traffic. On a CPU whose update was measured alone in every form (`whatif
+        collect --measure-operators`) that ratio is used.
 Effort: small: fused=True (or foreach=True) where the optimizer is made.
 """
 

@@ -39,11 +39,15 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
 
     In a recording without marks, the operators of the update.
     """
-    operators = step_kernels(graph)
-    update = graph.on_cpu & graph.in_optimizer if graph.in_optimizer.any() else operators
-    graph = _renamed(graph, operators, FUSED_NAME if to == "fused" else FOREACH_NAME)
+    update = _update_work(graph)
+    graph = _renamed(graph, step_kernels(graph), FUSED_NAME if to == "fused" else FOREACH_NAME)
     low, high = ratio * (1 - MEASURED_SPREAD), ratio * (1 + MEASURED_SPREAD)
     return put(graph, update, scaled(graph, update, ratio, Source.MEASURED, low=low, high=high))
+
+
+def _update_work(graph: TaskGraph) -> Array:
+    """All CPU work inside the optimizer's marks; in a recording without marks, the operators of the update."""
+    return graph.on_cpu.mask & graph.in_optimizer if graph.in_optimizer.any() else step_kernels(graph)
 
 
 def n_operations(graph: TaskGraph) -> int:
@@ -69,8 +73,9 @@ def fuse_update(
     if (update & graph.select(name=FUSED_NAMES)).any():
         return graph.unchanged("fused_adam: the optimizer is fused already; nothing changes")
     if not graph.has_gpu:
-        estimates = scaled(graph, update, ratio, source, low=low, high=max(high, ratio))
-        return _renamed(put(graph, update, estimates), update).note(
+        work = _update_work(graph)
+        estimates = scaled(graph, work, ratio, source, low=low, high=max(high, ratio))
+        return _renamed(put(graph, work, estimates), update).note(
             f"fused_adam: {int(update.sum())} update operators of the recording move {1 / ratio:.1f} times less data"
         )
     launched = np.flatnonzero(update & (graph.launch_of >= 0))
