@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import mark, op, read_events
+from tests.helpers import mark, op, read_events, replace
 from tests.memory_steps import attention, slow_peak, totals
 from tests.memory_traces import METADATA, shaped, two_linear_layers
 from whatif.graph.memory import peak
@@ -43,6 +43,18 @@ def test_gradients_zeroed_late_are_seen_in_the_forward_pass(tmp_path: Path) -> N
     assert memory is not None
     assert memory.gradients_in_forward
     assert totals(memory) == [1440, 1840, 1480, 1720, 2080, 1440, 1280]
+
+
+@pytest.mark.parametrize(("zero_at", "late"), [(5, False), (90, False), (190, True), (520, False)])
+def test_where_gradients_are_zeroed_is_seen_without_allocations(tmp_path: Path, zero_at: float, late: bool) -> None:
+    """The forward pass of a usual loop, zero_grad right before backward, seemed to have no gradients."""
+    events = two_linear_layers(allocations=False, shapes=True, zero_at=zero_at)
+    memory = read_events(tmp_path, events, whatif=METADATA).info.memory
+    assert memory is not None
+    assert memory.source == "shapes"
+    assert memory.gradients_in_forward is late
+    forward = next(iter(totals(memory)))
+    assert forward == next(iter(totals(replace(memory, gradients_in_forward=False)))) + late * memory.gradients
 
 
 def test_a_gpu_states_what_it_holds_beside_the_model(tmp_path: Path) -> None:

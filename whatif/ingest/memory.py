@@ -9,6 +9,8 @@ from whatif.graph.memory import Memory, recomputed, update_workspace
 from whatif.graph.recorded import Optimizer
 from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
+from whatif.ingest.events import EventCategory
+from whatif.ingest.grouped import rows_named
 from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows
@@ -60,6 +62,19 @@ def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
     return bool(all_at_once.any() or each.sum() >= FEWEST_PARAMETERS)
 
 
+def _zeroed_after_forward(parts: Parts, rows: StepRows) -> bool:
+    """Whether gradients are set to None between the passes alone: those of the step before exist in the forward pass.
+
+    Code that loads a batch may look like the begin of the forward pass: nine tenths of it have to come before.
+    """
+    events = parts.events
+    zeroes = np.array([name.startswith("Optimizer.zero_grad#") for name in events.names], dtype=np.bool_)
+    start_ns = events.start_ns[rows_named(events, EventCategory.ANNOTATION, zeroes)]
+    start_ns = start_ns[(start_ns >= rows.begin_ns) & (start_ns < rows.end_ns)]
+    from_ns = events.start_ns[rows.forward[9 * len(rows.forward) // 10]]
+    return bool(len(start_ns) and (start_ns > from_ns).all() and (start_ns < rows.backward_ns).all())
+
+
 def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
     """Parameters if no recorder wrote them: weights and tables of the operators, counted at each use."""
     weights: dict[str, int] = {}
@@ -88,6 +103,7 @@ def _memory_of_shapes(
             info.optimizer or str(flags.type), kind, static.parameters, int(max(static.sizes, default=0))
         ),
         gradients_stay=rows.passes > 1 or _zeroed_in_place(parts, rows),
+        gradients_in_forward=_zeroed_after_forward(parts, rows),
         source="shapes",
     )
     # A run that begins within the one before is part of it: one segment was recomputed twice.
