@@ -128,12 +128,6 @@ def test_what_the_recorded_run_recomputes_is_not_recomputed_again(own_traces: Pa
     assert any("nothing changes" in note for note in prediction.notes)
 
 
-def test_gradients_that_are_differentiated_again_are_no_checkpoint(tmp_path: Path) -> None:
-    graph = gpu_steps(tmp_path)
-    penalty = graph.replace(recomputed=graph.select(phase=Phase.BACKWARD))
-    assert len(whatif.load_transform("activation_checkpoint")(penalty)) > len(graph)
-
-
 @pytest.mark.parametrize(
     ("layers", "blocks"),
     [

@@ -178,3 +178,30 @@ def test_a_cpu_trace_has_steps_by_mark(tmp_path: Path) -> None:
     assert graph.info.measured_step_ns["mark"] == (100 * US,) * 5
     assert "gpu" not in graph.info.measured_step_ns
     assert_replays(graph)
+
+
+@pytest.mark.parametrize(
+    ("built", "times", "differentiates"),
+    [("aten::linear", 1, False), ("aten::mm", 1, True), ("aten::linear", 3, True)],
+    ids=["checkpointed", "others", "more"],
+)
+def test_gradients_that_are_differentiated_are_no_recomputation(
+    tmp_path: Path, built: str, times: int, differentiates: bool
+) -> None:
+    """The products of a gradient penalty, as linear layers call them too, were taken for activation checkpointing."""
+    events = []
+    for step in range(3):
+        at, number = 1000 * step, 10 * step
+        builds = [{"Sequence number": number + place, "Fwd thread id": 0} for place in range(times + 1)]
+        node = "autograd::engine::evaluate_function: AddmmBackward0"
+        events += [
+            mark(f"ProfilerStep#{step}", at, 999),
+            op("aten::linear", at + 10, 90, **builds[0]), op("aten::mm", at + 20, 60, **builds[0]),
+            op(node, at + 200, 500, **{"Sequence number": number, "Fwd thread id": 1}),
+        ]  # fmt: skip
+        for place, numbers in enumerate(builds[1:]):
+            begin = at + 210 + 100 * place
+            events += [op(built, begin, 90, **numbers), op("aten::mm", begin + 20, 60, **numbers)]
+    graph = read_events(tmp_path, events)
+    assert graph.info.differentiates_gradients is differentiates
+    assert graph.recomputed.any() != differentiates

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, OTHER, STREAM, id_of, names, starts
+from tests.helpers import CPU, OTHER, STREAM, id_of, names, replace, starts
 from tests.test_edit import traced
 from tests.transforms.programs import (
     BACKWARD,
@@ -207,7 +207,7 @@ def test_gradients_of_gradients_are_not_compiled() -> None:
     build = layer_of(*BLOCK)
     build.call("mm_backward", 50_000, layer="net", family=GEMM, phase=BACKWARD)
     graph = build.graph()
-    penalty = graph.replace(recomputed=graph.phase == BACKWARD)
+    penalty = graph.replace(info=replace(graph.info, differentiates_gradients=True))
     with pytest.raises(WhatifError, match="differentiated again"):
         whatif.load_transform("compile")(penalty)
     assert len(changed("compile", graph)) < len(graph)

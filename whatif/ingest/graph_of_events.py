@@ -76,7 +76,10 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
         ),
     )
     rows = find_step_rows(parts)
-    info = replace(info, passes=_passes(info, rows), gradient_bytes=gradient_sizes(events, rows, edges_ns))
+    info = replace(
+        info, passes=_passes(info, rows), gradient_bytes=gradient_sizes(events, rows, edges_ns),
+        differentiates_gradients=parts.labeller.differentiates_gradients,
+    )  # fmt: skip
     info = replace(info, memory=find_memory(parts, info, rows))
     graph = assemble(parts, info).check()
     graph = _with_measured_steps(graph)

@@ -27,6 +27,9 @@ from whatif.ingest.marks import NameMarks
 from whatif.ingest.nest import Nest, loops
 from whatif.simulation.intervals import lies_inside, union
 
+# Recomputation repeats at most one forward pass; gradients of gradients build a graph of two. Midway between both.
+MOST_RECOMPUTED = 1.5
+
 
 class Labels(Struct, frozen=True):
     """Labels of pieces of one thread, shape (n_pieces,): layer code (0: none), phase, innermost operator's row."""
@@ -37,16 +40,17 @@ class Labels(Struct, frozen=True):
     loading: Bool
     landmark: Bool  # determines the phase of tasks around it
     in_optimizer: Bool  # inside an optimizer's own mark
-    recomputed: Bool  # inside an operator that builds the autograd graph while the backward pass runs
+    recomputed: Bool  # inside an operator of the forward pass that the backward pass runs again
     pause: Int64  # row of the program's pause around it (garbage collection); -1 if there is none
 
 
 class Labeller:
     """Labels tasks with the layers of a trace (``layers[0]`` is ""): backward ones by their sequence numbers.
 
-    The masks ``is_backward``, ``is_building`` and ``is_recomputing`` select the operators of the backward pass, those
-    that create its nodes, and those of them that do so while it runs (activation checkpointing), shape (n_events,).
-    ``workers`` are the tracks that work for the main thread (autograd): all of their work is backward.
+    The masks ``is_backward``, ``is_building`` and ``is_building_again`` select the operators of the backward pass,
+    those that create its nodes, and those of them that do so while it runs, shape (n_events,): activation
+    checkpointing, unless ``differentiates_gradients``. ``workers`` are the tracks that work for the main thread
+    (autograd): all of their work is backward.
     """
 
     def __init__(self, events: Events, operators: Grouped, marks: NameMarks, workers: Collection[int] = ()) -> None:
@@ -73,7 +77,8 @@ class Labeller:
         self._accumulates = np.array(["AccumulateGrad" in name for name in events.names], dtype=np.bool_)
         self._backward_layer = self._backward_layers(backward)
         self._operators = operators
-        self.is_recomputing = self._builders_that_recompute()
+        self.is_building_again = self._builders_in_backward()
+        self.differentiates_gradients = self._builds_other_work_again(building)
         self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, rows_named(events, EventCategory.ANNOTATION, named))
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
@@ -101,7 +106,7 @@ class Labeller:
         np.maximum.at(latest, which, steps_before)
         return rows[np.flatnonzero(steps_before == latest[which])]
 
-    def _builders_that_recompute(self) -> Bool:
+    def _builders_in_backward(self) -> Bool:
         events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
         for track, rows in self._building.items() if self.has_backward else ():
             backward = self._backward[track]
@@ -110,6 +115,28 @@ class Labeller:
             elif len(backward):
                 found[rows] = self._nest(backward).innermost(events.start_ns[rows]) >= 0
         return found
+
+    def _builds_other_work_again(self, building: Int64) -> bool:
+        """Whether backward passes build a graph of their gradients (create_graph=True, as for a gradient penalty).
+
+        What activation checkpointing recomputes are the operators that the forward pass calls, once; the formulas of
+        gradients call others, or more. Operators inside others are left out: both call products.
+        """
+        events, is_again = self._events, self.is_building_again[building]
+        if is_again.all() or not is_again.any():
+            return False
+        once, again = self._outermost(building[~is_again]), self._outermost(building[is_again])
+        repeats = np.isin(events.name[again], events.name[once])
+        duration_ns = events.duration_ns[again]
+        return bool(2 * duration_ns[repeats].sum() < duration_ns.sum()) or len(again) > MOST_RECOMPUTED * len(once)
+
+    def _outermost(self, rows: Int64) -> Int64:
+        """Return those of the events, on any threads, that lie in no other of them."""
+        found = [rows[:0]]
+        for on_track in by_track(self._events, rows).values():
+            end_ns = self._events.end_ns[on_track]
+            found.append(on_track[np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])])
+        return np.concatenate(found)
 
     def _nest(self, rows: Array) -> Nest:
         return Nest(self._events.start_ns[rows], self._events.end_ns[rows])
@@ -206,7 +233,8 @@ class Labeller:
         if len(building):
             inner = self._nest(building).innermost(time_ns)
             forward = inner >= 0
-            recomputed = np.append(self.is_recomputing[building], False)[inner]
+            if not self.differentiates_gradients:
+                recomputed = np.append(self.is_building_again[building], False)[inner]
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
         phase[np.flatnonzero(update)] = Phase.UPDATE
         phase[np.flatnonzero(loading)] = Phase.DATA

@@ -68,7 +68,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     if not len(backward):
         return None
     builds = inside[labeller.is_building[inside]]
-    recomputing = labeller.is_recomputing[builds]
+    recomputing = labeller.is_building_again[builds]
     recomputed, builds = builds[recomputing], builds[~recomputing]
     if not len(builds):
         return None
@@ -91,7 +91,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     return StepRows(
         names, forward, row, backward, backward_row,
         begin_ns, first if len(passes) > 1 else begin_ns, first, backward_ns, update_ns, end_ns, len(passes),
-        _runs(parts, names, backward, backward_row, recomputed),
+        () if labeller.differentiates_gradients else _runs(parts, names, backward, backward_row, recomputed),
     )  # fmt: skip
 
 

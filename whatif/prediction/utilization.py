@@ -20,43 +20,33 @@ CONVENTION = (
     "skips what the mask hides, else in full (eager); MFU excludes recomputation; rates above the peak (Winograd, FFT) "
     "count as the peak"
 )
-# Recomputation repeats at most one forward pass; gradients of gradients build a graph of two. Midway between both.
-_MOST_RECOMPUTED = 1.5
 # The scores are one of five products in the backward pass of a fused attention (FlashAttention, algorithm 4), of equal
 # size where keys are as long as values.
 _SCORES_AGAIN = 1 / 5
 
 
 class Utilization(Struct, frozen=True):
-    """TFLOP of one step, of the model and recomputed, MFU and HFU in percent (None without a GPU or shapes).
-
-    ``built_twice``: the backward pass builds a graph of more work than the forward pass; none counts as recomputed.
-    """
+    """TFLOP of one step, of the model and recomputed, MFU and HFU in percent (None without a GPU or shapes)."""
 
     tflop: float
     recomputed_tflop: float
     mfu_pct: float | None
     hfu_pct: float | None
-    built_twice: bool
 
 
 def utilization(graph: TaskGraph, gpu: Gpu | None, clock: str, step_ns: float) -> Utilization:
     """Return the use of ``gpu`` in the steady steps of a graph, each of which takes ``step_ns`` by ``clock``."""
     chosen, n_steps = counted(graph, clock)
     flops = np.where(chosen & (graph.flops > 0), graph.flops, 0).astype(np.float64)
-    recomputed = graph.recomputed
-    built_twice = bool(flops[recomputed].sum() > _MOST_RECOMPUTED * flops[graph.phase == Phase.FORWARD].sum())
-    if built_twice:
-        recomputed = np.zeros(len(graph), dtype=np.bool_)
     scores = (graph.family == KernelFamily.ATTENTION) & (graph.phase == Phase.BACKWARD)
-    again = np.where(recomputed, 1.0, _SCORES_AGAIN * scores)  # the recomputed share of each kernel
+    again = np.where(graph.recomputed, 1.0, _SCORES_AGAIN * scores)  # the recomputed share of each kernel
     mfu_pct = hfu_pct = None
     if gpu is not None and step_ns > 0 and graph.has_gpu and flops.sum() > 0:
         ns = np.minimum(at_peak(graph, gpu, flops)[0], graph.duration_ns)
         model_ns, recomputed_ns = (float((ns * share).sum()) / n_steps for share in (1 - again, again))
         mfu_pct, hfu_pct = 100 * model_ns / step_ns, 100 * (model_ns + recomputed_ns) / step_ns
     tflop = [float((flops * share).sum()) / n_steps / 1e12 for share in (1 - again, again)]
-    return Utilization(tflop[0], tflop[1], mfu_pct, hfu_pct, built_twice)
+    return Utilization(tflop[0], tflop[1], mfu_pct, hfu_pct)
 
 
 def counted(graph: TaskGraph, clock: str) -> tuple[Bool, int]:

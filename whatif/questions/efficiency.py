@@ -172,11 +172,8 @@ def efficiency(baseline: Baseline, top: int = 10) -> Efficiency:
             f"{work.kernels_that(work.faster, 'do', 'does', noun)} fewer multiplications than the formula says "
             "(Winograd, FFT), or multiplications in another format than the name shows: such shares are not counted"
         )
-    if used.built_twice:
-        notes.append(
-            "the backward pass computes gradients of gradients, more work than the forward pass: none of it counts as "
-            "recomputation"
-        )
+    if graph.info.differentiates_gradients:
+        notes.append("the backward pass computes gradients of gradients: none of its work counts as recomputation")
     if work.cached.any():
         notes.append(
             f"{work.kernels_that(work.cached, 'read', 'reads', noun)} from caches, faster than memory: such bytes are "

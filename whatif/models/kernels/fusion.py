@@ -39,7 +39,6 @@ from whatif.models.kernels.launches import (
 from whatif.models.kernels.mixed_precision import WEIGHT_CAST_NAME
 from whatif.models.kernels.stored_masks import with_stored_masks
 from whatif.models.layers.columns import named, with_values
-from whatif.models.layers.segments import differentiates_gradients
 from whatif.runtime.errors import WhatifError
 
 FUSED_NAME, REGION_NAME = "fused (torch.compile)", "compiled region (guards, wrapper)"
@@ -99,7 +98,7 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     only their work is compiled; gradients are accumulated as before. Raises WhatifError if gradients are differentiated
     again.
     """
-    if differentiates_gradients(graph):
+    if graph.info.differentiates_gradients:
         raise WhatifError(
             f"compile: expected gradients that are not differentiated again, got {graph.info.path or 'a recording'} "
             "with create_graph=True, which torch.compile does not support; record the step without it, for example "

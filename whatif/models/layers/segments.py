@@ -37,7 +37,6 @@ from whatif.simulation.transfers import (
 )
 
 RECOMPUTED_NAME = "recomputed (activation checkpointing)"
-_RECOMPUTED = f"^{re.escape(RECOMPUTED_NAME)}$"
 # Upper range for the hooks of a checkpoint, which run Python for every tensor not saved, and for caches: our estimate.
 SPREAD = 0.05
 
@@ -88,16 +87,6 @@ def are_classes(graph: TaskGraph) -> bool:
     return len(graph.layers) > 1 and all(_CLASS_NAME.fullmatch(layer) for layer in graph.layers if layer)
 
 
-def differentiates_gradients(graph: TaskGraph) -> bool:
-    """Return whether a backward pass builds a graph of its gradients (create_graph=True, as for a gradient penalty).
-
-    Such a graph repeats hardly an operator of the forward pass, unlike what activation checkpointing recomputes.
-    """
-    built = graph.recomputed & ~graph.select(name=_RECOMPUTED).mask
-    repeats = np.isin(graph.name, graph.name[graph.phase == Phase.FORWARD])
-    return bool(2 * graph.duration_ns[built & repeats].sum() < graph.duration_ns[built].sum())
-
-
 def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     """Return the graph in which each step repeats the forward work of segments ``chosen`` before their backward work.
 
@@ -107,8 +96,7 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
     already recomputed, or have no backward work, stay; if all do, ``graph`` itself is returned.
     """
     segment = places_within(graph.layers, chosen).take(graph.layer)
-    recomputed = graph.select(name=_RECOMPUTED) | (graph.recomputed & (not differentiates_gradients(graph)))
-    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[recomputed])
+    inside = (segment >= 0) & (graph.step >= 0) & ~np.isin(segment, segment[graph.recomputed])
     forward, backward = (inside & graph.select(phase=phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
     key = graph.step.astype(np.int64) * max(len(chosen), 1) + segment
     first_cpu = _first_of_key(key, backward & graph.on_cpu)
