@@ -20,7 +20,9 @@ from whatif.prediction.predict import Baseline
 READY = [{"name": "b.weight", "layer": "b", "bytes": 300}, {"name": "a.weight", "layer": "a", "bytes": 100}]
 
 
-def training_step(*, update: str = "upd", between: str = "", memory: Memory | None = None, **facts: Any) -> TaskGraph:
+def training_step(
+    *, update: str = "upd", between: str = "", again: bool = False, memory: Memory | None = None, **facts: Any
+) -> TaskGraph:
     """Two layers, and an update of one kernel a parameter.
 
     ::
@@ -37,6 +39,8 @@ def training_step(*, update: str = "upd", between: str = "", memory: Memory | No
     build.call(f"{update} b", 6_000, UPDATE, in_optimizer=True, family=POINTWISE)
     build.gap("gap", 10_000, UPDATE, in_optimizer=True)
     build.call(f"{update} a", 6_000, UPDATE, in_optimizer=True, family=POINTWISE)
+    if again:
+        build.call("bwd a again", 100_000, BACKWARD, layer="a", family=GEMM)
     return build.graph()
 
 
@@ -94,6 +98,7 @@ def test_gradients_no_longer_live_together() -> None:
         (lambda: step(), "whatif collect"),
         (lambda: training_step(between="LpNormFunctor"), "clips by a norm"),
         (lambda: training_step(between="amp_foreach_non_finite_check_and_unscale"), "scales the loss"),
+        (lambda: training_step(again=True), "two optimizers, as in a GAN"),
     ],
 )
 def test_an_update_that_cannot_be_split_says_why(graph: Any, reason: str) -> None:

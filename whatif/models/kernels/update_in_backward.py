@@ -29,6 +29,7 @@ from whatif.models.kernels.launches import stays_outside
 from whatif.models.layers.calls import operator_cost_ns
 from whatif.models.layers.gradients import ReadyGradients, ready_gradients
 from whatif.models.layers.update_tasks import implementation, step_kernels
+from whatif.runtime.errors import WhatifError
 
 PIECE_NAME = "update (as soon as the gradient is there)"
 # The extra time of step() and zero_grad() with one optimizer per parameter: 81 us for for-loop and 93 for fused Adam,
@@ -76,10 +77,16 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     The update's kernels (on a CPU: operators) and all CPU work in the optimizer's marks are removed. Each piece takes
     its share of their time by the bytes of its gradients, plus the CPU time of an optimizer call for each parameter;
     the thread that launched the gradient's kernel launches it. The same graph if no step has both gradients and an
-    update.
+    update. Raises WhatifError if a backward pass follows an update of its step.
     """
     on_gpu = graph.has_gpu
     kernels = step_kernels(graph)
+    if _updates_between_passes(graph, kernels):
+        raise WhatifError(
+            "optimizer_in_backward: expected one update, after all backward passes of a step, got "
+            f"{graph.info.path or 'a recording'} with a backward pass after an update (two optimizers, as in a GAN, or "
+            "SAM): it adds gradients that no update may use."
+        )
     ready = ready_gradients(graph)
     steps = np.intersect1d(each_once(ready.step), each_once(graph.step[kernels]))
     if not len(steps):
@@ -109,6 +116,16 @@ def update_in_pieces(graph: TaskGraph) -> tuple[TaskGraph, int]:
     fate[inserted.moved[kernels | host]] = GOES
     changed = contract(changed, fate).with_change(Change.UPDATES_IN_BACKWARD)
     return changed, round(len(behind) / len(steps))
+
+
+def _updates_between_passes(graph: TaskGraph, kernels: Bool) -> bool:
+    """Return whether a step computes gradients after the first of its updates, whose tasks are ``kernels``."""
+    worker = graph.kind == graph.kernel_kind
+    backward = np.flatnonzero(worker & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
+    update = np.flatnonzero(kernels & (graph.step >= 0))
+    first_update = np.full(int(graph.step.max(initial=0)) + 1, len(graph), dtype=np.int64)
+    np.minimum.at(first_update, graph.step[update], update)
+    return bool((backward > first_update[graph.step[backward]]).any())
 
 
 def _host_work(graph: TaskGraph, kernels: Bool, steps: Array, *, on_gpu: bool) -> Bool:
