@@ -63,6 +63,20 @@ def test_kernels_of_one_call_share_its_operator(tmp_path: Path) -> None:
     assert len(graph.info.operators) == 1  # each once, also when it is called twice
 
 
+def test_a_product_with_a_sparse_matrix_is_none_of_its_shapes(tmp_path: Path) -> None:
+    """A graph network's 8 GFLOP a step were counted as those of dense matrices, where its other products are 1.5."""
+    shapes: dict[str, Any] = {"Input Dims": [[64, 64], [64, 32]], "Input type": FLOATS[:2]}
+    events = [
+        op("aten::mm", 0, 50, **shapes), op("aten::sparse_dim", 2, 3), *launched("spmm", 10, 5, 20, 30, 1),
+        op("aten::mm", 60, 40, **shapes), *launched("gemm", 70, 5, 80, 30, 2),
+        op("aten::sparse_dim", 110, 3),
+    ]  # fmt: skip
+    graph = read_events(tmp_path, events)
+    assert kernel_of(graph, "spmm") == {}
+    assert kernel_of(graph, "gemm")["k"] == 64
+    assert len(graph.info.operators) == 1
+
+
 def test_old_convolutions_are_identified_by_sizes(tmp_path: Path) -> None:
     """PyTorch before 1.11: no numbers, and a gradient in two calls that record one tensor each."""
     forward: dict[str, Any] = {"Input Dims": [X, W, [], [], []], "Input type": FLOATS}

@@ -15,6 +15,7 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.order import each_once, places
 from whatif.graph.types import (
     Array,
+    Bool,
     Int8,
     Int32,
     Int64,
@@ -22,7 +23,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import rows_marked, rows_named
+from whatif.ingest.grouped import by_track, rows_marked, rows_named
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
@@ -34,6 +35,8 @@ _WHOLE = re.compile(r"aten::(cudnn|miopen)_convolution_backward")
 # Places of the output's gradient, the input and the weight among an operator's inputs.
 _BACKWARD_PLACES = {"aten::convolution_backward": (0, 1, 2)}
 _CONVOLUTION = re.compile(r"aten::\w*conv(?!ert)")
+# What products with a sparse matrix call (aten::sparse_dim), by whichever name they are called.
+_OF_SPARSE = ("aten::sparse_", "aten::_sparse_")
 _FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
 
 
@@ -54,13 +57,25 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
     working = among(columns["kind"], [TaskKind.KERNEL, TaskKind.CPU_OP])
     task = np.flatnonzero((family >= 0) & (columns["operator"] >= 0) & working)
     operator = columns["operator"][task].astype(np.int64)
-    known = events.shape[operator] >= 0
+    known = np.flatnonzero((events.shape[operator] >= 0) & ~_on_sparse_tensors(events, operator))
     task, operator = task[known], operator[known]
     # One number per pair: np.unique sorts rows of a table ten times slower.
     key = events.name[operator].astype(np.int64) * len(events.shapes) + events.shape[operator]
     codes = each_once(key)
     distinct = [divmod(code, len(events.shapes)) for code in codes.tolist()]
     return Calls(task, operator, places(codes, key), distinct)
+
+
+def _on_sparse_tensors(events: Events, operator: Int64) -> Bool:
+    """Mask of the operators that ask a tensor for its stored elements, whose number the shapes do not show."""
+    found = np.zeros(len(operator), dtype=np.bool_)
+    sparse = np.array([name.startswith(_OF_SPARSE) for name in events.names], dtype=np.bool_)
+    for track, rows in by_track(events, rows_named(events, EventCategory.CPU_OP, sparse)).items():
+        on_track = np.flatnonzero(events.track[operator] == track)
+        calls_ns, calling = events.start_ns[rows], operator[on_track]
+        first, end = (places(calls_ns, edges_ns[calling]) for edges_ns in (events.start_ns, events.end_ns))
+        found[on_track] = first < end
+    return found
 
 
 def with_convolutions(events: Events, columns: dict[str, Array], family: Int8) -> Int8:
