@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from whatif.ingest.op_cost import op_cost
+from whatif.ingest.op_cost import OF_SPARSE, op_cost
 
 from .layers import LAYER_PREFIX
 
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
-# Products with a sparse matrix, and what the plain products (aten::mm) call if one operand is sparse.
-_SPARSE = ("aten::_sparse_", "aten::sparse_")
 _TRANSPOSED = frozenset({"aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d"})
 
 
@@ -37,7 +35,7 @@ def forward_flops(events: list[dict[str, Any]], steps: int) -> dict[str, Any] | 
     layers: Counter[str] = Counter()
     stack: list[_Scope] = []
     spans = list(_on_main_thread(events))
-    sparse_us = [event["ts"] for event in spans if event["name"].startswith(_SPARSE)]
+    sparse_us = [event["ts"] for event in spans if event["name"].startswith(OF_SPARSE)]
     for event in spans:
         while stack and stack[-1].end_us <= event["ts"]:
             stack.pop()
@@ -45,7 +43,7 @@ def forward_flops(events: list[dict[str, Any]], steps: int) -> dict[str, Any] | 
         name = event["name"]
         if name.startswith(LAYER_PREFIX):
             layer = name.removeprefix(LAYER_PREFIX)
-        elif name.startswith(("autograd::", *_SPARSE)):
+        elif name.startswith(("autograd::", *OF_SPARSE)):
             closed = True
         elif layer is not None and not closed and event["cat"] == "cpu_op":
             flops = 0 if _calls_within(event, sparse_us) else _flops(name, event.get("args", {}))

@@ -24,6 +24,7 @@ from whatif.graph.types import (
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
 from whatif.ingest.grouped import by_track, rows_marked, rows_named
+from whatif.ingest.op_cost import OF_SPARSE
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
 
@@ -35,8 +36,6 @@ _WHOLE = re.compile(r"aten::(cudnn|miopen)_convolution_backward")
 # Places of the output's gradient, the input and the weight among an operator's inputs.
 _BACKWARD_PLACES = {"aten::convolution_backward": (0, 1, 2)}
 _CONVOLUTION = re.compile(r"aten::\w*conv(?!ert)")
-# What products with a sparse matrix call (aten::sparse_dim), by whichever name they are called.
-_OF_SPARSE = ("aten::sparse_", "aten::_sparse_")
 _FORWARD = re.compile(r"aten::(cudnn_convolution|miopen_convolution|convolution|_convolution|conv2d)")
 
 
@@ -69,7 +68,7 @@ def find_calls_of_tasks(events: Events, columns: dict[str, Array], family: Array
 def _on_sparse_tensors(events: Events, operator: Int64) -> Bool:
     """Mask of the operators that ask a tensor for its stored elements, whose number the shapes do not show."""
     found = np.zeros(len(operator), dtype=np.bool_)
-    sparse = np.array([name.startswith(_OF_SPARSE) for name in events.names], dtype=np.bool_)
+    sparse = np.array([name.startswith(OF_SPARSE) for name in events.names], dtype=np.bool_)
     for track, rows in by_track(events, rows_named(events, EventCategory.CPU_OP, sparse)).items():
         on_track = np.flatnonzero(events.track[operator] == track)
         calls_ns, calling = events.start_ns[rows], operator[on_track]

@@ -33,6 +33,9 @@ _TYPES: dict[str, tuple[str, int]] = {
     "bool": ("int", 1),
 }
 _NO_TYPE = ("", None)
+# Products with a sparse matrix, and what the plain products (aten::mm) call if one operand is sparse: their shapes do
+# not show how many elements are stored.
+OF_SPARSE = ("aten::_sparse_", "aten::sparse_")
 
 # No device holds a tensor of 2**44 elements, no operator of a step does 2**62 operations: larger numbers are damage
 # or malice.
