@@ -21,10 +21,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from inputs import CACHE, OWN, PUBLIC
+from inputs import CACHE, HERE, PUBLIC
 from numpy.typing import NDArray
 
 SOURCE = PUBLIC / "modded-nanogpt-8xh100" / "current.rank0.json.gz"
+OWN = HERE.parent / "traces" / "lab_ranks_cpu" / "ranks-gpt2-1000mbit-2" / "rank0.json.gz"  # it exchanges gradients
 # Shares by which work takes longer than recorded, and offsets of clocks: our choice.
 JITTER, SLOWER, CLOCK_US = 0.01, 0.05, 20_000.0
 SLOW_RANK = 0.64  # of all ranks
