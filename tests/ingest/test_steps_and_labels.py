@@ -137,6 +137,23 @@ def test_work_on_gradients_that_are_zeroed_is_an_update(tmp_path: Path) -> None:
         assert graph.phase[only(graph, "aten::sub_")] == phase
 
 
+def test_the_passes_of_a_closure_are_no_update(tmp_path: Path) -> None:
+    """All Python between the operators of a closure was update, and all that builds no autograd graph."""
+    numbered = {"Sequence number": 1, "Fwd thread id": 0}
+    node = op("autograd::engine::evaluate_function: AddmmBackward0", 45, 10, **numbered | {"Fwd thread id": 1})
+    graph = read_events(tmp_path, [
+        mark("ProfilerStep#0", 0, 100), mark("Optimizer.step#LBFGS.step", 5, 90), annotated("fc", 10, 20),
+        op("aten::empty", 12, 2), op("aten::linear", 15, 10, **numbered), op("aten::ones_like", 35, 5), node,
+        op("aten::dot", 60, 10),
+        mark("ProfilerStep#1", 100, 100),
+    ])  # fmt: skip
+    time_ns = [int(graph.duration_ns[graph.phase == phase].sum()) // US for phase in Phase]
+    assert graph.phase[only(graph, "aten::ones_like")] == Phase.FORWARD
+    assert time_ns[Phase.FORWARD] >= 35, "all from the layer's call to the backward pass"
+    assert time_ns[Phase.BACKWARD] == 10
+    assert graph.phase[only(graph, "aten::dot")] == Phase.UPDATE
+
+
 def test_data_loading_is_a_kind_of_its_own(tmp_path: Path) -> None:
     graph = read_events(tmp_path, training(module))
     loading = graph.kind == TaskKind.DATA_LOADING

@@ -39,7 +39,7 @@ class Labels(Struct, frozen=True):
     operator: Int64
     loading: Bool
     landmark: Bool  # determines the phase of tasks around it
-    in_optimizer: Bool  # inside an optimizer's own mark
+    in_optimizer: Bool  # inside an optimizer's own mark, but not an operator of a closure's passes
     recomputed: Bool  # inside an operator of the forward pass that the backward pass runs again
     pause: Int64  # row of the program's pause around it (garbage collection); -1 if there is none
 
@@ -226,27 +226,39 @@ class Labeller:
             _inside(events, rows[track], time_ns) for rows in (self._updating, self._loading, self._stepping)
         )
         # What builds the autograd graph is forward, wherever it runs: between two backward passes of one step, or in
-        # the closure of an optimizer.
+        # the closure of an optimizer, where all of a layer's forward call is.
         building = self._building[track]
         # In a recording without operators only the layers' forward calls show it.
         forward, recomputed = in_layer, np.zeros(len(time_ns), dtype=np.bool_)
         if len(building):
             inner = self._nest(building).innermost(time_ns)
-            forward = inner >= 0
+            forward = (inner >= 0) | (in_layer & update)
             if not self.differentiates_gradients:
                 recomputed = np.append(self.is_building_again[building], False)[inner]
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
+        if (stepping & forward).any():
+            update &= ~self._in_closure(track, time_ns, forward, backward)
         phase[np.flatnonzero(update)] = Phase.UPDATE
         phase[np.flatnonzero(loading)] = Phase.DATA
         phase[np.flatnonzero(forward & ~loading)] = Phase.FORWARD
         phase[np.flatnonzero(backward | worker)] = Phase.BACKWARD
         # Gradients are zeroed anywhere between an update and the next backward pass: no landmark.
-        stepping &= phase == Phase.UPDATE
-        landmark = stepping | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
+        landmark = (stepping & (phase == Phase.UPDATE)) | among(phase, [Phase.FORWARD, Phase.BACKWARD, Phase.DATA])
+        stepping &= among(phase, [Phase.UPDATE, Phase.UNKNOWN])
         pauses = self._pausing[track]
         pause = self._nest(pauses).innermost(time_ns)
         pause = np.append(pauses, -1)[pause] if len(pauses) else pause
         return Labels(layer, phase, operator, loading, landmark, stepping, recomputed, pause)
+
+    def _in_closure(self, track: int, time_ns: Int64, forward: Bool, backward: Bool) -> Bool:
+        """Select what lies in a pass that an optimizer's closure runs, up to its last backward operator."""
+        marks, at = self._stepping[track], np.arange(len(time_ns))
+        passes = forward | backward
+        before = np.maximum.accumulate(np.where(passes, at, 0))
+        after = np.minimum.accumulate(np.where(passes, at, len(at) - 1)[::-1])[::-1]
+        mark = self._nest(marks).innermost(time_ns) if len(marks) else np.full(len(at), -1)
+        together = (mark >= 0) & (mark[before] == mark) & (mark[after] == mark) & passes[before] & passes[after]
+        return np.asarray(together & ~(backward[before] & ~backward[after]), dtype=np.bool_)
 
 
 def _add_layers(layers: list[str], events: Events, named: list[str]) -> tuple[Int32, Int64]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Int64
+from whatif.graph.types import Array, Int64, Phase
 from whatif.models.durations.estimator import Estimates, Source, put, scaled, shortest_kernel_ns
 from whatif.models.durations.measured import LARGEST_RATIO, SMALLEST_RATIO
 from whatif.models.layers.columns import named
@@ -46,8 +46,10 @@ def scale_update(graph: TaskGraph, ratio: float, to: str) -> TaskGraph:
 
 
 def _update_work(graph: TaskGraph) -> Array:
-    """All CPU work inside the optimizer's marks; in a recording without marks, the operators of the update."""
-    return graph.on_cpu.mask & graph.in_optimizer if graph.in_optimizer.any() else step_kernels(graph)
+    """All CPU work inside the optimizer's marks, without a closure's passes; without marks, the update's operators."""
+    if not graph.in_optimizer.any():
+        return step_kernels(graph)
+    return (graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)).mask
 
 
 def n_operations(graph: TaskGraph) -> int:

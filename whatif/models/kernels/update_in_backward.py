@@ -131,7 +131,8 @@ def _updates_between_passes(graph: TaskGraph, kernels: Bool) -> bool:
 def _host_work(graph: TaskGraph, kernels: Bool, steps: Array, *, on_gpu: bool) -> Bool:
     """The CPU's work for the update: all in the optimizer's marks, else the calls of its kernels and their gaps."""
     if graph.in_optimizer.any():
-        return (graph.on_cpu & graph.in_optimizer & np.isin(graph.step, steps) & ~stays_outside(graph)).mask
+        update = graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)
+        return (update & np.isin(graph.step, steps) & ~stays_outside(graph)).mask
     host = np.zeros(len(graph), dtype=np.bool_)
     if on_gpu:
         calls = graph.launch_of[kernels]

@@ -124,7 +124,8 @@ def _smaller_update(graph: TaskGraph, layers: Bool) -> TaskGraph:
     names = [gradient.layer for gradient in graph.info.recorded.gradients]
     removed = {graph.layers[code] for code in np.flatnonzero(layers).tolist()}
     share = sum(name in removed for name in names) / max(len(names), 1)
-    return graph.scale(graph.on_cpu & graph.in_optimizer & ~kernels, 1 - share)
+    update = graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)
+    return graph.scale(update & ~kernels, 1 - share)
 
 
 def _without_memory(graph: TaskGraph, layers: Bool) -> TaskGraph:
