@@ -184,7 +184,7 @@ class Recording:
         """Start with the warm-up steps."""
         recording_begins()
         check_session(self._backend, cuda=GPU.of_model(self._model) is not None, lines=self._lines)
-        self._watchers = WarmupWatchers(self._model, self._optimizer)
+        self._watchers = WarmupWatchers(self._model, self._optimizer, self._other_optimizers)
 
     def step(self) -> None:
         """End a training step; writes the file at the end of the last recorded one."""

@@ -1,5 +1,6 @@
 """All observers of the warm-up steps; before the untraced steps they are removed, but for a few timestamps on a CPU."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,14 @@ class WarmupWatchers:
     `remove`, in the untraced ones if they are long enough.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        other_optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
         self._model = model
-        self._optimizer = optimizer
+        self._optimizer, self._other_optimizers = optimizer, other_optimizers
         self._input = FirstInput(model, trained=optimizer is not None)
         self._gradients = GradientOrder(model)
         self._loaders = LoaderWatch()
@@ -31,7 +37,7 @@ class WarmupWatchers:
         """Switch to timing the parts of a step after the first one."""
         self._gradients.remove()
         if self._optimizer is not None and not cuda:
-            self._parts = StepParts(self._model, self._optimizer, self._loaders)
+            self._parts = StepParts(self._model, self._optimizer, self._loaders, self._other_optimizers)
 
     def before_untraced(self) -> None:
         """Stop watching, but time the parts of the untraced steps where that takes little."""

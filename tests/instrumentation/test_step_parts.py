@@ -64,6 +64,24 @@ def test_each_part_has_its_time_and_nothing_stays_on_the_model(training: tuple[A
     assert not model._forward_pre_hooks
 
 
+def test_the_updates_of_all_optimizers_are_the_update(training: tuple[Any, Any]) -> None:
+    """The work of the first of two optimizers (SparseAdam for tables, Adam for the rest) was the backward pass's."""
+    model, optimizer = training
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    first.register_step_post_hook(lambda *_: busy(12))
+    parts = step_parts.StepParts(model, optimizer, LoaderWatch(), [first, optimizer])
+    for _ in range(5):
+        busy(2)
+        loss = model(torch.ones(2, 4)).sum()
+        busy(4)
+        loss.backward()
+        first.step()
+        optimizer.step()
+    found = parts.summary()
+    parts.remove()
+    assert found["update"] >= 12 > found["backward"]
+
+
 class Batches(torch.utils.data.Dataset):  # type: ignore[name-defined, misc]
     """Eight samples of 3 ms each."""
 
