@@ -5,8 +5,10 @@ A call of fully_shard's hooks takes 500 us; two workers gather or scatter a bloc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from tests.transforms.sharded_steps import (
     training,
 )
 from whatif import TaskGraph, WhatifError, simulate
+from whatif.graph.recorded import Layer
 from whatif.prediction.predict import Baseline
 
 pytestmark = pytest.mark.usefixtures("equal_gpus")
@@ -142,6 +145,18 @@ def test_three_times_the_parameters_are_sent_where_data_parallel_sends_two() -> 
     reduced = apply(blocks(sizes), "distributed:workers=4,bandwidth=144Gbps,latency_us=0")
     all_reduced = 2 * sum(sent_bytes(reduced, 4).values())
     assert sum(found.values()) == pytest.approx(1.5 * all_reduced)
+
+
+def test_frozen_parameters_are_gathered_and_not_scattered() -> None:
+    """LoRA: only what has gradients was gathered. Here h.0 is frozen but for 1 MB of 4, h.1 wholly, and so is `out`."""
+    graph = blocks({"h.0": 1_000_000, "h.1": 0, "out": 0})
+    layers = [Layer("h.0", "Linear", 1_000_000, 1_000_000), Layer("h.1", "Linear", 500_000, 0),
+              Layer("out", "Linear", 250_000, 0)]  # fmt: skip
+    gradients = [row for row in graph.info.recorded.gradients if row.size_bytes]
+    recorded = msgspec.structs.replace(graph.info.recorded, layers=layers, gradients=gradients)
+    graph = graph.replace(info=replace(graph.info, recorded=recorded))
+    found = sent_bytes(apply(graph, f"fsdp:workers=4,{UNITS}"), 4)
+    assert found == {GATHER: pytest.approx((2 * 6e6 + 1e6) * 3 / 4), SCATTER: pytest.approx(1e6 * 3 / 4)}
 
 
 # -- properties ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from math import prod
 
 from msgspec import Struct
 
-from whatif.graph.recorded import Recorded
+from whatif.graph.recorded import Layer, Recorded
 from whatif.ingest.recorded import MOST_BYTES
 
 # Bytes of an element, by torch's names of types.
@@ -35,12 +35,12 @@ def resident(recorded: Recorded) -> Resident:
     """Add up the sizes in the recorder's metadata; 0 for unknown ones."""
     parameters, buffers = 0, 0
     dtype = recorded.precision.parameters if recorded.precision is not None else None
-    element = _TYPE_BYTES.get(str(dtype), 4)
+    element = _element(recorded)
     gradients: dict[str, int] = {}
     sizes: set[int] = set()
     for layer in recorded.layers:
         count, gradient = layer.parameters or 0, layer.gradient_bytes or 0
-        parameters += max(count * element, gradient)
+        parameters += own_bytes(recorded, layer)
         if layer.name:
             gradients[layer.name] = gradients.get(layer.name, 0) + gradient
         sizes.update(min(prod(shape), MOST_BYTES) * element for shape in layer.shapes.values())
@@ -55,6 +55,15 @@ def resident(recorded: Recorded) -> Resident:
         frozenset(sizes - {0}),
         _TYPE_BYTES.get(str(dtype), 0),
     )
+
+
+def own_bytes(recorded: Recorded, layer: Layer) -> int:
+    """Return the bytes of a layer's own parameters, also of frozen ones."""
+    return max((layer.parameters or 0) * _element(recorded), layer.gradient_bytes or 0)
+
+
+def _element(recorded: Recorded) -> int:
+    return _TYPE_BYTES.get(str(recorded.precision.parameters if recorded.precision is not None else None), 4)
 
 
 def _state(recorded: Recorded, parameters: int) -> int:

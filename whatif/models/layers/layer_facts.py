@@ -9,6 +9,7 @@ import numpy as np
 from whatif.graph.recorded import Layer
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool, Int64
+from whatif.ingest.resident import own_bytes
 
 # torch.profiler names a module "nn.Module: Conv2d_3", and ingest keeps "Conv2d_3".
 _CLASS_AND_NUMBER = re.compile(r"([A-Za-z_]\w*?)_\d+")
@@ -48,4 +49,11 @@ def gradient_bytes(graph: TaskGraph) -> Int64:
     0 for a layer without parameters, and for all layers if the recording does not list them (``whatif collect`` does).
     """
     sizes = {name: row.gradient_bytes or 0 for name, row in layer_rows(graph).items()}
+    return np.array([sizes.get(layer, 0) for layer in graph.layers], dtype=np.int64)
+
+
+def frozen_bytes(graph: TaskGraph) -> Int64:
+    """Return the bytes of each layer's own parameters that its gradients leave out, shape (n_layers,); 0 if unknown."""
+    recorded = graph.info.recorded
+    sizes = {name: own_bytes(recorded, row) - (row.gradient_bytes or 0) for name, row in layer_rows(graph).items()}
     return np.array([sizes.get(layer, 0) for layer in graph.layers], dtype=np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Int64
 from whatif.models.exchange.buckets import StepGradients
+from whatif.models.layers.layer_facts import frozen_bytes
 from whatif.models.layers.segments import are_classes, places_within, segments
 from whatif.models.parallel.passes import Passes, Use, uses
 from whatif.runtime.errors import WhatifError
@@ -25,7 +26,9 @@ class Units(NamedTuple):
 
     names: tuple[str, ...]
     size_bytes: Int64  # of the parameters, shape (n_units,)
+    gradient_bytes: Int64  # of those that are trained
     root_bytes: int
+    root_gradient_bytes: int
     uses: list[Use]  # the uses of each, in order
     of_layer: Int64  # the unit of each layer, shape (n_layers,); -1 for the root
 
@@ -35,7 +38,7 @@ def units_of(
 ) -> Units:
     """Return the units: the layers that ``unit`` matches, or layers grouped to ``unit_bytes``, or the repeated blocks.
 
-    A gradient is as large as its parameter. In a recording that names no layers the passes are cut into equal times.
+    Frozen parameters have no gradients. In a recording that names no layers the passes are cut into equal times.
     Raises WhatifError if ``unit`` matches no layer.
     """
     first = gradients.step == gradients.step.min()
@@ -46,8 +49,10 @@ def units_of(
         if unit is not None:
             raise WhatifError(f"{name}: expected a recording that names its layers for unit={unit!r}, got one without.")
         return _by_time(graph, int(size.sum()), found, unit_bytes or UNIT_BYTES)
-    layer_bytes = np.zeros(len(graph.layers), dtype=np.int64)
-    np.add.at(layer_bytes, layer[layer >= 0], size[layer >= 0])
+    gradient_bytes = np.zeros(len(graph.layers), dtype=np.int64)
+    np.add.at(gradient_bytes, layer[layer >= 0], size[layer >= 0])
+    frozen = frozen_bytes(graph)
+    layer_bytes = gradient_bytes + frozen
     chosen = [] if unit_bytes is not None else segments(graph, unit)
     if unit is not None and not chosen:
         raise WhatifError(f"{name}: no layer is called as unit={unit!r} says; `whatif info` lists the layers.")
@@ -56,14 +61,18 @@ def units_of(
         names = tuple(chosen)
     else:
         table, names = _by_size(graph, layer_bytes, found, unit_bytes or UNIT_BYTES)
-    sizes = np.zeros(len(names), dtype=np.int64)
+    sizes, trained = np.zeros((2, len(names)), dtype=np.int64)
     np.add.at(sizes, table[table >= 0], layer_bytes[table >= 0])
+    np.add.at(trained, table[table >= 0], gradient_bytes[table >= 0])
     # A unit without parameters gathers nothing.
     kept = sizes > 0
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     names = tuple(text for text, has in zip(names, kept.tolist(), strict=True) if has)
     table = number[table]
-    return Units(names, sizes[kept], int(size.sum() - sizes.sum()), uses(graph, found, table.take(graph.layer)), table)
+    root_gradients = int(size.sum() - trained.sum())
+    root = int(size.sum() + frozen.sum() - sizes.sum())
+    in_order = uses(graph, found, table.take(graph.layer))
+    return Units(names, sizes[kept], trained[kept], root, root_gradients, in_order, table)
 
 
 def _by_size(graph: TaskGraph, layer_bytes: Int64, found: Passes, unit_bytes: int) -> tuple[Int64, tuple[str, ...]]:
@@ -103,4 +112,4 @@ def _by_time(graph: TaskGraph, total_bytes: int, found: Passes, unit_bytes: int)
     size = np.full(count, total_bytes // count, dtype=np.int64)
     size[-1] += total_bytes - int(size.sum())
     names = tuple(f"part {k + 1} of {count}" for k in range(count))
-    return Units(names, size, 0, found_uses, np.full(len(graph.layers), -1, dtype=np.int64))
+    return Units(names, size, size, 0, 0, found_uses, np.full(len(graph.layers), -1, dtype=np.int64))

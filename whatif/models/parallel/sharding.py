@@ -194,10 +194,11 @@ def _one_pass(
             Exchange("all_gather", size(use), call, phase, ready, use.firsts, copied_out=use.first)
         )  # fmt: skip
 
-    def size(use: Use) -> int:
-        return round(int(units.size_bytes[use.part]) * fsdp.share)
+    def size(use: Use, sizes: Int64 = units.size_bytes) -> int:
+        return round(int(sizes[use.part]) * fsdp.share)
 
-    scatter, scattered = -1, sum(use.backward for use in in_pass)
+    root_gradients = round(units.root_gradient_bytes * fsdp.share)
+    scatter, scattered = -1, sum(use.backward and size(use, units.gradient_bytes) > 0 for use in in_pass)
     # The begins and ends of units: a unit that works several times per pass may enclose others.
     moments = [(use.first, True, use) for use in in_pass] + [(use.last, False, use) for use in in_pass if use.backward]
     for _, begins, use in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
@@ -208,16 +209,18 @@ def _one_pass(
             continue
         if on_gpu and fsdp.backward_prefetch == "post":
             gather(following.get(id(use)), calls[use.last].after)
+        if not size(use, units.gradient_bytes):
+            continue
         scattered -= 1
-        waiting = () if root or scattered else _behind_pass(graph, ends)
+        waiting = () if root_gradients or scattered else _behind_pass(graph, ends)
         rows.append(
-            Exchange("reduce_scatter", size(use), calls[use.last].after, Phase.BACKWARD, (use.last,), waiting,
-                     copied_in=use.last, buffer=scatter if on_gpu else -1)
+            Exchange("reduce_scatter", size(use, units.gradient_bytes), calls[use.last].after, Phase.BACKWARD,
+                     (use.last,), waiting, copied_in=use.last, buffer=scatter if on_gpu else -1)
         )  # fmt: skip
         scatter = done + len(rows) - 1
-    if root and ends.last >= 0:
+    if root_gradients and ends.last >= 0:
         rows.append(
-            Exchange("reduce_scatter", root, calls[ends.last].after, Phase.BACKWARD, (ends.last,),
+            Exchange("reduce_scatter", root_gradients, calls[ends.last].after, Phase.BACKWARD, (ends.last,),
                      _behind_pass(graph, ends), copied_in=ends.last, buffer=scatter if on_gpu else -1)
         )  # fmt: skip
     return rows
