@@ -40,12 +40,16 @@ def fill_buckets(rows: Iterable[dict[str, Any]], cap_bytes: int, first_bytes: in
     """Fill buckets with gradients (`name`, `bytes`, `dtype`) in the order in which they become ready.
 
     A bucket is sent as soon as it reaches its limit; it keeps what exceeds the limit. The first bucket of
-    each dtype has its own limit. Source: compute_bucket_assignment_by_size in reducer.cpp of PyTorch.
+    each dtype has its own limit. A sparse gradient is sent by itself. Source: compute_bucket_assignment_by_size in
+    reducer.cpp of PyTorch.
     """
     sent: list[dict[str, Any]] = []
     filling: dict[str, dict[str, Any]] = {}
     limit_bytes: dict[str, int] = {}
     for row in rows:
+        if row.get("sparse"):
+            sent.append({"bytes": row["bytes"], "parameters": [row["name"]]})
+            continue
         dtype = row["dtype"]
         bucket = filling.setdefault(dtype, {"bytes": 0, "parameters": []})
         bucket["bytes"] += row["bytes"]

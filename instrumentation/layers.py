@@ -6,7 +6,7 @@ which lies inside a mark. Full backward hooks would wrap the module's tensors an
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -60,11 +60,12 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]
                 yield (name if layer == ROOT_LAYER else f"{layer}.{name}"), layer, parameter
 
 
-def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
+def describe_layers(model: nn.Module, gradients: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return name, type, number and shapes of its direct parameters and gradient bytes of every layer, outermost first.
 
-    A parameter that two layers share is counted in the first.
+    A parameter that two layers share is counted in the first. ``gradients`` are the rows of `GradientOrder`.
     """
+    sizes = {row["name"]: row["bytes"] for row in gradients}
     rows: dict[str, dict[str, Any]] = {
         name: {"name": name, "type": type(module).__name__, "parameters": 0, "gradient_bytes": 0, "shapes": {}}
         for name, module in named_layers(model)
@@ -72,7 +73,7 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
     for full_name, layer, parameter in named_parameters(model):
         row = rows[layer]
         row["parameters"] += parameter.numel()
-        row["gradient_bytes"] += parameter.nbytes if parameter.requires_grad else 0
+        row["gradient_bytes"] += sizes.get(full_name, parameter.nbytes) if parameter.requires_grad else 0
         row["shapes"][full_name.rpartition(".")[2]] = list(parameter.shape)
     return list(rows.values())
 
@@ -148,15 +149,21 @@ class GradientOrder(Hooks):
             row = {
                 "name": full_name,
                 "layer": layer,
-                "bytes": parameter.nbytes,  # The gradient has the same shape and type.
+                "bytes": parameter.nbytes,  # A dense gradient has the same shape and type.
                 "dtype": dtype_name(parameter.dtype),
             }
             untyped: Any = parameter
             self._handles.append(untyped.register_post_accumulate_grad_hook(functools.partial(self._ready, row)))
 
     def _ready(self, row: dict[str, Any], parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if id(parameter) not in self._rows and gradient is not None and gradient.is_sparse:
+            row |= {"bytes": gradient._indices().nbytes + gradient._values().nbytes, "sparse": True}
         self._rows.setdefault(id(parameter), row)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return name, layer, bytes and dtype of each parameter that got a gradient, in the order of the first pass."""
+        """Return name, layer, bytes and dtype of each parameter's gradient, in the order of the first pass.
+
+        A sparse gradient (nn.EmbeddingBag(sparse=True)) is marked, and its bytes are those of indices and values.
+        """
         return list(self._rows.values())

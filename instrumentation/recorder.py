@@ -296,12 +296,13 @@ class Recording:
         # Immediately: the clocks of an idle GPU drop.
         clocks, driver = describe_clocks() if cuda else (None, None)
         optimizer = describe_optimizer(self._optimizer, self._other_optimizers)
+        watched = self._watchers.summary(self._warmup_steps)
         return {
             "version": METADATA_VERSION,
             "backend": self._backend,
             **untraced,
-            **self._watchers.summary(self._warmup_steps),
-            "layers": describe_layers(self._model),
+            **watched,
+            "layers": describe_layers(self._model, watched["grad_ready_order"]),
             "optimizer": optimizer and {**optimizer, "zero_share": zero_share(self._optimizer)},
             "peak_memory_bytes": GPU.peak_bytes()[0] if cuda else None,
             **describe_environment(cuda),

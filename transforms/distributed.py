@@ -18,7 +18,7 @@ Effort: medium: torch.nn.parallel.DistributedDataParallel around the model, torc
 
 from whatif import TaskGraph, WhatifError
 from whatif.models import Bandwidth
-from whatif.models.exchange.buckets import bucket_of, gradients_source, step_gradients
+from whatif.models.exchange.buckets import bucket_of, gradients_source, sparse_gradients, step_gradients
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.compression import exchange_cast
 from whatif.models.exchange.data_parallel import all_reduce_buckets, as_workers
@@ -76,5 +76,5 @@ def transform(
     return as_workers(graph, network.workers, size_bytes, bucket_view=gradient_as_bucket_view).note(
         f"distributed: {size_bytes / 1e6:,.1f} MB of gradients a step{source and f' (by {source})'} in "
         f"{len(set(bucket[first].tolist()))} buckets, network: {network.described}, {network.algorithm}; "
-        f"the batch is per worker ({network.workers} workers)"
+        f"the batch is per worker ({network.workers} workers){sparse_gradients(graph, gradient_mb)}"
     )

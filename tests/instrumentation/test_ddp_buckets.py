@@ -85,6 +85,25 @@ def test_buckets_that_are_never_rebuilt_are_those_of_the_registration_order(
     assert ddp["buckets"][-1]["parameters"][0] == "late.weight"
 
 
+def test_a_sparse_gradient_is_as_large_as_its_rows_and_sent_by_itself() -> None:
+    """All of the table counted as its gradient, also as the layer's in memory."""
+    layers = need("whatif.instrumentation.layers")
+    table, out = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True), torch.nn.Linear(8, 2)
+    model = torch.nn.Sequential(table, out)
+    watched = layers.GradientOrder(model)
+    model(torch.arange(6).reshape(2, 3)).sum().backward()
+    watched.remove()
+    rows = watched.rows()
+    size = 6 * (8 * 4 + 8)  # indices of 8 bytes
+    assert {row["name"]: row["bytes"] for row in rows} == {"1.bias": 8, "1.weight": 64, "0.weight": size}
+    buckets = ddp_buckets.describe_buckets(model, rows)["buckets"]
+    assert {tuple(sorted(bucket["parameters"])): bucket["bytes"] for bucket in buckets} == {
+        ("0.weight",): size, ("1.bias", "1.weight"): 72
+    }  # fmt: skip
+    found = {row["name"]: row["gradient_bytes"] for row in layers.describe_layers(model, rows)}
+    assert found == {"(root)": 0, "0": size, "1": 72}
+
+
 def test_each_dtype_fills_buckets_of_its_own() -> None:
     rows = [
         {"name": name, "bytes": size, "dtype": dtype}

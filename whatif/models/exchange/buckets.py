@@ -19,6 +19,7 @@ from whatif.models.layers.found_gradients import FoundGradients, finished, found
 from whatif.models.layers.gradients import ready_gradients, superseded
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.runtime.errors import WhatifError
+from whatif.units import counted
 
 # Limits of DistributedDataParallel(bucket_cap_mb=None): its documentation, and dist._DEFAULT_FIRST_BUCKET_BYTES.
 CAP_BYTES, FIRST_BYTES = 25 << 20, 1 << 20
@@ -74,6 +75,12 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
         f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
     )
+
+
+def sparse_gradients(graph: TaskGraph, gradient_mb: float | None) -> str:
+    """Return the end of a note that names sparse gradients; "" without any."""
+    count = 0 if gradient_mb else sum(bool(row.other.get("sparse")) for row in graph.info.recorded.gradients)
+    return f"; {counted(count, 'sparse gradient')}, which DDP gathers: that takes longer" if count else ""
 
 
 def gradients_source(graph: TaskGraph, gradient_mb: float | None) -> str:
