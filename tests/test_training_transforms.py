@@ -62,6 +62,22 @@ def test_batch_size_keeps_the_update_and_the_start_of_each_kernel(tmp_path: Path
     assert (doubled.duration_ns[doubled.on_cpu] == graph.duration_ns[graph.on_cpu]).all()
 
 
+@pytest.mark.parametrize("coalesces", [True, False])
+def test_an_update_with_sparse_gradients_grows_with_the_batch(tmp_path: Path, coalesces: bool) -> None:
+    """SparseAdam's update stayed as it was for twice the rows; samples may share rows, so the range includes that."""
+    name = "aten::_coalesce" if coalesces else "aten::lerp_"
+    graph = read_events(tmp_path, [
+        mark("ProfilerStep#0", 0, 250), mark("Optimizer.step#SparseAdam.step", 40, 200), op(name, 50, 150),
+        op("aten::linear", 0, 10, **{"Sequence number": 1}),
+        op("AddmmBackward0", 15, 12, **{"Sequence number": 1, "Fwd thread id": 1}),
+    ])  # fmt: skip
+    doubled = whatif.apply(graph, "batch_size:factor=2").graph
+    task, before = int(np.argmax(graph.duration_ns)), int(graph.duration_ns.max())
+    assert doubled.names[doubled.name[task]] == name
+    assert (doubled.duration_ns[task] > 1.9 * before) == coalesces
+    assert doubled.low_ns[task] <= before
+
+
 def test_the_samples_a_second_of_a_larger_batch_count_its_samples(tmp_path: Path) -> None:
     prediction = whatif.apply(gpu_steps(tmp_path), "batch_size:size=8")
     rates = prediction.to_dict()["samples_per_s"]

@@ -7,10 +7,11 @@ Model:  every kernel of the forward and the backward pass has a fixed part (star
         operations and bytes need, has a large fixed part (see whatif/models/kernels/batch.py). If the recording has its
         operators measured alone at other batch sizes (`whatif collect --measure-operators`), those times are used.
         Loading and copying the batch are proportional to it. Launches, the update and the accumulation of gradients (if
-        operators show it) stay: a CPU-bound step gains throughput from a larger batch. Forward passes of few rows
-        (decoding) read the weights of their products once for any batch: they take the longer of reading and computing
-        (whatif/models/kernels/stored_weights.py), and attention, its cache and all activations grow. Ignored: another
-        kernel choice at another size (the range is a tenth of the change).
+        operators show it) stay, but for an update with sparse gradients, which grows up to as much: a CPU-bound step
+        gains throughput from a larger batch. Forward passes of few rows (decoding) read the weights of their products
+        once for any batch: they take the longer of reading and computing (whatif/models/kernels/stored_weights.py), and
+        attention, its cache and all activations grow. Ignored: another kernel choice at another size (the range is a
+        tenth of the change).
 Effort: small: the batch size of the data loader, and with it the learning rate.
 """
 

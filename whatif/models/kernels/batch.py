@@ -30,6 +30,8 @@ from whatif.simulation.transfers import grown_ns, of_activations, parts_of, with
 
 # Operators of the backward pass on parameters and their gradients, independent of the batch.
 _PARAMETER_WORK = r"AccumulateGrad|aten::detach|ToCopyBackward0"
+# An optimizer adds up the rows of a sparse gradient; the update is of the rows that the batch reads.
+_SPARSE_UPDATE = r"^aten::_coalesce$"
 # Uncertainty of the change: products fill the machine better or worse at another size; our estimate.
 SPREAD = 0.1
 # The share of a kernel's time beyond latency and known work that may also grow. Our estimate.
@@ -42,9 +44,11 @@ def batch_tasks(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the tasks whose work grows with the batch.
 
     GPU kernels and copies (CPU operators without a GPU) of the forward and backward passes, and of loading on a GPU,
-    without work on parameters and gradients, memsets and collectives.
+    without work on parameters and gradients, memsets and collectives. Updates with sparse gradients grow as well.
     """
     passes = among(graph.phase, [Phase.FORWARD, Phase.BACKWARD])
+    if (graph.select(name=_SPARSE_UPDATE, phase=Phase.UPDATE) & graph.in_optimizer).any():
+        passes = passes | (graph.select(phase=Phase.UPDATE) & graph.in_optimizer).mask
     fixed = graph.select(name=_PARAMETER_WORK) | (graph.family == KernelFamily.OPTIMIZER)
     if graph.has_gpu:
         work = graph.on_gpu & ~among(graph.kind, [TaskKind.MEMSET, TaskKind.COMMUNICATION])
@@ -100,7 +104,8 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
     a share s of the device could do 1/s of the work in hardly more time, so of its time beyond latency only the share s
     is proportional, or its roofline time if that is longer. If neither is known, all but the shortest kernel's time is
     proportional. Products of stored weights, as in decoding, read them once for any batch (``stored_weights.py``), or
-    with ``cut_weights`` a share ``factor`` of them for all rows.
+    with ``cut_weights`` a share ``factor`` of them for all rows. Samples may share the rows of a sparse gradient: an
+    update may stay as it is.
     """
     ids = np.flatnonzero(tasks)
     fixed = _fixed(graph, ids)
@@ -127,7 +132,11 @@ def at_batch(graph: TaskGraph, tasks: Bool, factor: float, *, cut_weights: bool 
         low_ns = np.where(reads, graph.low_ns[ids] * scale, low_ns)
         high_ns = np.where(reads, graph.high_ns[ids] * scale, high_ns)
         source = np.where(reads, Source.ROOFLINE, source)
-    found = Estimates.of(duration_ns, source, np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns)
+    low_ns, high_ns = np.maximum(low_ns - spread_ns, 0), high_ns + spread_ns
+    update = graph.phase[ids] == Phase.UPDATE
+    low_ns = np.where(update, np.minimum(low_ns, graph.low_ns[ids]), low_ns)
+    high_ns = np.where(update, np.maximum(high_ns, graph.high_ns[ids]), high_ns)
+    found = Estimates.of(duration_ns, source, low_ns, high_ns)
     # What is measured at another batch has all of the weights.
     settled = known | (reads & cut_weights)
     return _by_database(graph, ids, factor, settled, found) if graph.has_gpu else found
