@@ -27,8 +27,10 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
     if rows is None or not len(rows.forward):
         return None
     static = resident(info.recorded)
-    # The operators of a compiled step show only an unknown part of what it keeps.
-    shapes = None if "compiled" in info.execution else shapes_of_rows(parts.events, rows, static)
+    # The operators of a compiled step show only an unknown part of what it keeps, and those of a forward pass nothing
+    # of what a backward pass keeps, if its gradients are differentiated again.
+    unknown = "compiled" in info.execution or parts.labeller.differentiates_gradients
+    shapes = None if unknown else shapes_of_rows(parts.events, rows, static)
     if not info.recorded.layers:
         static = _from_shapes(rows, shapes, info)
     memory = memory_of_allocations(parts.events, rows, static)

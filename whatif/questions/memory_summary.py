@@ -249,6 +249,14 @@ def memory_of(graph: TaskGraph) -> Memory:
             f"memory: expected training steps, got {where} without a backward pass; only what training keeps for it is "
             "modelled."
         )
+    again, compiled = graph.info.differentiates_gradients, "compiled" in graph.info.execution
+    if again or compiled:
+        raise WhatifError(
+            f"memory: expected recorded allocations, got {where} without, whose step "
+            f"{'differentiates its gradients again' if again else 'is compiled'}: the shapes of its operators show "
+            "only a part of what it keeps; record it with `whatif collect --memory`, or torch.profiler with "
+            "profile_memory=True."
+        )
     raise WhatifError(
         f"memory: expected allocations or the shapes of operators, got {where} with neither; record it with "
         "`whatif collect --memory`, or torch.profiler with profile_memory=True or record_shapes=True."
