@@ -252,7 +252,7 @@ def kept_by_stages(
     flights = [most_in_flight(passes) for passes in orders]
     shares = np.full(len(orders), 1 / len(orders))
     micro = with_batch(memory, 1 / 4)
-    return stage_memories(memory, micro, np.array(part), flights, 4, shares, 1 / 4, recompute=recompute)
+    return stage_memories(memory, micro, np.array(part), flights, 4, shares, shares, 1 / 4, recompute=recompute)
 
 
 def test_what_the_stages_keep() -> None:
@@ -274,6 +274,20 @@ def test_what_the_stages_keep() -> None:
     found = changed(equal_layers(4, memory=memory), "stages=4,micro_batches=4")
     assert found.info.memory is not None
     assert peak(found.info.memory).total == resident + 200
+    assert any("`memory` reports stage 0" in note for note in found.notes)
+
+
+def test_a_stage_has_its_frozen_parameters() -> None:
+    """Parameters were shared out by gradients: the last of two stages, which alone trains, had those of both."""
+    rows = (LayerMemory("Linear_0", 100, 0, input=100), LayerMemory("Linear_1", 0, 40, input=100))
+    memory = Memory(parameters=400, optimizer_state=80, inputs=0, layers=rows)
+    layers = [
+        {"name": "Linear_0", "type": "Linear", "parameters": 90, "gradient_bytes": 0},
+        {"name": "Linear_1", "type": "Linear", "parameters": 10, "gradient_bytes": 40},
+    ]
+    found = changed(equal_layers(2, memory=memory, metadata={"layers": layers}), "stages=2,micro_batches=1")
+    assert found.info.memory is not None
+    assert found.info.memory.parameters == 360
     assert any("`memory` reports stage 0" in note for note in found.notes)
 
 

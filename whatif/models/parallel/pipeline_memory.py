@@ -20,6 +20,7 @@ def stage_memories(
     in_flight: Sequence[Mapping[int, int]],
     count: int,
     shares: npt.NDArray[np.float64],
+    parameter_shares: npt.NDArray[np.float64],
     factor: float,
     *,
     recompute: bool,
@@ -28,8 +29,9 @@ def stage_memories(
 
     ``in_flight`` gives each stage's number of micro-batches for each of its parts, of ``count`` per step;
     ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are the shares of the
-    parameters. ``micro`` is the memory at a micro-batch of ``factor`` times the recorded batch; the first stage has the
-    inputs of all. ``recompute``: a part keeps only the input of each micro-batch and recomputes the rest (GPipe, §2.3).
+    gradients, ``parameter_shares`` those of all parameters, also of frozen ones. ``micro`` is the memory at a
+    micro-batch of ``factor`` times the recorded batch; the first stage has the inputs of all. ``recompute``: a part
+    keeps only the input of each micro-batch and recomputes the rest (GPipe, §2.3).
     """
     if recompute:
         micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
@@ -45,6 +47,7 @@ def stage_memories(
         found.append(
             replace(
                 with_share(memory, share),
+                parameters=round(memory.parameters * float(parameter_shares[stage])),
                 buffers=round(memory.buffers * share),
                 inputs=round(memory.buffers * share) + (round(batches * factor * count) if stage == 0 else 0),
                 gradients_stay=memory.gradients_stay or count > 1,

@@ -61,6 +61,13 @@ class Plan(Struct, frozen=True):
         return by_stage(each, stages).astype(np.int64)
 
 
+def part_shares(size_bytes: Int64, begins: Int64) -> Float64:
+    """Return the share of each part in the calls' ``size_bytes``, (n_parts,); parts begin at ``begins``."""
+    part = np.searchsorted(begins[1:], np.arange(len(size_bytes)), side="right")
+    sizes = np.bincount(part, weights=size_bytes, minlength=len(begins)).astype(np.float64)
+    return sizes / sizes.sum() if sizes.sum() else np.full(len(begins), 1 / len(begins))
+
+
 def by_stage(values: Float64, stages: int) -> Float64:
     """Return the sums over the parts of each stage, shape (n_stages,); part j is on stage j modulo the stages."""
     return np.bincount(np.arange(len(values)) % stages, weights=values, minlength=stages).astype(np.float64)
@@ -161,9 +168,7 @@ def planned_at(
     """Return the model cut before the calls ``begins``, (n_parts - 1,); see ``plans`` for the rest."""
     n_parts = len(begins) + 1
     work = work_of(graph, model, stage_of(model, begins), n_parts, times)
-    part = np.searchsorted(begins, np.arange(len(model.part)), side="right")
-    sizes = np.bincount(part, weights=model.gradient_bytes, minlength=n_parts)
-    shares = sizes / sizes.sum() if sizes.sum() else np.full(n_parts, 1 / n_parts)
+    shares = part_shares(model.gradient_bytes, np.append(0, begins))
     if micro_batches > 1:
         work = with_added(work, shares, micro_batches)
     work = _recomputed(work) if recompute else work
@@ -220,7 +225,10 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     flights = [most_in_flight(passes) for passes in orders]
     count = len({stage_pass.micro_batch for stage_pass in orders[0]})
     micro = with_batch(memory, factor)
-    found = stage_memories(memory, micro, row_part, flights, count, shares, factor, recompute=planned.recompute)
+    parameters = by_stage(part_shares(planned.model.parameter_bytes, planned.begins), stages)
+    found = stage_memories(
+        memory, micro, row_part, flights, count, shares, parameters, factor, recompute=planned.recompute
+    )
     peaks = [peak(each).total for each in found]
     fullest = int(np.argmax(peaks))
     sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")

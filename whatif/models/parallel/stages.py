@@ -21,7 +21,7 @@ from whatif.graph.types import (
 )
 from whatif.models.layers.feature_maps import input_bytes, memory_rows
 from whatif.models.layers.layer_calls import Calls, layer_calls
-from whatif.models.layers.layer_facts import gradient_bytes, layer_rows
+from whatif.models.layers.layer_facts import frozen_bytes, gradient_bytes, layer_rows
 from whatif.models.layers.segments import are_classes, places_within, prefixes
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import of_activations
@@ -36,8 +36,8 @@ class Model(Struct, frozen=True):
 
     ``position`` is the call that each task of a forward or backward pass belongs to, shape (n_tasks,), -1 for other
     tasks. ``part`` numbers the parts along the calls; ``input_bytes`` is each call's input, -1 if unknown;
-    ``gradient_bytes`` are its parameters', ``layer`` is its layer's code and ``memory_row`` its row in the memory of
-    the step (-1 for none), all of shape (n,).
+    ``gradient_bytes`` and ``parameter_bytes`` are its parameters', the latter also of frozen ones, ``layer`` is its
+    layer's code and ``memory_row`` its row in the memory of the step (-1 for none), all of shape (n,).
     """
 
     position: Int64
@@ -45,6 +45,7 @@ class Model(Struct, frozen=True):
     layer: Int64
     input_bytes: Int64
     gradient_bytes: Int64
+    parameter_bytes: Int64
     memory_row: Int64
 
     @property
@@ -83,12 +84,14 @@ def model_of(graph: TaskGraph) -> Model:
     chosen = int(first[forward_run & (length == n)][0])
     rows = np.arange(chosen, chosen + n)
     layer, memory_row = calls.layer[rows], memory_rows(graph, calls)[rows]
+    gradients = _gradient_bytes(graph, layer, memory_row)
     return Model(
         position=_positions(graph, calls, at, n),
         part=_parts(graph, layer),
         layer=layer,
         input_bytes=input_bytes(graph, calls)[rows],
-        gradient_bytes=_gradient_bytes(graph, layer, memory_row),
+        gradient_bytes=gradients,
+        parameter_bytes=gradients + np.where(_is_first(layer), frozen_bytes(graph)[layer], 0),
         memory_row=memory_row,
     )
 
@@ -154,9 +157,14 @@ def _gradient_bytes(graph: TaskGraph, layer: Int64, memory_row: Int64) -> Int64:
     if not sizes.any():
         layers = graph.info.memory.layers if graph.info.memory else ()
         sizes, of = np.array([row.gradients for row in layers] + [0], dtype=np.int64)[memory_row], memory_row
-    first = np.zeros(len(layer), dtype=np.bool_)
+    return np.where(_is_first(of), sizes, 0)
+
+
+def _is_first(of: Int64) -> Bool:
+    """Select the first call of each layer, or row, shape (n_calls,)."""
+    first = np.zeros(len(of), dtype=np.bool_)
     first[np.unique(of, return_index=True)[1]] = True
-    return np.where(first, sizes, 0)
+    return first
 
 
 def balanced(time_ns: Sequence[Float64], parts: Int64, stages: int, message_ns: Float64) -> Int64:

@@ -32,7 +32,7 @@ from whatif.models.parallel.passes import passes
 from whatif.models.parallel.pipeline import stage_updates, steady_step_ns
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_plan import Plan as Cut
-from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, planned_at, row_parts
+from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, part_shares, planned_at, row_parts
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
@@ -204,7 +204,10 @@ class Composer:
         begins = self._begins(plan)
         part = np.searchsorted(begins[1:], np.arange(len(self.model.part)), side="right")
         part_bytes = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
-        shares = part_bytes / part_bytes.sum() if part_bytes.sum() else np.full(len(begins), 1 / len(begins))
+        shares, parameters = (
+            by_stage(part_shares(sizes, begins), plan.pipeline)
+            for sizes in (self.model.gradient_bytes, self.model.parameter_bytes)
+        )
         largest_bytes = int(by_stage(part_bytes, plan.pipeline).max())
         flights = [
             in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
@@ -212,7 +215,7 @@ class Composer:
         ]
         found = stage_memories(
             memory, self._at(memory, plan), row_parts(self.model, begins, len(memory.layers)), flights, plan.passes,
-            by_stage(shares, plan.pipeline), plan.micro_batch / self.batch, recompute=False,
+            shares, parameters, plan.micro_batch / self.batch, recompute=False,
         )  # fmt: skip
         return max(peak(self._sharded(stage_memory, plan, largest_bytes)).total for stage_memory in found)
 
