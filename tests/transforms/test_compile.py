@@ -208,7 +208,7 @@ def test_gradients_of_gradients_are_not_compiled() -> None:
     build.call("mm_backward", 50_000, layer="net", family=GEMM, phase=BACKWARD)
     graph = build.graph()
     penalty = graph.replace(info=replace(graph.info, differentiates_gradients=True))
-    with pytest.raises(WhatifError, match="differentiated again"):
+    with pytest.raises(WhatifError, match=r"differentiated again.*torch\.func\.grad"):
         whatif.load_transform("compile")(penalty)
     assert len(changed("compile", graph)) < len(graph)
 

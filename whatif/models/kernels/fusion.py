@@ -101,8 +101,8 @@ def fuse(graph: TaskGraph) -> tuple[TaskGraph, Fused]:
     if graph.info.differentiates_gradients:
         raise WhatifError(
             f"compile: expected gradients that are not differentiated again, got {graph.info.path or 'a recording'} "
-            "with create_graph=True, which torch.compile does not support; record the step without it, for example "
-            "without a gradient penalty."
+            "with create_graph=True, which torch.compile does not support, or torch.func.grad, which it does but this "
+            "what-if does not model; record the step without it, for example without a gradient penalty."
         )
     on_gpu = graph.has_gpu
     compiled = _compiled(graph)
