@@ -232,11 +232,12 @@ class Labeller:
         forward, recomputed = in_layer, np.zeros(len(time_ns), dtype=np.bool_)
         if len(building):
             inner = self._nest(building).innermost(time_ns)
-            forward = (inner >= 0) | (in_layer & update)
+            forward = inner >= 0
             if not self.differentiates_gradients:
                 recomputed = np.append(self.is_building_again[building], False)[inner]
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
-        if (stepping & forward).any():
+        if len(building) and (stepping & forward).any():
+            forward |= in_layer & update
             update &= ~self._in_closure(track, time_ns, forward, backward)
         phase[np.flatnonzero(update)] = Phase.UPDATE
         phase[np.flatnonzero(loading)] = Phase.DATA
