@@ -52,6 +52,22 @@ def test_order_and_processes() -> None:
     assert os.getpid() not in set(each(process, range(2), jobs=2))
 
 
+def here(_: int) -> str:
+    time.sleep(0.2)
+    return os.getcwd()
+
+
+def test_processes_work_in_the_folder_of_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an earlier call are used again, and did not find the files of a relative path."""
+    need("joblib")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert set(each(here, range(2), jobs=2)) == {str(Path.cwd())}
+    (tmp_path / "second").rmdir()
+    assert list(each(times, range(2), 3, jobs=2)) == [0, 3]
+
+
 def test_a_missing_package_and_a_silent_cluster_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     need("joblib")
     need("ray")

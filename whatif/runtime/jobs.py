@@ -7,7 +7,8 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -65,7 +66,22 @@ def each(work: Callable[..., R], items: Iterable[T], *args: Any, jobs: str | int
         until_done.enter_context(joblib.parallel_config(backend=jobs.engine or "loky", n_jobs=count))
         # Return results while later items are running, if the engine supports it.
         return_as = "list" if jobs.engine == "ray" else "generator"
-        yield from joblib.Parallel(return_as=return_as)(joblib.delayed(work)(item, *args) for item in items)
+        here = joblib.delayed(partial(_in_folder, _current_folder(), work))
+        yield from joblib.Parallel(return_as=return_as)(here(item, *args) for item in items)
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _in_folder(folder: str, work: Callable[..., R], *args: Any) -> R:
+    """Run ``work`` in the caller's folder, for relative paths: processes that were started elsewhere are used again."""
+    with suppress(OSError):  # another machine may have no such folder
+        os.chdir(folder)
+    return work(*args)
 
 
 def _package(name: str, option: str, advice: str) -> Any:
