@@ -24,7 +24,7 @@ from whatif.graph.types import (
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.marks import NameMarks
-from whatif.ingest.nest import Nest, loops
+from whatif.ingest.nest import Nest, loops, outermost
 from whatif.simulation.intervals import lies_inside, union
 
 # Recomputation repeats at most one forward pass; gradients of gradients build a graph of two. Midway between both.
@@ -132,11 +132,8 @@ class Labeller:
 
     def _outermost(self, rows: Int64) -> Int64:
         """Return those of the events, on any threads, that lie in no other of them."""
-        found = [rows[:0]]
-        for on_track in by_track(self._events, rows).values():
-            end_ns = self._events.end_ns[on_track]
-            found.append(on_track[np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])])
-        return np.concatenate(found)
+        threads = by_track(self._events, rows).values()
+        return np.concatenate([rows[:0], *(each[outermost(self._events.end_ns[each])] for each in threads)])
 
     def _nest(self, rows: Array) -> Nest:
         return Nest(self._events.start_ns[rows], self._events.end_ns[rows])

@@ -11,6 +11,7 @@ from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
 from whatif.ingest.grouped import rows_named
+from whatif.ingest.nest import outermost
 from whatif.ingest.resident import Resident, resident, state_of
 from whatif.ingest.shape_memory import RowShapes, as_layers, shapes_of_rows
 from whatif.ingest.step_rows import StepRows
@@ -54,9 +55,7 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
 def _zeroed_in_place(parts: Parts, rows: StepRows) -> bool:
     """Whether gradients are set to zero and not to None: one operator for each parameter, or one for all."""
     events = parts.events
-    end_ns = events.end_ns[rows.forward]
-    outer = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
-    names = events.name[rows.forward[outer]]
+    names = events.name[rows.forward[outermost(events.end_ns[rows.forward])]]
     each, all_at_once = (
         np.isin(names, [code for code, name in enumerate(events.names) if name == zero])
         for zero in ("aten::zero_", "aten::_foreach_zero_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.types import Int64
+from whatif.graph.types import Bool, Int64
 from whatif.runtime.loops import Loops
 
 loops = Loops("whatif.ingest._nesting")
@@ -31,3 +31,8 @@ class Nest:
             return found
         loops.innermost(self._start_ns, self._end_ns, self._ends_sorted, time_ns, found)
         return found
+
+
+def outermost(end_ns: Int64) -> Bool:
+    """Return a mask of the intervals of one thread, sorted by start as in ``Nest``, that lie in no other."""
+    return np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])[: len(end_ns)]

@@ -12,6 +12,7 @@ from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
+from whatif.ingest.nest import outermost
 
 
 class StepRows(Struct, frozen=True):
@@ -101,8 +102,7 @@ def _rows(parts: Parts, forward: Int64) -> tuple[tuple[str, ...], Int64]:
     if layer.any():
         begins = np.append(True, layer[1:] != layer[:-1]) if len(layer) else np.empty(0, dtype=np.bool_)
         return tuple(layers[code] for code in layer[begins].tolist()), np.cumsum(begins).astype(np.int64) - 1
-    end_ns = events.end_ns[forward]
-    begins = np.append(True, end_ns[1:] > np.maximum.accumulate(end_ns)[:-1])
+    begins = outermost(events.end_ns[forward])
     names = tuple(events.names[code].removeprefix("aten::") for code in events.name[forward[begins]].tolist())
     return names, np.cumsum(begins).astype(np.int64) - 1
 

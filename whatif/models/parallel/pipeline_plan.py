@@ -61,10 +61,15 @@ class Plan(Struct, frozen=True):
         return by_stage(each, stages).astype(np.int64)
 
 
+def part_bytes(size_bytes: Int64, begins: Int64) -> Float64:
+    """Return the sums of the calls' ``size_bytes`` by part, (n_parts,); parts begin at ``begins``."""
+    part = np.searchsorted(begins[1:], np.arange(len(size_bytes)), side="right")
+    return np.bincount(part, weights=size_bytes, minlength=len(begins)).astype(np.float64)
+
+
 def part_shares(size_bytes: Int64, begins: Int64) -> Float64:
     """Return the share of each part in the calls' ``size_bytes``, (n_parts,); parts begin at ``begins``."""
-    part = np.searchsorted(begins[1:], np.arange(len(size_bytes)), side="right")
-    sizes = np.bincount(part, weights=size_bytes, minlength=len(begins)).astype(np.float64)
+    sizes = part_bytes(size_bytes, begins)
     return sizes / sizes.sum() if sizes.sum() else np.full(len(begins), 1 / len(begins))
 
 

@@ -32,7 +32,14 @@ from whatif.models.parallel.passes import passes
 from whatif.models.parallel.pipeline import stage_updates, steady_step_ns
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_plan import Plan as Cut
-from whatif.models.parallel.pipeline_plan import by_stage, crossing_bytes, part_shares, planned_at, row_parts
+from whatif.models.parallel.pipeline_plan import (
+    by_stage,
+    crossing_bytes,
+    part_bytes,
+    part_shares,
+    planned_at,
+    row_parts,
+)
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
@@ -202,13 +209,11 @@ class Composer:
         if plan.pipeline == 1:
             return peak(self._sharded(self._alone_memory(memory, plan), plan, int(self.gradients.sum()))).total
         begins = self._begins(plan)
-        part = np.searchsorted(begins[1:], np.arange(len(self.model.part)), side="right")
-        part_bytes = np.bincount(part, weights=self.model.gradient_bytes, minlength=len(begins)).astype(np.float64)
         shares, parameters = (
             by_stage(part_shares(sizes, begins), plan.pipeline)
             for sizes in (self.model.gradient_bytes, self.model.parameter_bytes)
         )
-        largest_bytes = int(by_stage(part_bytes, plan.pipeline).max())
+        largest_bytes = int(by_stage(part_bytes(self.model.gradient_bytes, begins), plan.pipeline).max())
         flights = [
             in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
             for stage in range(plan.pipeline)
