@@ -97,23 +97,33 @@ class Moment(NamedTuple):
 
 def moments(memory: Memory) -> Iterator[Moment]:
     """Yield the peak moment of each layer's forward, then backward work, then of the update."""
+    return (_moment(memory, *changing) for changing in _changing(memory))
+
+
+def _moment(memory: Memory, phase: Phase, layer: str, gradients: int, activations: int, workspace: int) -> Moment:
     resident = memory.parameters, memory.optimizer_state, memory.inputs
-    gradients = memory.gradients if memory.gradients_stay or memory.gradients_in_forward else 0
+    return Moment(phase, layer, *resident, gradients, activations, workspace)
+
+
+def _changing(memory: Memory) -> Iterator[tuple[Phase, str, int, int, int]]:
+    """Phase and layer of each moment, and the gradients, activations and workspace in use, bytes."""
+    every = memory.gradients
+    gradients = every if memory.gradients_stay or memory.gradients_in_forward else 0
     activations = 0
     for layer in memory.layers:
         activations += layer.activations
-        yield Moment(Phase.FORWARD, layer.name, *resident, gradients, activations, layer.forward_workspace)
-    gradients = memory.gradients if memory.gradients_stay else 0
+        yield Phase.FORWARD, layer.name, gradients, activations, layer.forward_workspace
+    gradients = every if memory.gradients_stay else 0
     for layer in reversed(memory.layers):
         if memory.gradients_stay:  # the new gradient exists until it is added to the old one
             workspace = layer.backward_workspace + layer.gradients
-            yield Moment(Phase.BACKWARD, layer.name, *resident, gradients, activations, workspace)
+            yield Phase.BACKWARD, layer.name, gradients, activations, workspace
         else:
             now = gradients + layer.gradients
-            yield Moment(Phase.BACKWARD, layer.name, *resident, now, activations, layer.backward_workspace)
+            yield Phase.BACKWARD, layer.name, now, activations, layer.backward_workspace
             gradients = gradients if memory.gradients_leave else now
         activations -= layer.activations
-    yield Moment(Phase.UPDATE, "", *resident, gradients, activations, memory.update_workspace)
+    yield Phase.UPDATE, "", gradients, activations, memory.update_workspace
 
 
 def peak(memory: Memory) -> Moment:
@@ -124,7 +134,7 @@ def peak(memory: Memory) -> Moment:
 @lru_cache(maxsize=64)
 def _fullest(memory: Memory) -> Moment:
     """The peak moment, cached: most what-ifs keep the memory, and each reads its peak."""
-    return max(moments(memory), key=lambda moment: moment.total)
+    return _moment(memory, *max(_changing(memory), key=lambda changing: sum(changing[2:])))
 
 
 def fullest(memories: Sequence[Memory | None]) -> tuple[int, Memory | None]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from whatif.graph.memory import moments
 from whatif.graph.types import TaskKind
+from whatif.models.layers.layer_facts import layer_codes
 from whatif.simulation.timeline import Timeline
 
 MIB = 2**20
@@ -32,7 +33,7 @@ def memory_counter(timeline: Timeline) -> Iterator[tuple[int, dict[str, float]]]
     if memory is None:
         return
     found = list(moments(memory))
-    layer_code = {name: code for code, name in enumerate(graph.layers)}
+    layer_code = layer_codes(graph)
     chosen = np.flatnonzero((graph.step >= 0) & graph.of_clock & (graph.kind != TaskKind.WAIT))
     for step in np.unique(graph.step[chosen]).tolist():
         tasks = chosen[graph.step[chosen] == step]

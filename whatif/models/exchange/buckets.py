@@ -17,7 +17,7 @@ from whatif.graph.types import (
 from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
 from whatif.models.layers.gradients import ready_gradients, superseded
-from whatif.models.layers.layer_facts import gradient_bytes
+from whatif.models.layers.layer_facts import gradient_bytes, layer_codes
 from whatif.runtime.errors import WhatifError
 from whatif.units import counted
 
@@ -62,7 +62,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         return _spread(graph, _of_last_passes(graph, work), checked_bytes(gradient_mb, name))
     found = ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
-        code = {layer: number for number, layer in enumerate(graph.layers)}
+        code = layer_codes(graph)
         owners = (gradient.layer for gradient in graph.info.recorded.gradients)
         layer = np.array([code.get(owner, -1) if owner else -1 for owner in owners], dtype=np.int64)
         return _certain(found.step, found.row, found.task, found.size_bytes, layer[found.row])

@@ -15,6 +15,7 @@ from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.models.layers.calls import calls_of, last_gpu_before, launches_of, operator_cost_ns, put_in
+from whatif.models.layers.layer_facts import layer_codes
 
 ADD_NAME = "add gradients (accumulation)"
 # Gradients stay fp32 under autocast, and as large as the parameters for any batch, like the optimizer's traffic.
@@ -59,7 +60,7 @@ def ready_gradients(graph: TaskGraph) -> ReadyGradients:
 
 def _ready_in_parts(graph: TaskGraph, part: Int64) -> ReadyGradients:
     """The same for parts of the backward work: the number of each task's part in place of its step; -1 for none."""
-    code = {layer: number for number, layer in enumerate(graph.layers)}
+    code = layer_codes(graph)
     tasks = np.flatnonzero((graph.phase == Phase.BACKWARD) & (part >= 0))
     key = part[tasks] * len(graph.layers) + graph.layer[tasks]
     # The last task of each part and layer: the first in reverse order.

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from whatif.graph.recorded import Layer
+from whatif.graph.structure_cache import newest
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import Bool, Int64
 from whatif.ingest.resident import own_bytes
@@ -17,7 +18,14 @@ _CLASS_AND_NUMBER = re.compile(r"([A-Za-z_]\w*?)_\d+")
 
 def layer_rows(graph: TaskGraph) -> dict[str, Layer]:
     """Return the recorder's metadata of each layer by name; empty if the recording has none."""
-    return {layer.name: layer for layer in graph.info.recorded.layers if layer.name}
+    layers = graph.info.recorded.layers
+    return newest(graph, "layer rows", (layers,), lambda: {layer.name: layer for layer in layers if layer.name})
+
+
+def layer_codes(graph: TaskGraph) -> dict[str, int]:
+    """Return the place of each layer in ``graph.layers``."""
+    layers = graph.layers
+    return newest(graph, "layer codes", (layers,), lambda: {layer: code for code, layer in enumerate(layers)})
 
 
 def layer_types(graph: TaskGraph) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from whatif.models.exchange.beside_kernels import slow_kernels_beside
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.kernels.batch import at_batch, batch_tasks
 from whatif.models.layers.calls import calls_of
-from whatif.models.layers.layer_facts import layer_rows
+from whatif.models.layers.layer_facts import layer_codes, layer_rows
 from whatif.models.layers.memory_effects import change_memory, with_share
 from whatif.models.parallel.passes import (
     Use,
@@ -83,7 +83,7 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
         parts = parts + vocabulary_parts(graph, first_pass, parts)
     use_of = {(use.number, use.backward, use.part): use for use in every}
     spans: list[_Span] = []
-    code = {layer: number for number, layer in enumerate(graph.layers)}
+    code = layer_codes(graph)
     direction = found.number * 2 + found.backward
     for index, part in enumerate(parts):
         names = [product.layer for product in (*part.columns, *([part.rows] if part.rows else []))]
@@ -103,7 +103,7 @@ def find_split(graph: TaskGraph, layers: str | None, *, vocabulary: bool) -> Spl
 def _stream_bytes(graph: TaskGraph, part: Part, parts: list[Part], forward: list[Use]) -> int:
     """Bytes of one activation of the stream: by the FLOPs of a product of the block, else by the memory's rows."""
     candidates = [product for one in (part, *parts) for product in ((one.rows,) if one.rows else ()) + one.columns]
-    code = {layer: number for number, layer in enumerate(graph.layers)}
+    code = layer_codes(graph)
     width = parts[0].columns[0].inputs
     rows = layer_rows(graph)
     for product in candidates:
@@ -241,9 +241,8 @@ def _sums(graph: TaskGraph, split: Split, *, sequence: bool) -> list[Exchange]:
 
 def _gathered_again(graph: TaskGraph, span: _Span, part: Part, size_bytes: int, *, on_gpu: bool) -> list[Exchange]:
     """Gather the input of a part's first products again for their weight gradients, beside the product before these."""
-    layers = {layer: number for number, layer in enumerate(graph.layers)}
     tasks = np.arange(span.first, span.last + 1)
-    of_columns = np.isin(graph.layer[tasks], [layers[column.layer] for column in part.columns])
+    of_columns = np.isin(graph.layer[tasks], [layer_codes(graph)[column.layer] for column in part.columns])
     work = graph.on_gpu.mask if on_gpu else graph.on_cpu.mask
     products = tasks[of_columns & work[tasks] & (graph.phase[tasks] == Phase.BACKWARD) & (graph.flops[tasks] > 0)]
     if len(products) < 2:

@@ -48,7 +48,8 @@ def split_parts(graph: TaskGraph, forward: list[Use], layers: str | None) -> lis
     called = [graph.layers[use.part] for use in sorted(forward, key=lambda use: use.first)]
     found: list[Part] = []
     for block in segments(graph, layers):
-        inside = [name for name in called if name == block or name.startswith(f"{block}.")]
+        within = f"{block}."
+        inside = [name for name in called if name == block or name.startswith(within)]
         attention = [name for name in inside if name in products and products[name][0] == _ATTENTION]
         in_block = [
             products[name] for name in inside

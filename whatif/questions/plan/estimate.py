@@ -157,7 +157,8 @@ class Composer:
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
         self._at_micro: dict[int, Times] = {}
-        self._parts: dict[tuple[int, int, int], Cut] = {}
+        self._parts: dict[tuple[int, int], Cut] = {}
+        self._stages: dict[tuple[int, int, int, int], list[Memory]] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
         self._start_up = float(np.minimum(update_ns, shortest_kernel_ns(graph)).sum() / max(update_ns.sum(), 1))
         self._slowest: dict[int, float] = {}
@@ -209,20 +210,26 @@ class Composer:
         if plan.pipeline == 1:
             return peak(self._sharded(self._alone_memory(memory, plan), plan, int(self.gradients.sum()))).total
         begins = self._begins(plan)
-        shares, parameters = (
-            by_stage(part_shares(sizes, begins), plan.pipeline)
-            for sizes in (self.model.gradient_bytes, self.model.parameter_bytes)
-        )
         largest_bytes = int(by_stage(part_bytes(self.model.gradient_bytes, begins), plan.pipeline).max())
-        flights = [
-            in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
-            for stage in range(plan.pipeline)
-        ]
-        found = stage_memories(
-            memory, self._at(memory, plan), row_parts(self.model, begins, len(memory.layers)), flights, plan.passes,
-            shares, parameters, plan.micro_batch / self.batch, recompute=False,
-        )  # fmt: skip
+        found = self._stage_memories(memory, plan, begins)
         return max(peak(self._sharded(stage_memory, plan, largest_bytes)).total for stage_memory in found)
+
+    def _stage_memories(self, memory: Memory, plan: Plan, begins: Int64) -> list[Memory]:
+        key = (plan.micro_batch, plan.pipeline, plan.passes, plan.chunks)  # copies may share state and gradients
+        if key not in self._stages:
+            shares, parameters = (
+                by_stage(part_shares(sizes, begins), plan.pipeline)
+                for sizes in (self.model.gradient_bytes, self.model.parameter_bytes)
+            )
+            flights = [
+                in_flight_at_most(plan.order, stage, plan.pipeline, plan.passes, plan.chunks)
+                for stage in range(plan.pipeline)
+            ]
+            self._stages[key] = stage_memories(
+                memory, self._at(memory, plan), row_parts(self.model, begins, len(memory.layers)), flights, plan.passes,
+                shares, parameters, plan.micro_batch / self.batch, recompute=False,
+            )  # fmt: skip
+        return self._stages[key]
 
     def _alone_memory(self, memory: Memory, plan: Plan) -> Memory:
         changed = self._at(memory, plan)
@@ -379,17 +386,17 @@ class Composer:
 
     def _cut(self, plan: Plan, begins: Int64) -> Cut:
         """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
-        key = (plan.micro_batch, len(begins), plan.passes)
+        key = (plan.micro_batch, len(begins))
         if key not in self._parts:
             cut = planned_at(
-                begins[1:], self.graph, self.model, self._crossing(plan), self._times(plan), plan.passes,
-                recompute=False,
-            )  # fmt: skip
-            cpu, gpu, _ = self.added.times(plan.passes - 1)
-            added = cut.work.added.times(0.0)._replace(cpu_ns=cpu.reshape(1, 1), gpu_ns=gpu.reshape(1, 1))
-            work = with_added(structs.replace(one_step(cut.work), added=added), cut.shares, plan.passes)
-            self._parts[key] = structs.replace(cut, work=work)
-        return self._parts[key]
+                begins[1:], self.graph, self.model, self._crossing(plan), self._times(plan), 1, recompute=False
+            )
+            self._parts[key] = structs.replace(cut, work=one_step(cut.work))
+        cut = self._parts[key]
+        work = with_added(cut.work, cut.shares, plan.passes) if plan.passes > 1 else cut.work
+        cpu, gpu, _ = self.added.times(plan.passes - 1)
+        added = work.added.times(0.0)._replace(cpu_ns=cpu.reshape(1, 1), gpu_ns=gpu.reshape(1, 1))
+        return structs.replace(cut, work=with_added(structs.replace(work, added=added), cut.shares, plan.passes))
 
 
 def steady_passes(stages: int, simulated: int) -> tuple[int, int]:
