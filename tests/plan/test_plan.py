@@ -104,6 +104,19 @@ def test_the_choice_is_near_the_fastest_that_was_measured(model: str, tmp_path: 
     assert measured[name] <= 1.1 * min(measured.values())
 
 
+def test_a_pipeline_is_cut_by_its_own_network(predicted: Baseline, tmp_path: Path) -> None:
+    """Four parts on two GPUs of a node, then on four of two nodes: the second was cut for messages within a node."""
+    pairs = tmp_path / "pairs.toml"
+    pairs.write_text(
+        '[cluster]\nname = "pairs"\n[[level]]\nname = "node"\nworkers = 2\nbandwidth = "300GB/s"\n'
+        '[[level]]\nname = "nodes"\nbandwidth = "100Mbps"\n'
+    )
+    ways = [Plan(1, 2, 2, DDP, 1, 8, False, chunks=2), Plan(1, 4, 1, DDP, 1, 8, False)]
+    both, alone = (Composer(predicted.graph, str(pairs)) for _ in range(2))
+    assert [both.parts(way) for way in ways][1] == alone.parts(ways[1])
+    assert both._begins(ways[0]).tolist() != both._begins(ways[1]).tolist()
+
+
 def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
     """Hybrid FSDP on two nodes: its pieces and its peak as simulated, the mesh that launches it, and none on one."""
     composer = Composer(compose(predicted.graph, []), CLUSTER)

@@ -157,12 +157,12 @@ class Composer:
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
         self._at_micro: dict[int, Times] = {}
-        self._parts: dict[tuple[int, int], Cut] = {}
+        self._parts: dict[tuple[int, bytes], Cut] = {}
         self._stages: dict[tuple[int, int, int, int], list[Memory]] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
         self._start_up = float(np.minimum(update_ns, shortest_kernel_ns(graph)).sum() / max(update_ns.sum(), 1))
         self._slowest: dict[int, float] = {}
-        self._cuts: dict[tuple[int, int], Int64 | None] = {}
+        self._cuts: dict[tuple[int, int, bytes], Int64] = {}
         self._networks: dict[tuple[str, int], Network | None] = {}
         self._units: tuple[dict[str, int], dict[int, int]] | None = None
 
@@ -297,17 +297,15 @@ class Composer:
 
     def _begins(self, plan: Plan) -> Int64:
         """The first call of each part: parts as even as possible, by the busier side and the messages."""
-        key = (plan.micro_batch, plan.pipeline * plan.chunks)
+        n_parts = plan.pipeline * plan.chunks
+        message = self._network("pipeline", plan.pipeline).cost("send", self._crossing(plan)).total_ns
+        key = (plan.micro_batch, n_parts, message.tobytes())  # more stages may span more nodes
         if key not in self._cuts:
             calls = self._pass(plan)
             both = calls.forward.plus(calls.backward)
-            network = self._network("pipeline", plan.pipeline)
-            message = network.cost("send", self._crossing(plan)).total_ns
             sides = [both.cpu + both.sums, both.gpu + both.sums]
-            self._cuts[key] = np.append(0, balanced(sides, self.model.part, key[1], message))
-        found = self._cuts[key]
-        assert found is not None
-        return found
+            self._cuts[key] = np.append(0, balanced(sides, self.model.part, n_parts, message))
+        return self._cuts[key]
 
     def _alone(self, plan: Plan) -> Parts:
         calls = self._pass(plan)
@@ -386,7 +384,7 @@ class Composer:
 
     def _cut(self, plan: Plan, begins: Int64) -> Cut:
         """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
-        key = (plan.micro_batch, len(begins))
+        key = (plan.micro_batch, begins.tobytes())
         if key not in self._parts:
             cut = planned_at(
                 begins[1:], self.graph, self.model, self._crossing(plan), self._times(plan), 1, recompute=False
