@@ -168,7 +168,12 @@ def _run(training: _Training, watch: Watch, loss_name: str) -> None:
     del output
     training.notes.append(note)
     watch.phase = Phase.BACKWARD
-    loss.backward()  # type: ignore[no-untyped-call]
+    # What loss.backward() calls, without the Python around it, in which AsOnDevice would be off: checkpoints compute
+    # their operators again in the backward pass.
+    engine: Any = torch.autograd.Variable._execution_engine  # untyped
+    seed = torch.ones_like(loss)
+    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    del seed
     del loss
     watch.phase = Phase.UPDATE
     optimizer.step()

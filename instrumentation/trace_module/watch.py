@@ -97,12 +97,11 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
     ) -> None:
         node: Any = torch._C._current_autograd_node()
-        sequence, newest = -1, _next_sequence() - 1
+        newest = _next_sequence() - 1
+        sequence = built = newest if newest > self._last_sequence else -1
         if node is not None:
             sequence = int(node._sequence_nr())
             sequence = sequence if sequence < 2**62 else -1  # of a node without an operator
-        elif newest > self._last_sequence:
-            sequence = newest
         self._last_sequence = newest
         results = tensors_in([result])
         meta = [t for t in results if t.is_meta]
@@ -117,6 +116,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             Operation(
                 name, *spelled(func, args, kwargs), self.phase, outputs, sequence,
                 _node_name(node) if node is not None else "", on_device, share, casts,
+                built if node is not None else -1,
             )
         )  # fmt: skip
         for tensor in meta:
@@ -144,8 +144,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         _, first, _ = self._open.pop()
-        # Recomputed layers run in the backward pass and are not forward calls.
-        if len(self.operations) > first and torch._C._current_autograd_node() is None:
+        if len(self.operations) > first:
             self.layer_calls.append(LayerCall(name, first, len(self.operations)))
 
 

@@ -21,6 +21,8 @@ from tests.helpers import (
 )
 from tests.ingest.drawn import US, assert_replays, nested, of_name, only, start_us, steps, training, two_passes
 from whatif import Phase, TaskKind
+from whatif.questions.memory_summary import memory_of
+from whatif.runtime.errors import WhatifError
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
@@ -222,3 +224,25 @@ def test_gradients_that_are_differentiated_are_no_recomputation(
     graph = read_events(tmp_path, events)
     assert graph.info.differentiates_gradients is differentiates
     assert graph.recomputed.any() != differentiates
+
+
+def test_what_a_reentrant_checkpoint_recomputes_has_its_layer(tmp_path: Path) -> None:
+    """Its forward pass builds no graph of a layer that is recomputed, which was taken for gradients of gradients."""
+    events = []
+    for step in range(3):
+        at, number = 1000 * step, 10 * step
+        checkpoint, head, again = ({"Sequence number": number + place} for place in range(3))
+        node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
+        layer = mark("whatif::layer::body", at + 20, 80), op("aten::gelu", at + 30, 60)
+        recomputed = mark("whatif::layer::body", at + 220, 80), op("aten::gelu", at + 230, 60, **again)
+        events += [
+            mark(f"ProfilerStep#{step}", at, 999), op("CheckpointFunction", at + 10, 100, **checkpoint), *layer,
+            mark("whatif::layer::head", at + 120, 30), op("aten::mm", at + 120, 30, **head),
+            op("autograd::engine::evaluate_function: MmBackward0", at + 160, 30, **head, **{"Fwd thread id": 1}),
+            op(node, at + 200, 500, **checkpoint, **{"Fwd thread id": 1}), *recomputed,
+        ]  # fmt: skip
+    graph = read_events(tmp_path, events)
+    assert not graph.info.differentiates_gradients
+    assert {graph.layers[layer] for layer in graph.layer[graph.recomputed]} == {"body"}
+    with pytest.raises(WhatifError, match="whose step recomputes layers: the shapes"):
+        memory_of(graph)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.campaign.cnns import ResNet
 from benchmarks.campaign.models import TWINS
@@ -69,6 +70,21 @@ class TwoLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.down(self.up(x).relu())
+        return found
+
+
+class Checkpointed(nn.Module):
+    """A block with attention and dropout whose activations are not kept, and an output layer."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.out = nn.Linear(64, 10)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        found: torch.Tensor = self.out(checkpoint(self.block, x, use_reentrant=self.reentrant))
         return found
 
 

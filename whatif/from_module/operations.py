@@ -30,6 +30,7 @@ class Operation(Struct, frozen=True):
     on_device: bool = True  # False: all its tensors are in the host's memory
     autocast_share: float = 0.0
     autocast_casts: int = 0
+    recomputes: int = -1  # the sequence number of an operator of the forward pass that a node runs again
 
 
 class LayerCall(Struct, frozen=True):

@@ -58,7 +58,8 @@ def trace_of(graph: OperatorGraph, schedule: Schedule, gpu: Gpu | None, extra_fi
     events: list[_Event | _MemoryEvent] = [_annotation(span) for span in (*schedule.steps, *schedule.marks)]
     events += [_annotation(span, LAYER_ANNOTATION) for span in schedule.layers]
     # Autograd keeps counting from step to step.
-    steps, a_step = len(schedule.steps), 1 + max((o.sequence for o in graph.operations), default=0)
+    steps = len(schedule.steps)
+    a_step = 1 + max((max(o.sequence, o.recomputes) for o in graph.operations), default=0)
     events += [
         make(graph, span, place * steps // len(spans) * a_step)
         for make, spans in ((_node, schedule.nodes), (_operator, schedule.operations))
@@ -125,8 +126,10 @@ def _operator(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     args: dict[str, Any] = {
         "Input Dims": operation.dims, "Input type": types, "Concrete Inputs": operation.concrete,
     }  # fmt: skip
-    if operation.sequence >= 0 and not operation.node and operation.phase == Phase.FORWARD:
-        args["Sequence number"] = operation.sequence + counted
+    forward = not operation.node and operation.phase == Phase.FORWARD
+    sequence = operation.sequence if forward else operation.recomputes
+    if sequence >= 0:
+        args["Sequence number"] = sequence + counted
     return _event(span, "cpu_op", operation.name, args)
 
 

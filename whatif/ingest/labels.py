@@ -49,8 +49,9 @@ class Labeller:
 
     The masks ``is_backward``, ``is_building`` and ``is_building_again`` select the operators of the backward pass,
     those that create its nodes, and those of them that do so while it runs, shape (n_events,): activation
-    checkpointing, unless ``differentiates_gradients``. ``workers`` are the tracks that work for the main thread
-    (autograd): all of their work is backward.
+    checkpointing, unless ``differentiates_gradients``; with ``recomputes_unbuilt`` (use_reentrant=True) the forward
+    pass builds no graph of what it recomputes. ``workers`` are the tracks that work for the main thread (autograd): all
+    of their work is backward.
     """
 
     def __init__(self, events: Events, operators: Grouped, marks: NameMarks, workers: Collection[int] = ()) -> None:
@@ -79,6 +80,8 @@ class Labeller:
         self._operators = operators
         self.is_building_again = self._builders_in_backward()
         self.differentiates_gradients = self._builds_other_work_again(building)
+        again = np.flatnonzero(self.is_building_again)
+        self.recomputes_unbuilt = bool(self._in_reentrant_checkpoints(again).any())
         self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, rows_named(events, EventCategory.ANNOTATION, named))
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
@@ -120,15 +123,24 @@ class Labeller:
         """Whether backward passes build a graph of their gradients (create_graph=True, as for a gradient penalty).
 
         What activation checkpointing recomputes are the operators that the forward pass calls, once; the formulas of
-        gradients call others, or more. Operators inside others are left out: both call products.
+        gradients call others, or more. Operators inside others are left out: both call products. With
+        use_reentrant=True the forward pass builds no graph of them, but the node that runs them again says so.
         """
         events, is_again = self._events, self.is_building_again[building]
-        if is_again.all() or not is_again.any():
+        again = building[np.flatnonzero(is_again)]
+        again = again[~self._in_reentrant_checkpoints(again)]
+        if is_again.all() or not len(again):
             return False
-        once, again = self._outermost(building[~is_again]), self._outermost(building[is_again])
+        once, again = self._outermost(building[~is_again]), self._outermost(again)
         repeats = np.isin(events.name[again], events.name[once])
         duration_ns = events.duration_ns[again]
         return bool(2 * duration_ns[repeats].sum() < duration_ns.sum()) or len(again) > MOST_RECOMPUTED * len(once)
+
+    def _in_reentrant_checkpoints(self, rows: Int64) -> Bool:
+        events = self._events
+        checkpoints = np.array(["Checkpoint" in name for name in events.names], dtype=np.bool_)
+        nodes = np.flatnonzero(self.is_backward & checkpoints[events.name])
+        return _inside(events, nodes, events.start_ns[rows])
 
     def _outermost(self, rows: Int64) -> Int64:
         """Return those of the events, on any threads, that lie in no other of them."""
@@ -198,7 +210,7 @@ class Labeller:
         found = self._nest(operators).innermost(time_ns)
         # Index -1 gives the appended value; an irregular mask would take several times as long.
         operator = np.append(operators, -1)[found]
-        layer = self.enclosing_layers(track, time_ns)
+        layer = enclosing = self.enclosing_layers(track, time_ns)
         in_layer = layer > 0
         backward_rows = self._backward[track]
         backward = np.zeros(len(time_ns), dtype=np.bool_)
@@ -232,6 +244,8 @@ class Labeller:
             forward = inner >= 0
             if not self.differentiates_gradients:
                 recomputed = np.append(self.is_building_again[building], False)[inner]
+                # The layer that runs again, not that of the node which asks for its activations.
+                layer = np.where(recomputed & in_layer, enclosing, layer)
         phase = np.full(len(time_ns), Phase.UNKNOWN, dtype=np.int8)
         if len(building) and (stepping & forward).any():
             forward |= in_layer & update

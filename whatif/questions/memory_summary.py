@@ -249,13 +249,17 @@ def memory_of(graph: TaskGraph) -> Memory:
             f"memory: expected training steps, got {where} without a backward pass; only what training keeps for it is "
             "modelled."
         )
-    again, compiled = graph.info.differentiates_gradients, "compiled" in graph.info.execution
-    if again or compiled:
+    reasons = (
+        ("differentiates its gradients again", graph.info.differentiates_gradients),
+        ("is compiled", "compiled" in graph.info.execution),
+        ("recomputes layers", bool(graph.recomputed.any())),
+    )
+    why = next((reason for reason, holds in reasons if holds), None)
+    if why is not None:
         raise WhatifError(
-            f"memory: expected recorded allocations, got {where} without, whose step "
-            f"{'differentiates its gradients again' if again else 'is compiled'}: the shapes of its operators show "
-            "only a part of what it keeps; record it with `whatif collect --memory`, or torch.profiler with "
-            "profile_memory=True."
+            f"memory: expected recorded allocations, got {where} without, whose step {why}: the shapes of its "
+            "operators show only a part of what it keeps; record it with `whatif collect --memory`, or torch.profiler "
+            "with profile_memory=True."
         )
     raise WhatifError(
         f"memory: expected allocations or the shapes of operators, got {where} with neither; record it with "
