@@ -37,8 +37,8 @@ INPUT_DTYPES = {
 class Wanted:
     """What to trace. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
 
-    ``task`` and ``sizes`` ("batch", "seq", ...) are for models from a configuration. The default of ``dtype`` is that
-    of the configuration, else fp32.
+    ``task`` and ``sizes`` ("batch", "seq", ...) are for models from a configuration. Without ``dtype`` parameters and
+    inputs have the types of the configuration, else those that the code gives them.
     """
 
     target: str
@@ -76,6 +76,8 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
         watch.remove()
         order.remove()
     notes = *training.notes, *_on_recurrent_layers(training.model, on_cpu=wanted.capability is None)
+    if watch.mixed:
+        notes = *notes, f"{watch.mixed}: a device does this under autocast alone; else give the inputs the model's type"
     resident_bytes = sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta)
     metadata = {**_metadata(training), "grad_ready_order": order.rows()}
     return OperatorGraph(
@@ -98,8 +100,11 @@ def _prepared(wanted: Wanted) -> _Training:
     model = built.model
     if wanted.attention is not None and kind_of(wanted.target) != Kind.TIMM:
         _set_attention(model, wanted)
-    dtype = DTYPES[wanted.dtype] if wanted.dtype else built.dtype or torch.float32
-    model.to(dtype)
+    dtype = DTYPES[wanted.dtype] if wanted.dtype else built.dtype
+    if dtype is None:  # the parameters stay as they were built
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    else:
+        model.to(dtype)
     notes = [*built.notes]
     if wanted.lora is not None:
         notes.append(add_lora(model, wanted.lora, wanted.target))
@@ -228,11 +233,15 @@ def _inputs(wanted: Wanted, built: Any, dtype: torch.dtype) -> tuple[list[Any], 
             "its inputs, got neither."
         )
     built = tree_map(lambda value: value.to("meta") if isinstance(value, torch.Tensor) else value, built)
-    if wanted.sizes:  # made for the task, in torch's default dtype
-        built = tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, built)
+    if wanted.sizes or wanted.dtype:  # those of a task have torch's default dtype
+        built = tree_map(lambda value: value.to(dtype) if _is_floating(value) else value, built)
     if isinstance(built, dict):
         return [], built
     return (list(built) if isinstance(built, list | tuple) else [built]), {}
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
 
 from ..layers import Hooks, hook_layers
-from ..tensors import tensors_in
+from ..tensors import dtype_name, tensors_in
 from .formats import FormatFlow
 from .known_values import KnownValues
 from .layouts import as_on_device
@@ -23,6 +23,8 @@ from .spelling import TYPE_NAMES, spelled
 _READ_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique")
 # A GPU's caching allocator rounds every tensor up to this (CUDACachingAllocator.cpp: kMinBlockSize).
 _BLOCK_BYTES = 512
+# Devices refuse these on operands of several types; some of their shape functions do not.
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 # Operators without cost on CPU and GPU: the profiler's marks, and copies of Python numbers.
 _WITHOUT_COST = ("profiler::", "aten::lift_fresh", "aten::detach", "prim::")
 
@@ -36,6 +38,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layer_calls: list[LayerCall] = []
         self.allocations: list[Allocation] = []
         self.phase = Phase.FORWARD
+        self.mixed = ""  # the first product of two types
         self._rounded = rounded
         self._values = KnownValues()
         self._formats = FormatFlow({p.untyped_storage()._cdata for p in model.parameters()})
@@ -80,6 +83,9 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values.follow(func, args, kwargs, result)
         if not name.startswith(_WITHOUT_COST):
             self._record(func, name, args, kwargs, device_tensors, result)
+        if not self.mixed and name in _PRODUCTS and len({t.dtype for t in device_tensors}) > 1:
+            types = " and ".join(dtype_name(t.dtype) for t in device_tensors[-2:])
+            self.mixed = f"{name}{self._where()} multiplies {types}"
         return result
 
     def _raise_data_dependent(self, name: str) -> None:

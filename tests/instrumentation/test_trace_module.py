@@ -152,6 +152,26 @@ def test_gpus_run_dropout_and_attention_as_one_operator() -> None:
     assert (names["bmm"], names["_softmax"]) == (4 + 8, 2)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "inputs", "dtype", "kinds", "noted"),
+    [
+        ({}, [], None, {"c10::BFloat16"}, False),
+        ({}, [("", (4, 8), "")], None, {"c10::BFloat16"}, False),
+        ({}, [], "fp32", {"float"}, False),
+        ({"input_dtype": "float32"}, [], "bf16", {"c10::BFloat16"}, False),
+        ({"input_dtype": "float32"}, [], None, {"c10::BFloat16", "float"}, True),
+    ],
+)
+def test_parameters_and_inputs_have_one_type(
+    keywords: dict[str, Any], inputs: list[Any], dtype: str | None, kinds: set[str], noted: bool
+) -> None:
+    """A model built in bf16 was predicted in fp32; --dtype left the function's own inputs as they were."""
+    graph = taken("half_with_input", *inputs, keywords=keywords, dtype=dtype)
+    products = [o for o in graph.operations if o.name == "aten::mm" and o.phase == Phase.FORWARD]
+    assert {kind for o in products for kind in o.types} == kinds
+    assert any("multiplies" in note for note in graph.notes) == noted
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_recomputes_as_on_the_device(reentrant: bool) -> None:
     """In the backward pass attention and dropout ran in parts: a GPT in bf16 took three times as long."""

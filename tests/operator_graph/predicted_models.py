@@ -73,6 +73,11 @@ class TwoLinear(nn.Module):
         return found
 
 
+def half_with_input(input_dtype: str = "bfloat16") -> tuple[nn.Module, torch.Tensor]:
+    """A model that is bf16 by its own code, with its input."""
+    return TwoLinear().bfloat16(), torch.empty(4, 8, dtype=getattr(torch, input_dtype))
+
+
 class Checkpointed(nn.Module):
     """A block with attention and dropout whose activations are not kept, and an output layer."""
 

@@ -63,11 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what a Hugging Face model is for: {', '.join(_TASKS)} (default: by its configuration's architecture)",
     )
     parser.add_argument(
-        "--input-dtype", metavar="TYPE", help="type of inputs for which --input names none (default: --dtype)"
+        "--input-dtype",
+        metavar="TYPE",
+        help="type of inputs for which --input names none (default: the parameters')",
     )
     parser.add_argument("--device", default=_DEVICE, metavar="GPU", help=f"a GPU's name, or cpu (default: {_DEVICE})")
-    parser.add_argument("--dtype", choices=_DTYPES, help="type of the parameters (default: fp32, or that "
-                        "of a Hugging Face configuration)")  # fmt: skip
+    parser.add_argument("--dtype", choices=_DTYPES, help="type of the parameters (default: that of a "
+                        "Hugging Face configuration, or as the code builds them)")  # fmt: skip
     parser.add_argument(
         "--optimizer",
         metavar="NAME[:HOW]",

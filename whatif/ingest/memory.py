@@ -29,7 +29,7 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
         return None
     static = resident(info.recorded)
     # The operators of a compiled step show only an unknown part of what it keeps, and those of a forward pass nothing
-    # of what a backward pass keeps, if its gradients are differentiated again or it recomputes layers that had no graph.
+    # of what a backward pass keeps, if its gradients are differentiated again or its layers recomputed with no graph.
     labeller = parts.labeller
     unknown = "compiled" in info.execution or labeller.differentiates_gradients or labeller.recomputes_unbuilt
     shapes = None if unknown else shapes_of_rows(parts.events, rows, static)
