@@ -14,6 +14,7 @@ from math import prod
 from msgspec import Struct
 from msgspec.structs import replace
 
+from whatif.from_module.convolutions import over_images
 from whatif.from_module.moved_bytes import (
     bytes_of,
     format_of,
@@ -100,7 +101,7 @@ def _unknown(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _convolution(name: str, operation: Operation) -> list[Kernel]:
-    operator = _as_operator(operation)
+    operator = _as_operator(over_images(operation))
     if operator is None:
         return _unknown(name, operation)
     found = [named("conv_fprop", name, operator)]
@@ -116,7 +117,7 @@ def _convolution_backward(name: str, operation: Operation) -> list[Kernel]:
     for kind, place, asked in (("dgrad", 0, "[True, False, False]"), ("wgrad", 1, "[False, True, False]")):
         if mask[place] == "True":
             half = replace(operation, concrete=[*operation.concrete[:10], asked])
-            operator = _as_operator(half)
+            operator = _as_operator(over_images(half))
             found += [named(f"conv_{kind}", name, operator)] if operator is not None else _unknown(name, operation)[:1]
     if mask[2:3] == ["True"]:
         gradient = bytes_of(tensors_of(operation)[:1])
