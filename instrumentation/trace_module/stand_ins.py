@@ -10,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from .recurrent import onednn_lstm, runs_in_onednn
 
-# FlashAttention's kernels take these; memory-efficient attention takes the others and all masks (sdp_utils.cpp of
-# PyTorch 2.x). cuDNN's kernels, which Hopper may use instead, take about the same time.
+# FlashAttention's kernels take these; memory-efficient attention takes the others, all masks, and values of another
+# size than queries (sdp_utils.cpp of PyTorch 2.x). cuDNN's kernels, which Hopper may use instead, take about the same
+# time.
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
 
@@ -52,9 +53,19 @@ class AsOnDevice(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         aten = torch.ops.aten
-        if enable_gqa and query.dim() == 4 and key.size(1) != query.size(1):
+        flash = (
+            self._capability is not None
+            and self._capability >= _FLASH_CAPABILITY
+            and attn_mask is None
+            and query.dtype in _FLASH_DTYPES
+            and query.size(-1) == value.size(-1) <= _FLASH_HEAD
+        )
+        shared = enable_gqa and query.dim() == 4 and key.size(1) != query.size(1)
+        if shared and not flash:  # the only fused kernel on a GPU that reads heads which several queries share
             key, value = (t.repeat_interleave(query.size(1) // t.size(1), dim=1) for t in (key, value))
-        if query.dim() != 4 or query.size(-1) != value.size(-1):  # not supported by the fused kernels
+        values_differ = query.size(-1) != value.size(-1)  # MLA
+        unsupported = values_differ if self._capability is None else shared and not flash
+        if query.dim() != 4 or unsupported:
             result: torch.Tensor = aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale
             )[0]
@@ -64,12 +75,7 @@ class AsOnDevice(TorchFunctionMode):
             outputs = aten._scaled_dot_product_flash_attention_for_cpu(
                 query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
             )
-        elif (
-            mask is None
-            and query.dtype in _FLASH_DTYPES
-            and self._capability >= _FLASH_CAPABILITY
-            and query.size(-1) <= _FLASH_HEAD
-        ):
+        elif flash:
             outputs = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
         else:
             if mask is not None:

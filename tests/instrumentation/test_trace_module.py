@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,25 @@ def test_gpus_run_dropout_and_attention_as_one_operator() -> None:
     eager = taken("gpt2", ("", (2, 16), "int64"), attention="eager")
     names = Counter(operation.name.removeprefix("aten::") for operation in eager.operations)
     assert (names["bmm"], names["_softmax"]) == (4 + 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "value_size", "dtype", "kernel", "of_keys"),
+    [
+        (2, 16, "bf16", "flash", [2, 2, 10, 16]),
+        (2, 16, "fp32", "", [2, 8, 10, 16]),
+        (8, 8, "bf16", "efficient", [2, 8, 10, 16]),
+        (8, 8, "fp32", "efficient", [2, 8, 10, 16]),
+    ],
+)
+def test_attention_of_shared_heads_and_of_smaller_values(
+    heads: int, value_size: int, dtype: str, kernel: str, of_keys: list[int]
+) -> None:
+    """FlashAttention was given copies of shared keys; scores of MLA's smaller values were all kept in memory."""
+    graph = taken("HeadsOf", ("", (2, 10, 64), ""), keywords={"heads": heads, "value_size": value_size}, dtype=dtype)
+    fused = [o for o in graph.operations if re.fullmatch("aten::_scaled_dot_product_[a-z]+_attention", o.name)]
+    assert [o.name.split("_")[4] for o in fused] == [kernel] * bool(kernel)
+    assert all(o.dims[1] == of_keys for o in fused)
 
 
 @pytest.mark.parametrize(

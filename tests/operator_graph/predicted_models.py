@@ -78,6 +78,21 @@ def half_with_input(input_dtype: str = "bfloat16") -> tuple[nn.Module, torch.Ten
     return TwoLinear().bfloat16(), torch.empty(4, 8, dtype=getattr(torch, input_dtype))
 
 
+class HeadsOf(nn.Module):
+    """Attention of 8 heads of queries, with fewer heads or other sizes of keys and values."""
+
+    def __init__(self, heads: int, value_size: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys = nn.Linear(64, 8 * 16), nn.Linear(64, heads * 16)
+        self.values = nn.Linear(64, heads * value_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = zip((self.queries, self.keys, self.values), (8, self.heads, self.heads), strict=True)
+        q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer, heads in parts)
+        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads < 8)
+
+
 class Checkpointed(nn.Module):
     """A block with attention and dropout whose activations are not kept, and an output layer."""
 
