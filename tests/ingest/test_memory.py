@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import mark, op, read_events, replace
 from tests.memory_steps import attention, slow_peak, totals
-from tests.memory_traces import METADATA, shaped, two_linear_layers
+from tests.memory_traces import METADATA, NODE, shaped, two_linear_layers
 from whatif import WhatifError
 from whatif.graph.memory import peak
 from whatif.ingest.kept_tensors import Kept, kept_by
@@ -129,6 +129,36 @@ def test_what_gradients_of_gradients_need_is_known_by_allocations_alone(tmp_path
     with pytest.raises(WhatifError, match=r"differentiates its gradients again.*collect --memory"):
         memory_of(graph)
     assert read_events(tmp_path, [*two_linear_layers(), *again], whatif=METADATA).info.memory is not None
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("allocations", [False, True])
+def test_the_forward_work_ahead_of_a_pass_through_another_part_counts(
+    tmp_path: Path, accumulates: bool, allocations: bool
+) -> None:
+    """The generator's work before the discriminator's pass, or before autograd.grad, was in no answer."""
+    back, batch = {"Fwd thread id": 1}, shaped([5, 4])
+    finished = "torch::autograd::AccumulateGrad"
+    other = [
+        each
+        for at in (0, 1000, 2000)
+        for each in (
+            op("aten::tanh", at + 155, 5, **{"Sequence number": at // 100 + 3}, **batch),
+            op(NODE + "TanhBackward0", at + 165, 8, **{"Sequence number": at // 100 + 3}, **back),
+            *([op(finished, at + 175, 3)] if accumulates else []),
+            op("aten::neg", at + 185, 5, **{"Sequence number": at // 100 + 4}, **batch),
+            op(NODE + "NegBackward0", at + 198, 1, **{"Sequence number": at // 100 + 4}, **back),
+            op(finished, at + 341, 1),
+        )
+    ]
+    drawn = two_linear_layers(allocations=allocations, shapes=not allocations)
+    plain, memory = (read_events(tmp_path, [*drawn, *more], whatif=METADATA).info.memory for more in ([], other))
+    assert plain is not None
+    assert memory is not None
+    assert memory.gradients_stay is accumulates
+    kept = [{row.name: row.activations for row in found.layers if row.name} for found in (plain, memory)]
+    assert kept[0] == kept[1]
+    assert sum(row.activations for row in memory.layers if not row.name) == 0
 
 
 def test_what_a_gpu_holds_does_not_grow_with_the_batch_where_nobody_states_parameters(tmp_path: Path) -> None:

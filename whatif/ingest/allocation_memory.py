@@ -76,6 +76,8 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
         return None
     begin_ns = rows.forward_ns if rows.passes > 1 else rows.begin_ns
     blocks = blocks_of(allocations, begin_ns, rows.end_ns)
+    if rows.passes > 1:  # all gradients count as there all the while
+        blocks = _without_gradients(blocks, rows, static)
     if not len(blocks.size_bytes):
         return None
     uses = _uses(events, rows, blocks)
@@ -122,6 +124,14 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
         gradients_in_forward=held_gradients > 0,
         source="allocations",
     )
+
+
+def _without_gradients(blocks: Blocks, rows: StepRows, static: Resident) -> Blocks:
+    """The blocks but the gradients that passes through other parts make, or zero before the last backward pass."""
+    made, zeroed = ((rows.others_ns <= ns) & (ns < rows.backward_ns) for ns in (blocks.birth_ns, blocks.death_ns))
+    crosses = (made & (blocks.death_ns > rows.update_ns)) | (zeroed & (blocks.birth_ns < 0))
+    chosen = ~(crosses & np.isin(blocks.size_bytes, sorted(static.sizes)))
+    return Blocks(*(getattr(blocks, name)[chosen] for name in Blocks.__struct_fields__))
 
 
 def _of_one_device(allocations: Allocations | None, end_ns: int) -> Allocations | None:

@@ -7,10 +7,7 @@ import numpy as np
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
 from whatif.ingest.op_cost import input_tensors
-from whatif.ingest.step_rows import StepRows
-
-# Runs once for each parameter and backward pass; its input is the finished gradient.
-ACCUMULATE = "torch::autograd::AccumulateGrad"
+from whatif.ingest.step_rows import ACCUMULATE, StepRows
 
 
 def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tuple[int, ...]:

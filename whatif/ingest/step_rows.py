@@ -11,15 +11,19 @@ from msgspec import Struct
 from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
-from whatif.ingest.events import EventCategory
+from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.nest import outermost
+
+# Runs once for each parameter and backward pass; its input is the finished gradient.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class StepRows(Struct, frozen=True):
     """Rows of one step, and its operators; times in ns.
 
     ``forward`` and ``backward`` are rows of events in the order of their starts, ``forward_row`` and ``backward_row``
-    say which row each belongs to. A step of several passes is identified by its last one.
+    say which row each belongs to. A step of several passes is identified by its last one, and ``passes`` are those that
+    add to gradients.
     """
 
     names: tuple[str, ...]  # of the layer of each row
@@ -30,6 +34,7 @@ class StepRows(Struct, frozen=True):
     begin_ns: int
     forward_ns: int  # when the pass begins
     builds_ns: int  # its first operator that builds the autograd graph
+    others_ns: int  # from here to ``backward_ns`` there may be passes through other parts
     backward_ns: int
     update_ns: int
     end_ns: int
@@ -48,6 +53,58 @@ class StepRows(Struct, frozen=True):
                 at = np.searchsorted(starts_ns[operators], time_ns[part], side="right") - 1
                 found[part] = row[np.maximum(at, 0)]
         return found
+
+
+class _Passes(Struct, frozen=True):
+    """The passes of a step: a pass begins at the first operator that builds the graph after a backward one."""
+
+    begins_ns: Int64
+    backward: list[Int64]  # of each pass
+    numbers: Int64  # of the nodes of the backward pass that the step creates, ascending
+    creators: Int64  # the operator that creates each
+
+    @staticmethod
+    def of(events: Events, builds: Int64, backward: Int64) -> _Passes:
+        starts_ns, builds_ns = events.start_ns[backward], events.start_ns[builds]
+        begins_ns = builds_ns[np.flatnonzero(np.diff(np.searchsorted(starts_ns, builds_ns), prepend=-1))]
+        edges = np.searchsorted(starts_ns, begins_ns)
+        # The last operator in time that carries a number created the node.
+        numbers, place = np.unique(events.sequence[builds][::-1], return_index=True)
+        return _Passes(begins_ns, np.split(backward, edges)[1:], numbers, builds[::-1][place])
+
+    def that_accumulate(self, events: Events) -> int:
+        """How many passes add to gradients, as torch.autograd.grad does not; all of them if no operator shows it."""
+        if ACCUMULATE not in events.names:
+            return len(self.begins_ns)
+        code = events.names.index(ACCUMULATE)
+        return sum(bool((events.name[each] == code).any()) for each in self.backward) or len(self.begins_ns)
+
+    def first_of_last(self, events: Events) -> int:
+        """The pass in which the forward work of the last backward pass begins.
+
+        It is an earlier one if that work is ahead of a backward pass through another part: of torch.autograd.grad, or
+        of a discriminator whose generator ran before.
+        """
+        created = self.creators[np.isin(self.numbers, events.sequence[self.backward[-1]])]
+        earliest_ns = events.start_ns[created].min(initial=self.begins_ns[-1])
+        return int(np.searchsorted(self.begins_ns, earliest_ns, side="right")) - 1
+
+    def forward_of_last(self, events: Events, forward: Int64) -> Int64:
+        """The operators ahead of the last backward pass, from the first pass with its work, without other passes'.
+
+        Operators before the first one that builds belong to a step's first pass: they cast the batch.
+        """
+        first, starts_ns = self.first_of_last(events), events.start_ns[forward]
+        begins_ns = self.begins_ns[first:].copy()
+        begins_ns[0] = begins_ns[0] if first else 0
+        ends_ns = np.array([events.start_ns[each[0]] for each in self.backward[first:]])
+        which = np.searchsorted(begins_ns, starts_ns, side="right") - 1
+        inside = (which >= 0) & (starts_ns < ends_ns[np.maximum(which, 0)])
+        if len(begins_ns) > 1:
+            earlier = np.concatenate(self.backward[first:-1])
+            done = np.setdiff1d(events.sequence[earlier], events.sequence[self.backward[-1]])
+            inside &= (events.sequence[forward] < 0) | ~np.isin(events.sequence[forward], done)
+        return forward[inside]
 
 
 def find_step_rows(parts: Parts) -> StepRows | None:
@@ -73,25 +130,23 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     recomputed, builds = builds[recomputing], builds[~recomputing]
     if not len(builds):
         return None
-    # A pass begins at the first operator that builds the graph after a backward one.
-    passes = np.flatnonzero(np.diff(np.searchsorted(events.start_ns[backward], events.start_ns[builds]), prepend=-1))
-    first = int(events.start_ns[builds[passes[-1]]])
-    if first > events.start_ns[backward[-1]]:  # the next step's forward pass
+    passes = _Passes.of(events, builds, backward)
+    if passes.begins_ns[-1] > events.start_ns[backward[-1]]:  # the next step's forward pass
         return None
-    backward = backward[events.start_ns[backward] >= first]
+    count = passes.that_accumulate(events)
+    number = passes.first_of_last(events)
+    first, others_ns = int(passes.begins_ns[number]), int(events.start_ns[passes.backward[number][0]])
+    forward, backward = passes.forward_of_last(events, forward), passes.backward[-1]
     backward_ns = int(events.start_ns[backward[0]])
     update_ns = int((events.end_ns[backward]).max())
-    # Operators before the first one that builds belong to the pass: they cast the batch.
-    forward = forward[events.start_ns[forward] < backward_ns]
-    if len(passes) > 1:
-        forward = forward[events.start_ns[forward] >= first]
     if not len(forward):  # another thread than the main one runs it
         return None
     names, row = _rows(parts, forward)
     backward, backward_row = _backward_rows(parts, names, forward, row, backward, recomputed)
     return StepRows(
         names, forward, row, backward, backward_row,
-        begin_ns, first if len(passes) > 1 else begin_ns, first, backward_ns, update_ns, end_ns, len(passes),
+        begin_ns, first if len(passes.begins_ns) > 1 else begin_ns, first,
+        others_ns, backward_ns, update_ns, end_ns, count,
         () if labeller.differentiates_gradients else _runs(parts, names, backward, backward_row, recomputed),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
-from whatif.ingest.gradient_sizes import ACCUMULATE
+from whatif.ingest.step_rows import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
 from whatif.models.layers.gradients import superseded
 from whatif.models.layers.update_tasks import step_kernels
