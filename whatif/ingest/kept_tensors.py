@@ -216,10 +216,10 @@ def _pair(concrete: Any, position: int) -> tuple[int, int] | None:
 
 
 def _parts(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """split (x, size, dim), unbind (x, dim): the parts share the memory of the whole."""
+    """split, unsafe_split (x, size, dim), unbind (x, dim): the parts share the memory of the whole."""
     x = tensors[0]
     numbers = [int(text) for text in call[3][1:] if re.fullmatch(r"-?\d{1,9}", str(text))]
-    part, dim = (numbers[0], numbers[1]) if name == "split" else (1, numbers[0])
+    part, dim = (numbers[0], numbers[1]) if name != "unbind" else (1, numbers[0])
     return Kept((x.size_bytes,), parts=x.shape[dim] // max(part, 1))
 
 
@@ -282,7 +282,7 @@ _NAMES: dict[_Rule, str] = {
         " _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward"
     ),
     _pool: "max_pool2d_with_indices avg_pool2d",
-    _parts: "split unbind",
+    _parts: "split unsafe_split unbind",
     _dropout: "native_dropout",
     _cpu_dropout: "dropout",
     _embedding: "embedding",

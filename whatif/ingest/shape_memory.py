@@ -108,18 +108,22 @@ def shapes_of_rows(events: Events, rows: StepRows, static: Resident) -> list[Row
     chosen = (events.shape[rows.forward] >= 0) & known[events.name[rows.forward]]
     found = [RowShapes() for _ in rows.names]
     tensors = _Tensors()
-    end_ns, cache = -1, dict[tuple[int, int], Kept | None]()
+    end_ns, overwrites, cache = -1, False, dict[tuple[int, int], Kept | None]()
     unknown: tuple[int, Kept] | None = None  # the last operator, if the size of its result is unknown
     for event, row in zip(rows.forward[chosen].tolist(), rows.forward_row[chosen].tolist(), strict=True):
-        start_ns = int(events.start_ns[event])
-        if start_ns < end_ns:  # inside an operator that was counted
-            continue
+        inside = int(events.start_ns[event]) < end_ns  # an operator that was counted
         key = int(events.name[event]), int(events.shape[event])
+        if inside and not (overwrites and events.names[key[0]] == "aten::clone" and events.sequence[event] >= 0):
+            continue
         if key not in cache:
             cache[key] = kept_by(events.names[key[0]], *events.shapes[key[1]])
         kept = cache[key]
         if kept is None:
             continue
+        if inside:  # mul_ keeps a copy of what it overwrites
+            found[row].activations += kept.output
+            continue
+        overwrites = kept.in_place
         end_ns = int(events.end_ns[event])
         if unknown is not None:
             _count_unknown_result(found[unknown[0]], *unknown, kept.source, tensors)
@@ -221,7 +225,8 @@ def _keep_own(found: RowShapes, row: int, kept: Kept, tensors: _Tensors) -> None
     result = kept.input_gradients if kept.in_place else kept.output
     if kept.keeps_output:
         written = tensors.newest(result, 0, row) if kept.in_place else None
-        found.activations += 0 if written is not None and written.kept else result
+        # A view that is written, a part of a tensor, keeps all of it.
+        found.activations += result if written is None else 0 if written.kept else written.size
         found.full_precision += result if kept.half is False else 0
         if written is not None:
             written.kept = True
