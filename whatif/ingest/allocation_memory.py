@@ -35,6 +35,10 @@ class Blocks(Struct, frozen=True):
     allocated: Int64
     freed: Int64
 
+    def without(self, rows: Int64) -> Blocks:
+        """The blocks but those in ``rows``."""
+        return Blocks(*(np.delete(getattr(self, name), rows) for name in self.__struct_fields__))
+
 
 def blocks_of(allocations: Allocations, begin_ns: int, end_ns: int) -> Blocks:
     """Pair each allocation with the free of the same address, for all blocks that a step allocated or freed."""
@@ -78,6 +82,9 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     blocks = blocks_of(allocations, begin_ns, rows.end_ns)
     if rows.passes > 1:  # all gradients count as there all the while
         blocks = _without_gradients(blocks, rows, static)
+    resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
+    if resident_bytes is None:  # a CPU's batch counts as there all the while
+        blocks = _without_batch(blocks, rows, static.inputs)
     if not len(blocks.size_bytes):
         return None
     uses = _uses(events, rows, blocks)
@@ -102,7 +109,6 @@ def memory_of_allocations(events: Events, rows: StepRows, static: Resident) -> M
     backward = np.maximum(most - live - later_gradients - (gradients if gradients_stay else 0), 0)
     fixed = np.minimum(_as_large_as_parameters(blocks, uses, static, at_ns), backward)
     most, _ = levels.most(levels.time_ns >= rows.update_ns, np.zeros_like(row), 1)
-    resident_bytes = _held_by_gpu(allocations, blocks, begin_ns)
     inputs, buffers = static.inputs + static.buffers, static.buffers
     if resident_bytes is not None:
         known = static.parameters + static.optimizer_state + (int(gradients.sum()) if gradients_stay else 0)
@@ -130,8 +136,15 @@ def _without_gradients(blocks: Blocks, rows: StepRows, static: Resident) -> Bloc
     """The blocks but the gradients that passes through other parts make, or zero before the last backward pass."""
     made, zeroed = ((rows.others_ns <= ns) & (ns < rows.backward_ns) for ns in (blocks.birth_ns, blocks.death_ns))
     crosses = (made & (blocks.death_ns > rows.update_ns)) | (zeroed & (blocks.birth_ns < 0))
-    chosen = ~(crosses & np.isin(blocks.size_bytes, sorted(static.sizes)))
-    return Blocks(*(getattr(blocks, name)[chosen] for name in Blocks.__struct_fields__))
+    return blocks.without(np.flatnonzero(crosses & np.isin(blocks.size_bytes, sorted(static.sizes))))
+
+
+def _without_batch(blocks: Blocks, rows: StepRows, size: int) -> Blocks:
+    """The blocks but the batch that a step makes and leaves to the next one, and the one that was left to it."""
+    sized, new = blocks.size_bytes == size, blocks.birth_ns >= 0
+    made = np.flatnonzero(sized & new & (blocks.birth_ns < rows.backward_ns) & (blocks.death_ns > rows.update_ns))
+    left = np.flatnonzero(sized & ~new & (blocks.death_ns < rows.backward_ns))
+    return blocks.without(np.append(made[:1], left[:1])) if len(made) else blocks
 
 
 def _of_one_device(allocations: Allocations | None, end_ns: int) -> Allocations | None:
