@@ -51,9 +51,10 @@ def transform(
     sequence_parallel: bool = False,
 ) -> TaskGraph:
     """Split the blocks, or the `layers` (a regular expression of their names)."""
-    if cluster is None and not graph.info.node:
-        workers, bandwidth = 2 if workers is None else workers, bandwidth or NVLINK
-        latency_us = NVLINK_LATENCY_US if latency_us is None else latency_us
+    if cluster is None:
+        workers = 2 if workers is None else workers
+        if not graph.info.node:
+            bandwidth, latency_us = bandwidth or NVLINK, NVLINK_LATENCY_US if latency_us is None else latency_us
     network = network_of(graph, "tensor_parallel", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip
     if network.workers == 1:

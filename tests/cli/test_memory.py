@@ -282,9 +282,10 @@ def test_the_answer_alone_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["memory", str(GPT2), *words]) == 0
         return " ".join(capsys.readouterr().out.split())
 
-    assert said("fsdp", "--solve", "workers", "--capacity", "5.3GB").startswith(
-        "11 workers are enough, with fsdp:workers=11: 4.92 GiB"
+    assert said("fsdp:bandwidth=25Gbps", "--solve", "workers", "--capacity", "5.3GB").startswith(
+        "11 workers are enough, with fsdp:bandwidth=25Gbps,workers=11: 4.92 GiB"
     )
+    assert said("fsdp", "--solve", "workers", "--capacity", "5.3GB").startswith("16 workers are enough")  # whole nodes
     none = said("distributed", "--solve", "workers", "--capacity", "1GB")
     assert none.startswith("No number of workers up to 65,536 makes the step fit: with distributed:workers=65536")
     batch = said("fsdp:workers=8", "--solve", "batch", "--capacity", "80GB")

@@ -322,6 +322,14 @@ def test_the_recorded_device_leaves_what_follows_as_it_is(what_if: str, own_trac
     assert behind.graph.notes[1:] == alone.graph.notes
 
 
+def test_a_predicted_step_has_the_usual_network_of_its_device(own_traces: Path) -> None:
+    """`scaling` counted on 25 Gbit/s between the H100s of one node, where `plan` took NVLink."""
+    predicted = Baseline.of(whatif.read(own_traces / "predicted" / "gpt2_h100_predicted.json.gz"))
+    notes = [apply(predicted, f"distributed:workers=8{more}").graph.notes[0] for more in ("", ",bandwidth=25Gbps")]
+    assert ["usual for H100-SXM-80" in note for note in notes] == [True, False]
+    assert "are cut in 2" in apply(predicted, "tensor_parallel").graph.notes[0]
+
+
 def test_what_it_cannot_do_is_one_sentence(own_traces: Path) -> None:
     graph = kernels(V100, {"name": "add", "us": 10})
     for spec, message in (("A100-SXM-8", "closest are A100-SXM-80"), ("nonsense", "expected the name of a known GPU")):

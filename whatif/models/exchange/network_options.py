@@ -41,9 +41,9 @@ def network_of(
     ``cluster`` is a preset's name or the path of a TOML file; if that leaves the number of one-worker machines open, it
     is 8 by default. With a cluster, ``workers`` takes its first workers, and ``bandwidth`` and ``latency_us`` are those
     of its outermost links. If the model's blocks are split across neighbours (``tensor_parallel``), a worker is one of
-    each such group. Without a cluster all links are equal, except after a what-if that chose another device: then,
-    unless rates are given, it is that device's usual node and network. On a CPU gloo sends over TCP, whose headers take
-    a share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
+    each such group. Without a cluster all links are equal, except on a device that ``whatif predict`` or a what-if
+    chose: then, unless rates are given, it is that device's usual node and network. On a CPU gloo sends over TCP, whose
+    headers take a share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
     (`whatif.models.exchange.gloo`). ``spread_pct`` is the spread of the workers' steps. ``table`` is a file of measured
     times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does, and applies
     to any algorithm. Raises WhatifError on invalid options.
