@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +54,18 @@ def test_without_overlap_all_is_sent_behind_the_backward_pass() -> None:
     timeline = simulate(apply(blocks(), f"zero:{LINK},bucket=3MB,overlap=false"))
     ends = {name: end for name, _, end in drawn(timeline, "stream 7")}
     assert all(start >= ends["b0"] for _, start, _ in drawn(timeline, "network"))
+    copies = [start for name, start, _ in drawn(timeline, "stream 7") if name == COPY_IN]
+    assert len(copies) == 2
+    assert min(copies) >= ends["b0"]
+
+
+def test_without_overlap_copies_are_launched_in_the_order_of_the_stream() -> None:
+    """They ran as gradients got ready but were launched behind the pass: a cycle where launches wait for the GPU."""
+    graph = blocks()
+    limited = graph.replace(info=replace(graph.info, queue_depth=1))
+    changed = apply(limited, f"zero:{LINK},bucket=3MB,overlap=false")
+    launches = changed.launch_of[np.flatnonzero(changed.on_gpu & (changed.launch_of >= 0))]
+    assert launches.tolist() == sorted(launches.tolist())
 
 
 def test_stages_1_and_2_take_the_same_time() -> None:

@@ -308,7 +308,7 @@ def _buckets(
         waiting = _behind_pass(graph, ends) if at + 1 == len(task) else ()
         rows.append(
             Exchange("reduce_scatter", filled, _calls(graph, [sent])[sent].after, Phase.BACKWARD, (sent,), waiting,
-                     copied_in=ready)
+                     copied_in=sent)
         )  # fmt: skip
         filled = 0
     return rows
