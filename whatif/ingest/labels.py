@@ -79,9 +79,9 @@ class Labeller:
         self._backward_layer = self._backward_layers(backward)
         self._operators = operators
         self.is_building_again = self._builders_in_backward()
-        self.differentiates_gradients = self._builds_other_work_again(building)
-        again = np.flatnonzero(self.is_building_again)
-        self.recomputes_unbuilt = bool(self._in_reentrant_checkpoints(again).any())
+        unbuilt = self._in_reentrant_checkpoints()
+        self.differentiates_gradients = self._builds_other_work_again(building, unbuilt)
+        self.recomputes_unbuilt = bool(unbuilt.any())
         self._updating, self._loading, self._stepping, self._pausing = (
             by_track(events, rows_named(events, EventCategory.ANNOTATION, named))
             for named in (marks.update, marks.loading, marks.optimizer, marks.pause)
@@ -119,16 +119,15 @@ class Labeller:
                 found[rows] = self._nest(backward).innermost(events.start_ns[rows]) >= 0
         return found
 
-    def _builds_other_work_again(self, building: Int64) -> bool:
+    def _builds_other_work_again(self, building: Int64, unbuilt: Bool) -> bool:
         """Whether backward passes build a graph of their gradients (create_graph=True, as for a gradient penalty).
 
         What activation checkpointing recomputes are the operators that the forward pass calls, once; the formulas of
-        gradients call others, or more. Operators inside others are left out: both call products. With
-        use_reentrant=True the forward pass builds no graph of them, but the node that runs them again says so.
+        gradients call others, or more. Operators inside others are left out: both call products, and so are those of
+        which the forward pass builds no graph (``unbuilt``).
         """
         events, is_again = self._events, self.is_building_again[building]
-        again = building[np.flatnonzero(is_again)]
-        again = again[~self._in_reentrant_checkpoints(again)]
+        again = building[np.flatnonzero(is_again & ~unbuilt[building])]
         if is_again.all() or not len(again):
             return False
         once, again = self._outermost(building[~is_again]), self._outermost(again)
@@ -136,11 +135,14 @@ class Labeller:
         duration_ns = events.duration_ns[again]
         return bool(2 * duration_ns[repeats].sum() < duration_ns.sum()) or len(again) > MOST_RECOMPUTED * len(once)
 
-    def _in_reentrant_checkpoints(self, rows: Int64) -> Bool:
-        events = self._events
+    def _in_reentrant_checkpoints(self) -> Bool:
+        """Mask of what nodes of checkpoints with use_reentrant=True build again, shape (n_events,)."""
+        events, found = self._events, np.zeros(len(self._events), dtype=np.bool_)
         checkpoints = np.array(["Checkpoint" in name for name in events.names], dtype=np.bool_)
-        nodes = np.flatnonzero(self.is_backward & checkpoints[events.name])
-        return _inside(events, nodes, events.start_ns[rows])
+        for track, rows in self._building.items() if checkpoints.any() else ():
+            nodes, again = self._backward[track], rows[self.is_building_again[rows]]
+            found[again] = _inside(events, nodes[checkpoints[events.name[nodes]]], events.start_ns[again])
+        return found
 
     def _outermost(self, rows: Int64) -> Int64:
         """Return those of the events, on any threads, that lie in no other of them."""

@@ -89,12 +89,12 @@ class _Passes(Struct, frozen=True):
         earliest_ns = events.start_ns[created].min(initial=self.begins_ns[-1])
         return int(np.searchsorted(self.begins_ns, earliest_ns, side="right")) - 1
 
-    def forward_of_last(self, events: Events, forward: Int64) -> Int64:
-        """The operators ahead of the last backward pass, from the first pass with its work, without other passes'.
+    def forward_of_last(self, events: Events, forward: Int64, first: int) -> Int64:
+        """The operators ahead of the last backward pass, from the ``first`` pass with its work, without other passes'.
 
         Operators before the first one that builds belong to a step's first pass: they cast the batch.
         """
-        first, starts_ns = self.first_of_last(events), events.start_ns[forward]
+        starts_ns = events.start_ns[forward]
         begins_ns = self.begins_ns[first:].copy()
         begins_ns[0] = begins_ns[0] if first else 0
         ends_ns = np.array([events.start_ns[each[0]] for each in self.backward[first:]])
@@ -136,7 +136,7 @@ def find_step_rows(parts: Parts) -> StepRows | None:
     count = passes.that_accumulate(events)
     number = passes.first_of_last(events)
     first, others_ns = int(passes.begins_ns[number]), int(events.start_ns[passes.backward[number][0]])
-    forward, backward = passes.forward_of_last(events, forward), passes.backward[-1]
+    forward, backward = passes.forward_of_last(events, forward, number), passes.backward[-1]
     backward_ns = int(events.start_ns[backward[0]])
     update_ns = int((events.end_ns[backward]).max())
     if not len(forward):  # another thread than the main one runs it
