@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import Struct
 
 from whatif.graph.types import (
     SYNC_NAME,
     Anchor,
-    Array,
+    Bool,
     Dependencies,
     DependencyKind,
     Float64,
@@ -23,7 +23,7 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.models.exchange.exchanges import SUM
-from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, needed, order
+from whatif.models.parallel.pipeline_schedule import Pass, in_possible_order, order
 from whatif.models.parallel.stage_work import Pieces, Work
 from whatif.simulation.simulator import swept
 
@@ -142,112 +142,167 @@ def times_of(pieces: Pieces, bound: str = "") -> Times:
     return Times(*(getattr(pieces, f"{side}{at}") for side in ("cpu", "gpu", "sum")))
 
 
-class _Step(Struct):
-    shape: Shape
-    channels: dict[tuple[int, int], int]
-    # A row for each task: thread, kind, name, phase, table of ``Times`` or "none", and piece.
-    rows: list[tuple[int, TaskKind, str, Phase, str, int]] = field(default_factory=list)
-    edges: list[int] = field(default_factory=list)  # those of a frame, one after the other
-    summed: dict[int, int] = field(default_factory=dict)  # the latest exchange of each stage
-    last_backward: dict[int, int] = field(default_factory=dict)
+class _Works(NamedTuple):
+    """All works of a step in the order in which they are issued: the batch, the passes, the update of each stage.
 
-    def task(self, thread: int, kind: TaskKind, name: str, phase: Phase, of: str, piece: int) -> int:
-        self.rows.append((thread, kind, name, phase, of, piece))
-        return len(self.rows) - 1
+    Shape (n_works,) each; the part and micro-batch of a pass, -1 for other work.
+    """
 
-    def edge(self, source: int, target: int, kind: DependencyKind, lag_ns: int = 0, piece: int = -1) -> None:
-        self.edges += (source, target, kind, lag_ns, piece)
+    stage: Int64
+    phase: Int64
+    part: Int64
+    micro_batch: Int64
+    piece: Int64
 
-    def cpu(self, stage: int) -> int:
-        return 2 * stage if self.shape.on_gpu else stage
+    @staticmethod
+    def of(passes: Sequence[Pass], stages: int, n_parts: int) -> _Works:
+        backward, part, micro_batch = np.array(passes, dtype=np.int64).T
+        last_first = np.arange(stages)[::-1]
+        return _Works(
+            np.concatenate([[0], part % stages, last_first]),
+            np.concatenate([[Phase.DATA], np.where(backward, Phase.BACKWARD, Phase.FORWARD), [Phase.UPDATE] * stages]),
+            np.pad(part, (1, stages), constant_values=-1),
+            np.pad(micro_batch, (1, stages), constant_values=-1),
+            np.concatenate([[2 * n_parts], part + n_parts * backward, 2 * n_parts + 1 + last_first]),
+        )
 
-    def work(self, stage: int, name: str, phase: Phase, piece: int, waits_for: int | None) -> int:
-        """Add a piece of a stage's work: launches and kernels, or on a CPU one task; return the task that ends it.
+    def needed(self, last: int) -> Int64:
+        """The work whose message each pass waits for, (n_works,); -1 for none."""
+        forward, backward = self.phase == Phase.FORWARD, self.phase == Phase.BACKWARD
+        at = np.full((2, last + 3, self.micro_batch.max() + 2), -1)
+        rows = np.flatnonzero(forward | backward)
+        at[backward[rows].astype(np.int64), self.part[rows] + 1, self.micro_batch[rows]] = rows
+        found = at[backward.astype(np.int64), self.part + 1 + np.where(forward, -1, 1), self.micro_batch]
+        return np.where(forward | backward, found, -1)
 
-        That is the exchange between the parts of its layers, if there is one; the stage continues after it.
-        """
-        launch = self.task(self.cpu(stage), TaskKind.CPU_OP, name, phase, "cpu", piece)
-        task = launch
-        if self.shape.on_gpu:
-            task = self.task(self.cpu(stage) + 1, TaskKind.KERNEL, name, phase, "gpu", piece)
-            self.edge(launch, task, DependencyKind.LAUNCH, piece=piece)
-        for before in (waits_for, self.summed.pop(stage, None)):
-            if before is not None:
-                self.edge(before, task, DependencyKind.COMMUNICATION)
-        if phase == Phase.BACKWARD:
-            self.last_backward[stage] = task
-        sums = self.shape.sums
-        if not sums or phase not in (Phase.FORWARD, Phase.BACKWARD):
-            return task
-        self.summed[stage] = self.task(sums[stage], TaskKind.COMMUNICATION, SUM, phase, "sum", piece)
-        self.edge(task, self.summed[stage], DependencyKind.COMMUNICATION)
-        return self.summed[stage]
+    @property
+    def before(self) -> Int64:
+        """The work before each one on the same stage, (n_works,); -1 for none."""
+        order = np.argsort(self.stage, kind="stable")
+        same = self.stage[order[1:]] == self.stage[order[:-1]]
+        found = np.full(len(order), -1)
+        found[order[1:][same]] = order[:-1][same]
+        return found
 
-    def send(self, source: int, target: int, done: int, phase: Phase, boundary: int) -> int:
-        """Add a message from one stage to another, sent after the task ``done``."""
-        call = self.task(self.cpu(source), TaskKind.RUNTIME, SEND_CALL, phase, "call", boundary)
-        sent = self.task(self.channels[source, target], TaskKind.COMMUNICATION, SEND, phase, "send", boundary)
-        lag_ns = self.shape.launch_lag_ns if self.shape.on_gpu else 0
-        self.edge(call, sent, DependencyKind.LAUNCH, lag_ns)
-        if self.shape.on_gpu:
-            self.edge(done, sent, DependencyKind.COMMUNICATION)
-        return sent
+
+# The tasks of a work in their order, and for each the kind, and the table of ``Times``.
+_RECEIVE, _LAUNCH, _KERNEL, _SUM, _CALL, _SENT, _WAIT = range(7)
+_KINDS = (
+    TaskKind.RUNTIME, TaskKind.CPU_OP, TaskKind.KERNEL, TaskKind.COMMUNICATION, TaskKind.RUNTIME,
+    TaskKind.COMMUNICATION, TaskKind.WAIT,
+)  # fmt: skip
+_TABLES = ("call", "cpu", "gpu", "sum", "call", "send", "none")
 
 
 def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
-    """Return the step of a pipeline whose stages run ``orders``, one list of passes for each stage."""
-    stages, last = len(orders), max(current.part for passes in orders for current in passes)
-    n_parts = last + 1
-    batch, update = 2 * n_parts, 2 * n_parts + 1
-    step = _Step(shape, dict(shape.channels))
-    ends = [-1] * stages
-    if shape.loads == "gpu":
-        step.work(0, BATCH, Phase.DATA, batch, None)
-    elif shape.loads:
-        step.task(step.cpu(0), TaskKind.CPU_OP, BATCH, Phase.DATA, "cpu", batch)
-    sent: dict[Pass, int] = {}
-    for current in in_possible_order(orders):
-        stage, phase = current.part % stages, Phase.BACKWARD if current.backward else Phase.FORWARD
-        before = needed(current, last)
-        if before in sent:
-            boundary = min(current.part, before.part) if before else 0
-            step.task(step.cpu(stage), TaskKind.RUNTIME, RECEIVE_CALL, phase, "call", boundary)
-        chunk = f", chunk {current.part // stages}" if n_parts > stages else ""
-        name = f"{'backward' if current.backward else 'forward'} {current.micro_batch}{chunk}"
-        piece = current.part + (n_parts if current.backward else 0)
-        done = step.work(stage, name, phase, piece, sent.get(before) if before else None)
-        ends[stage] = done
-        neighbour = current.part + (-1 if current.backward else 1)
-        if 0 <= neighbour <= last:
-            boundary = min(current.part, neighbour)
-            sent[current] = step.send(stage, neighbour % stages, done, phase, boundary)
-    for stage in reversed(range(stages)):
-        if shape.updates:
-            ends[stage] = step.work(stage, UPDATE, Phase.UPDATE, update + stage, None)
-        if shape.waits and shape.on_gpu:
-            wait = step.task(step.cpu(stage), TaskKind.WAIT, SYNC_NAME, Phase.UPDATE, "none", 0)
-            step.edge(ends[stage], wait, DependencyKind.SYNC)
-    return _framed(step, ends[0])
+    """Return the step of a pipeline whose stages run ``orders``, one list of passes for each stage.
+
+    A work is launches and kernels, or on a CPU one task. It ends with the exchange between the parts of its layers, if
+    there is one: the stage continues after it, and sends what the next part needs.
+    """
+    passes, stages = in_possible_order(orders), len(orders)
+    last = max(one.part for one in passes)
+    works = _Works.of(passes, stages, last + 1)
+    there = _tasks(works, last, shape)
+    ids = (np.cumsum(there) - 1).reshape(there.shape)
+    done = np.where(there[:, _KERNEL], ids[:, _KERNEL], ids[:, _LAUNCH])
+    backward = works.phase == Phase.BACKWARD
+    last_backward = np.zeros(stages, dtype=np.int64)
+    last_backward[works.stage[backward]] = done[backward]  # of equal places the last one stays
+    edges, last_of_first = _edges(works, last, there, ids, done, shape)
+    names, name = _names(works, stages, last, there)
+    kind, table = (np.broadcast_to(each, there.shape)[there] for each in (np.array(_KINDS), np.array(_TABLES)))
+    return Frame(
+        _threads(works, shape)[there], kind.astype(np.int64), np.repeat(works.phase, there.sum(axis=1)), name, names,
+        {sort: np.flatnonzero(table == sort) for sort in Times._fields}, _pieces(works)[there], edges,
+        last_backward, last_of_first,
+    )  # fmt: skip
+
+
+def _tasks(works: _Works, last: int, shape: Shape) -> Bool:
+    """Whether each work has each of the tasks, (n_works, n_tasks)."""
+    forward, backward, updates, loads = (
+        works.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.DATA)
+    )
+    sends = (forward & (works.part < last)) | (backward & (works.part > 0))
+    worked = forward | backward | (loads & bool(shape.loads)) | (updates & shape.updates)
+    on_gpu = worked & shape.on_gpu & (~loads | (shape.loads == "gpu"))
+    summed = (forward | backward) & bool(shape.sums)
+    waits = updates & (shape.waits and shape.on_gpu)
+    return np.column_stack([works.needed(last) >= 0, worked, on_gpu, summed, sends, sends, waits])
+
+
+def _edges(works: _Works, last: int, there: Bool, ids: Int64, done: Int64, shape: Shape) -> tuple[Int64, int]:
+    """The edges of a frame, in the order of the works, and the last task of the first stage.
+
+    ``ids`` (n_works, n_tasks): of the tasks; ``done`` (n_works,): the task that does the work.
+    """
+    ends = np.where(there[:, _SUM], ids[:, _SUM], done)
+    of_stage = there[:, _LAUNCH] & (works.phase != Phase.DATA)
+    stage_ends = np.zeros(int(works.stage.max()) + 1, dtype=np.int64)
+    stage_ends[works.stage[of_stage]] = ends[of_stage]  # of equal places the last one stays
+    needed, before = works.needed(last), works.before
+    launch_lag_ns = shape.launch_lag_ns if shape.on_gpu else 0
+
+    def edge(
+        source: Int64, target: Int64, kind: DependencyKind, where: Bool, lag_ns: int = 0, piece: Int64 | int = -1
+    ) -> Int64:
+        return np.column_stack(np.broadcast_arrays(source, target, int(kind), lag_ns, piece, where))
+
+    every = np.stack([
+        edge(ids[:, _LAUNCH], done, DependencyKind.LAUNCH, there[:, _KERNEL], piece=works.piece),
+        edge(ids[needed, _SENT], done, DependencyKind.COMMUNICATION, there[:, _RECEIVE]),
+        edge(ids[before, _SUM], done, DependencyKind.COMMUNICATION, of_stage & (before >= 0) & there[before, _SUM]),
+        edge(done, ids[:, _SUM], DependencyKind.COMMUNICATION, there[:, _SUM]),
+        edge(ids[:, _CALL], ids[:, _SENT], DependencyKind.LAUNCH, there[:, _SENT], launch_lag_ns),
+        edge(ends, ids[:, _SENT], DependencyKind.COMMUNICATION, there[:, _SENT] & shape.on_gpu),
+        edge(stage_ends[works.stage], ids[:, _WAIT], DependencyKind.SYNC, there[:, _WAIT]),
+    ], axis=1)  # fmt: skip
+    return every[..., :5][every[..., 5] > 0], int(stage_ends[0])
+
+
+def _threads(works: _Works, shape: Shape) -> Int64:
+    """The thread of each task of the works, (n_works, n_tasks)."""
+    stages = int(works.stage.max()) + 1
+    cpu = 2 * works.stage if shape.on_gpu else works.stage
+    sums = np.array(shape.sums or (0,) * stages)[works.stage]
+    channels = np.zeros((stages, stages), dtype=np.int64)
+    for (source, target), thread in shape.channels:
+        channels[source, target] = thread
+    neighbour = works.stage + np.where(works.phase == Phase.BACKWARD, -1, 1)
+    return np.column_stack([cpu, cpu, cpu + 1, sums, cpu, channels[works.stage, neighbour % stages], cpu])
+
+
+def _pieces(works: _Works) -> Int64:
+    """The piece of each task of the works, (n_works, n_tasks): for messages and their calls the boundary they cross."""
+    backward = works.phase == Phase.BACKWARD
+    received, sent = works.part - ~backward, works.part - backward
+    return np.column_stack([received, *[works.piece] * 3, sent, sent, np.zeros_like(sent)])
+
+
+def _names(works: _Works, stages: int, last: int, there: Bool) -> tuple[tuple[str, ...], Int64]:
+    """The names in the order of the tasks, and the name of each task, (n_tasks,)."""
+    fixed = (RECEIVE_CALL, SUM, SEND_CALL, SEND, SYNC_NAME, BATCH, UPDATE)
+    chunks, backward = (last + 1) // stages, works.phase == Phase.BACKWARD
+    own = len(fixed) + (works.micro_batch * 2 + backward) * chunks + works.part // stages
+    own = np.where(works.phase == Phase.DATA, fixed.index(BATCH), own)
+    own = np.where(works.phase == Phase.UPDATE, fixed.index(UPDATE), own)
+    same = np.ones_like(own)
+    name = np.column_stack([0 * same, own, own, 1 * same, 2 * same, 3 * same, 4 * same])[there]
+    codes, first, code = np.unique(name, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))
+
+    def text(number: int) -> str:
+        if number < len(fixed):
+            return fixed[number]
+        way, chunk = divmod(number - len(fixed), chunks)
+        of_chunk = f", chunk {chunk}" if last >= stages else ""
+        return f"{'backward' if way % 2 else 'forward'} {way // 2}{of_chunk}"
+
+    return tuple(text(number) for number in codes[np.argsort(first)].tolist()), place[code]
 
 
 @lru_cache(maxsize=64)
 def usual_frame(schedule: str, stages: int, micro_batches: int, chunks: int, shape: Shape) -> Frame:
     """Return the step of a ``schedule``, cached."""
     return frame_of(order(schedule, stages, micro_batches, chunks), shape)
-
-
-def _framed(step: _Step, last: int) -> Frame:
-    thread, kind, name, phase, table, piece = zip(*step.rows, strict=True)
-    names = tuple(dict.fromkeys(name))
-    code = {name: number for number, name in enumerate(names)}
-    of: Array = np.array(table)
-
-    def integers(values: Iterable[int]) -> Int64:
-        return np.fromiter(values, dtype=np.int64)
-
-    return Frame(
-        integers(thread), integers(kind), integers(phase), integers(map(code.__getitem__, name)), names,
-        {sort: np.flatnonzero(of == sort) for sort in Times._fields}, integers(piece),
-        integers(step.edges).reshape(-1, 5),
-        integers(task for _, task in sorted(step.last_backward.items())), last,
-    )  # fmt: skip
