@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from whatif.graph.types import Phase
+import numpy as np
+
+from whatif.graph.types import Int64, Phase
 
 
 # Rows are tuples: a what-if replaces hundreds of them, and a frozen dataclass takes five times as long.
@@ -97,33 +99,38 @@ class Moment(NamedTuple):
 
 def moments(memory: Memory) -> Iterator[Moment]:
     """Yield the peak moment of each layer's forward, then backward work, then of the update."""
-    return (_moment(memory, *changing) for changing in _changing(memory))
+    return (_moment(memory, number, *in_use) for number, in_use in enumerate(_in_use(memory).tolist()))
 
 
-def _moment(memory: Memory, phase: Phase, layer: str, gradients: int, activations: int, workspace: int) -> Moment:
+def _moment(memory: Memory, number: int, gradients: int, activations: int, workspace: int) -> Moment:
+    """The moment of the row ``number`` of ``_in_use``."""
+    n = len(memory.layers)
+    phase = Phase.FORWARD if number < n else Phase.BACKWARD if number < 2 * n else Phase.UPDATE
+    layer = memory.layers[min(number, 2 * n - 1 - number)].name if number < 2 * n else ""
     resident = memory.parameters, memory.optimizer_state, memory.inputs
     return Moment(phase, layer, *resident, gradients, activations, workspace)
 
 
-def _changing(memory: Memory) -> Iterator[tuple[Phase, str, int, int, int]]:
-    """Phase and layer of each moment, and the gradients, activations and workspace in use, bytes."""
-    every = memory.gradients
-    gradients = every if memory.gradients_stay or memory.gradients_in_forward else 0
-    activations = 0
-    for layer in memory.layers:
-        activations += layer.activations
-        yield Phase.FORWARD, layer.name, gradients, activations, layer.forward_workspace
-    gradients = every if memory.gradients_stay else 0
-    for layer in reversed(memory.layers):
-        if memory.gradients_stay:  # the new gradient exists until it is added to the old one
-            workspace = layer.backward_workspace + layer.gradients
-            yield Phase.BACKWARD, layer.name, gradients, activations, workspace
-        else:
-            now = gradients + layer.gradients
-            yield Phase.BACKWARD, layer.name, now, activations, layer.backward_workspace
-            gradients = gradients if memory.gradients_leave else now
-        activations -= layer.activations
-    yield Phase.UPDATE, "", gradients, activations, memory.update_workspace
+def _in_use(memory: Memory) -> Int64:
+    """Gradients, activations and workspace in use, bytes, (2 * n_layers + 1, 3): a row for each of ``moments``."""
+    columns = tuple(zip(*memory.layers, strict=True)) or ((),) * 5
+    activations, gradients, forward_workspace, backward_workspace = (np.array(c, dtype=np.int64) for c in columns[1:5])
+    n, every = len(activations), memory.gradients
+    kept, left = np.cumsum(activations), np.cumsum(gradients[::-1])
+    found = np.zeros((2 * n + 1, 3), dtype=np.int64)
+    forward, backward, update = found[:n], found[n : 2 * n], found[2 * n]
+    forward[:, 0] = every if memory.gradients_stay or memory.gradients_in_forward else 0
+    forward[:, 1], forward[:, 2] = kept, forward_workspace
+    backward[:, 1], backward[:, 2] = kept[::-1], backward_workspace[::-1]
+    update[2] = memory.update_workspace
+    if memory.gradients_stay:  # the new gradient exists until it is added to the old one
+        found[n:, 0] = every
+        backward[:, 2] += gradients[::-1]
+    elif memory.gradients_leave:
+        backward[:, 0] = gradients[::-1]
+    else:
+        backward[:, 0], update[0] = left, every
+    return found
 
 
 def peak(memory: Memory) -> Moment:
@@ -134,7 +141,9 @@ def peak(memory: Memory) -> Moment:
 @lru_cache(maxsize=64)
 def _fullest(memory: Memory) -> Moment:
     """The peak moment, cached: most what-ifs keep the memory, and each reads its peak."""
-    return _moment(memory, *max(_changing(memory), key=lambda changing: sum(changing[2:])))
+    in_use = _in_use(memory)
+    number = int(in_use.sum(axis=1).argmax())
+    return _moment(memory, number, *in_use[number].tolist())
 
 
 def fullest(memories: Sequence[Memory | None]) -> tuple[int, Memory | None]:
