@@ -23,7 +23,7 @@ from whatif.models.parallel.pipeline_schedule import (
     needed,
     order,
 )
-from whatif.models.parallel.stage_work import at_micro_batch, work_of
+from whatif.models.parallel.stage_work import at_micro_batch
 from whatif.models.parallel.stages import balanced, model_of
 from whatif.prediction.predict import Baseline
 
@@ -159,7 +159,7 @@ def test_a_pass_takes_what_its_kernels_take(drawn: list[tuple[int, int]], launch
     graph = graph.replace(threads=(CPU, replace(STREAM, lag_ns=1_000 * lag_us)))
     timeline, model = simulate(graph), model_of(graph)
     part = np.where(model.position >= 0, 0, -1)
-    work = work_of(graph, model, part, 1, at_micro_batch(graph, model, 1))
+    work = at_micro_batch(graph, model, 1).of_parts(part, 1)
     for pieces, phase in (
         (work.forward, whatif.Phase.FORWARD), (work.forward.then(work.backward), whatif.Phase.BACKWARD)
     ):  # fmt: skip

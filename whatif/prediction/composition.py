@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -39,16 +40,33 @@ class Applied(Struct, frozen=True):
         return Applied(transform, changed, new_notes(before, after))
 
 
-def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[TaskGraph, tuple[Applied, ...]]:
+# Graphs under the first transforms of compositions, with the effect of each, by how these are spelled.
+Kept: TypeAlias = dict[tuple[str, ...], tuple[TaskGraph, tuple[Applied, ...]]]
+_MOST_KEPT = 4  # a graph may take hundreds of megabytes
+
+
+def applied_in_turn(
+    graph: TaskGraph, transforms: Sequence[Transform], kept: Kept | None = None
+) -> tuple[TaskGraph, tuple[Applied, ...]]:
     """Return the checked graph under all transforms, and the effect of each, in the order of ``in_order``.
 
-    Raises WhatifError if one does not apply or breaks the graph.
+    ``kept``: of earlier compositions of this graph, for those that begin alike; the latest are added. Raises
+    WhatifError if one does not apply or breaks the graph.
     """
-    parts = []
-    for transform in in_order(transforms):
+    ordered = in_order(transforms)
+    names = tuple(map(spelled, ordered))
+    parts: tuple[Applied, ...] = ()
+    for place, transform in enumerate(ordered):
+        begun = names[: place + 1]
+        if kept is not None and begun in kept:
+            graph, parts = kept[begun]
+            continue
         changed = transform(graph).check()
-        parts.append(Applied.between(graph, changed, transform))
-        graph = changed
+        graph, parts = changed, (*parts, Applied.between(graph, changed, transform))
+        if kept is not None and begun != names:
+            kept[begun] = graph, parts
+            if len(kept) > _MOST_KEPT:
+                del kept[next(iter(kept))]
     for part in parts:
         by_priority = part.changed and isinstance(part.transform.schedule, ByPriority)
         if by_priority and all(thread.ordered for thread in graph.threads):
@@ -58,7 +76,7 @@ def applied_in_turn(graph: TaskGraph, transforms: Sequence[Transform]) -> tuple[
             )
     for sentence in _out_of_order(graph, transforms):
         graph = graph.note(sentence)
-    return graph, tuple(parts)
+    return graph, parts
 
 
 def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator[str]:

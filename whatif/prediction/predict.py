@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from whatif.prediction.baseline import Baseline, ends_ns, times_at_bounds_ns
 from whatif.prediction.composition import (
     Applied,
     Composition,
+    Kept,
     applied_in_turn,
     contributions,
     is_without_effect,
@@ -209,9 +210,13 @@ def apply(
     to a baseline. Raises WhatifError if a script fails its checks or breaks the graph, or if two override the schedule.
     """
     baseline = graph if isinstance(graph, Baseline) else Baseline.of(_as_graph(graph), clock, calibrated=calibrated)
-    loaded = tuple(_as_transform(t) for t in transforms)
-    schedule = single_schedule(loaded)
-    changed, applied = applied_in_turn(baseline.graph, loaded)
+    return predicted(baseline, tuple(_as_transform(t) for t in transforms))
+
+
+def predicted(baseline: Baseline, transforms: Sequence[Transform], kept: Kept | None = None) -> Prediction:
+    """Return the prediction under loaded ``transforms``; ``kept`` as in ``applied_in_turn``."""
+    schedule = single_schedule(transforms)
+    changed, applied = applied_in_turn(baseline.graph, transforms, kept)
     if changed is baseline.graph and schedule is None:
         return Prediction(baseline, applied, baseline.timeline, times_at_bounds_ns(baseline, changed))
     if is_without_effect(baseline.graph, changed, applied):

@@ -28,21 +28,23 @@ def stage_memories(
     """Return the memory of each stage, whose parts of the model keep activations between their passes.
 
     ``in_flight`` gives each stage's number of micro-batches for each of its parts, of ``count`` per step;
-    ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``; ``shares`` (n_stages,) are the shares of the
-    gradients, ``parameter_shares`` those of all parameters, also of frozen ones. ``micro`` is the memory at a
+    ``part_of_row`` (n_rows,) is the part of each row of ``memory.layers``, ascending; ``shares`` (n_stages,) are those
+    of the gradients, ``parameter_shares`` of all parameters, also of frozen ones. ``micro`` is the memory at a
     micro-batch of ``factor`` times the recorded batch; the first stage has the inputs of all. ``recompute``: a part
     keeps only the input of each micro-batch and recomputes the rest (GPipe, §2.3).
     """
     if recompute:
         micro = recomputed(micro, [(first, end) for first, end, _ in runs_of(part_of_row)])
+    n_parts = max(part for flight in in_flight for part in flight) + 1
+    first_row = np.searchsorted(part_of_row, np.arange(n_parts + 1)).tolist()
     found = []
     batches = memory.inputs - memory.buffers
     for stage, flight in enumerate(in_flight):
         share = float(shares[stage])
         rows = [
-            _kept(row, flight[part])
-            for row, part in zip(micro.layers, part_of_row.tolist(), strict=True)
-            if part in flight
+            _kept(row, times)
+            for part, times in sorted(flight.items())
+            for row in micro.layers[first_row[part] : first_row[part + 1]]
         ]
         found.append(
             replace(

@@ -15,11 +15,10 @@ from whatif.models.layers.memory_effects import change_memory, with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 from whatif.models.parallel.stage_work import (
-    Times,
+    StepWork,
     Work,
     at_micro_batch,
     with_added,
-    work_of,
 )
 from whatif.models.parallel.stages import (
     Model,
@@ -138,11 +137,10 @@ def plans(
         )
     calls = len(model.part)
     crossing = crossing_bytes(graph, model, factor, activation_mb)
-    times = at_micro_batch(graph, model, factor)
+    work = at_micro_batch(graph, model, factor)
     if even:
-        begins = _even_cut(graph, model, n_parts)
-        return [planned_at(begins, graph, model, crossing, times, micro_batches, recompute=recompute)]
-    every = work_of(graph, model, model.position, calls, times)
+        return [planned_at(_even_cut(graph, model, n_parts), work, crossing, micro_batches, recompute=recompute)]
+    every = work.of_parts(model.position, calls)
     every = _recomputed(every) if recompute else every
     busy_ns = [
         sum(getattr(one, name) + one.sum_ns for one in (every.forward, every.backward)).mean(axis=0)
@@ -150,7 +148,7 @@ def plans(
     ]
     cuts = {tuple(balanced(busy_ns, model.part, n_parts, crossing / rate).tolist()) for rate in _RATES}
     return [
-        planned_at(np.array(begins, dtype=np.int64), graph, model, crossing, times, micro_batches, recompute=recompute)
+        planned_at(np.array(begins, dtype=np.int64), work, crossing, micro_batches, recompute=recompute)
         for begins in sorted(cuts)
     ]
 
@@ -167,12 +165,10 @@ def _even_cut(graph: TaskGraph, model: Model, n_parts: int) -> Int64:
     return starts[len(starts) // n_parts :: len(starts) // n_parts].astype(np.int64)
 
 
-def planned_at(
-    begins: Int64, graph: TaskGraph, model: Model, crossing: Int64, times: Times, micro_batches: int, *, recompute: bool
-) -> Plan:
+def planned_at(begins: Int64, whole: StepWork, crossing: Int64, micro_batches: int, *, recompute: bool) -> Plan:
     """Return the model cut before the calls ``begins``, (n_parts - 1,); see ``plans`` for the rest."""
-    n_parts = len(begins) + 1
-    work = work_of(graph, model, stage_of(model, begins), n_parts, times)
+    model = whole.model
+    work = whole.of_parts(stage_of(model, begins), len(begins) + 1)
     shares = part_shares(model.gradient_bytes, np.append(0, begins))
     if micro_batches > 1:
         work = with_added(work, shares, micro_batches)

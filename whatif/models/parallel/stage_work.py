@@ -10,6 +10,7 @@ transfer after it: the work waits for it, except for the part hidden by kernels 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from msgspec.structs import replace
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
-    Bool,
     Float64,
     Int64,
     Phase,
@@ -123,55 +123,128 @@ def one_step(work: Work) -> Work:
     )  # fmt: skip
 
 
-class Times(NamedTuple):
-    """Duration and bounds of each task at a micro-batch, ns, shape (n_tasks,) each, and their source.
+class StepWork(Struct, frozen=True, dict=True):
+    """The tasks of the steps with the times of a micro-batch; ``of_parts`` sums them by the parts of a cut.
 
-    ``size_bytes`` is its traffic then.
+    Duration and its bounds, ns, and traffic of each task, shape (n_tasks,) each, and the source of the times.
     """
 
+    graph: TaskGraph
+    model: Model
     duration_ns: Float64
     low_ns: Float64
     high_ns: Float64
     size_bytes: Float64
     source: Source
 
+    def of_parts(self, part: Int64, n_parts: int) -> Work:
+        """Return the work of the parts; ``part`` (n_tasks,) is the part of each task of a pass, -1 for others.
 
-def work_of(graph: TaskGraph, model: Model, part: Int64, n_parts: int, times: Times) -> Work:
-    """Return the work of the parts of ``model``; ``part`` (n_tasks,) is the part of each task of a pass, -1 for others.
+        Waiting is not work, so synchronisations inside a pass are free; so are threads that do not train.
+        """
+        graph, steps = self.graph, self._steps[0]
+        n_pieces = 2 * n_parts + 3
+        in_pass = np.flatnonzero(part >= 0)
+        piece = self._steps[1] * n_pieces + 2 * n_parts  # tasks outside of passes and update come first
+        backward = np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
+        piece[in_pass] += part[in_pass] + backward - 2 * n_parts
+        updates, added = self._updates
+        piece[updates[part[updates] < 0]] += 1
+        piece[added] = self._steps[1][added] * n_pieces + 2 * n_parts + 2
+        every = self._pieces(piece, len(steps) * n_pieces)
+        kept = np.flatnonzero(steps >= 0)
+        every = Pieces(*(column.reshape(len(steps), n_pieces)[kept] for column in every))
+        parts = np.arange(n_parts)
+        return Work(
+            steps=steps[kept] if graph.info.n_steps else np.full(len(kept), -1, dtype=np.int64),
+            forward=every.take(parts),
+            backward=every.take(parts + n_parts),
+            batch=every.take(np.array([2 * n_parts])),
+            update=every.take(np.array([2 * n_parts + 1])),
+            added=every.take(np.array([2 * n_parts + 2])),
+            source=self.source,
+            waits=bool(len(graph.waits.task)),
+        )
 
-    ``times`` come from ``at_micro_batch``. Waiting is not work, so synchronisations inside a pass are free; so are
-    threads that do not train.
-    """
-    steps, step = np.unique(step_of(graph), return_inverse=True)
-    step = np.asarray(step).reshape(-1)
-    n_pieces = 2 * n_parts + 3
-    piece = np.full(len(graph), 2 * n_parts, dtype=np.int64)  # tasks outside of passes and update come first
-    piece[graph.phase == Phase.UPDATE] = 2 * n_parts + 1
-    in_pass = part >= 0
-    piece[in_pass] = part[in_pass] + np.where(graph.phase[in_pass] == Phase.BACKWARD, n_parts, 0)
-    piece[additions(graph)] = 2 * n_parts + 2
-    counted = steps[step] >= 0
-    cpu = (graph.on_cpu & working_threads(graph, model).take(graph.thread) & counted).mask
-    gpu = (graph.on_gpu & counted).mask
-    sums = np.flatnonzero(of_activations(graph) & counted)
-    every = _pieces(graph, times, step * n_pieces + piece, cpu, gpu, sums, len(steps) * n_pieces)
-    kept = np.flatnonzero(steps >= 0)
-    every = Pieces(*(column.reshape(len(steps), n_pieces)[kept] for column in every))
-    parts = np.arange(n_parts)
-    return Work(
-        steps=steps[kept] if graph.info.n_steps else np.full(len(kept), -1, dtype=np.int64),
-        forward=every.take(parts),
-        backward=every.take(parts + n_parts),
-        batch=every.take(np.array([2 * n_parts])),
-        update=every.take(np.array([2 * n_parts + 1])),
-        added=every.take(np.array([2 * n_parts + 2])),
-        source=times.source,
-        waits=bool(len(graph.waits.task)),
-    )
+    @property
+    def _bounds(self) -> tuple[Float64, Float64, Float64]:
+        return self.duration_ns, self.low_ns, self.high_ns
+
+    @cached_property
+    def _steps(self) -> tuple[Int64, Int64]:
+        """The numbers of the steps, -1 for tasks outside, and the place of each task's among them, (n_tasks,)."""
+        steps, step = np.unique(step_of(self.graph), return_inverse=True)
+        return steps, np.asarray(step, dtype=np.int64).reshape(-1)
+
+    @cached_property
+    def _updates(self) -> tuple[Int64, Int64]:
+        """The ids of the tasks of the update, and of those that add gradients."""
+        return np.flatnonzero(self.graph.phase == Phase.UPDATE), np.flatnonzero(additions(self.graph))
+
+    @cached_property
+    def _working(self) -> tuple[Int64, Int64]:
+        """The ids of the calls of the threads that train, and of the GPU's tasks, in steps."""
+        graph, (steps, step) = self.graph, self._steps
+        counted = steps[step] >= 0
+        cpu = graph.on_cpu & working_threads(graph, self.model).take(graph.thread) & counted
+        return np.flatnonzero(cpu.mask), np.flatnonzero((graph.on_gpu & counted).mask)
+
+    @cached_property
+    def _gpu_ns(self) -> list[Float64]:
+        """The time that each of the GPU's tasks adds, and its bounds, (n_tasks,).
+
+        Tasks concurrent with another stream add none; else a kernel follows the one before it.
+        """
+        lag_ns, alone = self.graph.thread_lag_ns[self.graph.thread], np.ones(len(self.graph))
+        tasks = self._working[1]
+        alone[tasks] = _alone(self.graph, tasks)
+        return [np.maximum((column + lag_ns) * alone, 0) for column in self._bounds]
+
+    @cached_property
+    def _sums(self) -> tuple[Int64, list[Float64]]:
+        """The ids of the exchanges between parts of layers, and the last columns of ``Pieces`` for each."""
+        graph, (steps, step) = self.graph, self._steps
+        sums = np.flatnonzero(of_activations(graph) & (steps[step] >= 0))
+        hidden = hidden_ns(graph, sums, self.duration_ns)
+        waited = [np.maximum(column[sums] - hidden, 0) for column in self._bounds]
+        parts = parts_of(graph, sums).grown(self.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1))
+        parts = parts._replace(latency_ns=np.minimum(parts.latency_ns, waited[0]))
+        return sums, [*waited, *parts, np.maximum(self.size_bytes[sums], 0)]
+
+    def _pieces(self, piece: Int64, n_pieces: int) -> Pieces:
+        """Sums over each piece, shape (n_pieces,), and the lag of its kernels after its begin."""
+        graph, (calls, tasks) = self.graph, (_by_piece(ids, piece) for ids in self._working)
+
+        def summed(of: Int64, weights: Float64) -> Float64:
+            return np.bincount(piece[of], weights=weights, minlength=n_pieces).astype(np.float64)
+
+        cpu_sums = [summed(calls, column[calls]) for column in self._bounds]
+        gpu_sums = [summed(tasks, column[tasks]) for column in self._gpu_ns]
+        # The end of each task's call, from the begin of its piece.
+        ended_ns = np.zeros(len(graph))
+        total_ns = np.cumsum(self.duration_ns[calls])
+        before_ns = np.cumsum(cpu_sums[0]) - cpu_sums[0]
+        ended_ns[calls] = total_ns - before_ns[piece[calls]]
+        launch = graph.launch_of[tasks].astype(np.int64)
+        same_piece = (launch >= 0) & (piece[launch] == piece[tasks])
+        called_ns = np.where(same_piece, ended_ns[launch], 0.0)
+        # A kernel starts after its call and after the earlier kernels of the piece.
+        work_ns = self._gpu_ns[0][tasks]
+        ahead_ns = np.cumsum(work_ns) - work_ns - (np.cumsum(gpu_sums[0]) - gpu_sums[0])[piece[tasks]]
+        behind_ns = np.full(n_pieces, -np.inf)
+        np.maximum.at(behind_ns, piece[tasks], called_ns - ahead_ns)
+        behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
+        sums, columns = self._sums
+        return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in columns)])
 
 
-def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
-    """Return the time of each task in the pass of a micro-batch, which is ``factor`` times the recorded batch.
+def _by_piece(tasks: Int64, piece: Int64) -> Int64:
+    """The ids ``tasks`` by piece, those of one piece in their order."""
+    return tasks[np.argsort(piece[tasks], kind="stable")]
+
+
+def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> StepWork:
+    """Return the tasks with their times in the pass of a micro-batch, which is ``factor`` times the recorded batch.
 
     By the model of ``whatif.models.kernels.batch``; transfers keep their latency, and the rest follows their bytes.
     """
@@ -179,7 +252,7 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
         column.astype(np.float64) for column in (graph.duration_ns, graph.low_ns, graph.high_ns, graph.size_bytes)
     )
     if factor == 1:
-        return Times(duration_ns, low_ns, high_ns, size_bytes, Source.RECORDED)
+        return StepWork(graph, model, duration_ns, low_ns, high_ns, size_bytes, Source.RECORDED)
     grown = batch_tasks(graph) & (model.position >= 0)
     estimates = at_batch(graph, grown, factor)
     duration_ns[grown], low_ns[grown], high_ns[grown] = estimates.duration_ns, estimates.low_ns, estimates.high_ns
@@ -187,49 +260,8 @@ def at_micro_batch(graph: TaskGraph, model: Model, factor: float) -> Times:
     for column in (duration_ns, low_ns, high_ns):
         column[sent] = grown_ns(graph, sent, column[sent], factor)
     size_bytes[sent] *= factor
-    return Times(duration_ns, low_ns, high_ns, size_bytes, Source(int(estimates.source.max(initial=0))))
-
-
-def _pieces(graph: TaskGraph, times: Times, piece: Int64, cpu: Bool, gpu: Bool, sums: Int64, n_pieces: int) -> Pieces:
-    """Sums over each piece, shape (n_pieces,), and the lag of its kernels after its begin."""
-    lag_ns = graph.thread_lag_ns
-    tasks = np.flatnonzero(gpu)
-    tasks = tasks[np.argsort(piece[tasks], kind="stable")]
-    alone = _alone(graph, tasks)
-
-    def on_gpu(column: Float64) -> Float64:
-        # Tasks concurrent with another stream add no time; else a kernel follows the one before it.
-        return np.asarray((column[tasks] + lag_ns[graph.thread[tasks]]) * alone, dtype=np.float64)
-
-    def summed(of: Int64, weights: Float64) -> Float64:
-        return np.bincount(piece[of], weights=weights, minlength=n_pieces).astype(np.float64)
-
-    bounds = (times.duration_ns, times.low_ns, times.high_ns)
-    calls = np.flatnonzero(cpu)
-    calls = calls[np.argsort(piece[calls], kind="stable")]
-    cpu_sums = [summed(calls, column[calls]) for column in bounds]
-    gpu_sums = [summed(tasks, np.maximum(on_gpu(column), 0)) for column in bounds]
-    # The end of each task's call, from the begin of its piece.
-    ended_ns = np.zeros(len(graph))
-    total_ns = np.cumsum(times.duration_ns[calls])
-    before_ns = np.cumsum(cpu_sums[0]) - cpu_sums[0]
-    ended_ns[calls] = total_ns - before_ns[piece[calls]]
-    launch = graph.launch_of[tasks].astype(np.int64)
-    same_piece = (launch >= 0) & (piece[launch] == piece[tasks])
-    called_ns = np.where(same_piece, ended_ns[launch], 0.0)
-    # A kernel starts after its call and after the earlier kernels of the piece.
-    work_ns = np.maximum(on_gpu(times.duration_ns), 0)
-    ahead_ns = np.cumsum(work_ns) - work_ns - (np.cumsum(gpu_sums[0]) - gpu_sums[0])[piece[tasks]]
-    behind_ns = np.full(n_pieces, -np.inf)
-    np.maximum.at(behind_ns, piece[tasks], called_ns - ahead_ns)
-    behind_ns = np.where(np.isfinite(behind_ns), behind_ns + graph.info.launch_lag_ns, 0.0)
-    hidden = hidden_ns(graph, sums, times.duration_ns)
-    waited = [np.maximum(column[sums] - hidden, 0) for column in bounds]
-    share = times.size_bytes[sums] / np.maximum(graph.size_bytes[sums], 1)
-    parts = parts_of(graph, sums).grown(share)
-    parts = parts._replace(latency_ns=np.minimum(parts.latency_ns, waited[0]))
-    others = (*waited, *parts, np.maximum(times.size_bytes[sums], 0))
-    return Pieces(*[*cpu_sums, *gpu_sums, behind_ns, *(summed(sums, column) for column in others)])
+    source = Source(int(estimates.source.max(initial=0)))
+    return StepWork(graph, model, duration_ns, low_ns, high_ns, size_bytes, source)
 
 
 def _alone(graph: TaskGraph, tasks: Int64) -> Float64:

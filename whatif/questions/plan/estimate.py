@@ -44,7 +44,7 @@ from whatif.models.parallel.pipeline_schedule import in_flight_at_most
 from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_parameters, with_sharded_state
 from whatif.models.parallel.sharded_units import units_of
 from whatif.models.parallel.sharding import nodes_of, units_in_memory
-from whatif.models.parallel.stage_work import Pieces, Times, at_micro_batch, one_step, with_added, work_of
+from whatif.models.parallel.stage_work import Pieces, StepWork, at_micro_batch, one_step, with_added
 from whatif.models.parallel.stages import Model, balanced, model_of
 from whatif.prediction.baseline import Baseline
 from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
@@ -156,7 +156,7 @@ class Composer:
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
         self._passes: dict[int, _Pass] = {}
-        self._at_micro: dict[int, Times] = {}
+        self._at_micro: dict[int, StepWork] = {}
         self._parts: dict[tuple[int, bytes], Cut] = {}
         self._stages: dict[tuple[int, int, int, int], list[Memory]] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
@@ -268,14 +268,12 @@ class Composer:
     def _pass(self, plan: Plan) -> _Pass:
         found = self._passes.get(plan.micro_batch)
         if found is None:
-            work = one_step(
-                work_of(self.graph, self.model, self.model.position, len(self.model.part), self._times(plan))
-            )
+            work = one_step(self._work(plan).of_parts(self.model.position, len(self.model.part)))
             found = _Pass(*map(_Sides.of, (work.forward, work.backward, work.batch, work.update)))
             self._passes[plan.micro_batch] = found
         return found
 
-    def _times(self, plan: Plan) -> Times:
+    def _work(self, plan: Plan) -> StepWork:
         if plan.micro_batch not in self._at_micro:
             self._at_micro[plan.micro_batch] = at_micro_batch(self.graph, self.model, plan.micro_batch / self.batch)
         return self._at_micro[plan.micro_batch]
@@ -386,9 +384,7 @@ class Composer:
         """The work of the parts, with the adding of gradients, as ``pipeline`` cuts them."""
         key = (plan.micro_batch, begins.tobytes())
         if key not in self._parts:
-            cut = planned_at(
-                begins[1:], self.graph, self.model, self._crossing(plan), self._times(plan), 1, recompute=False
-            )
+            cut = planned_at(begins[1:], self._work(plan), self._crossing(plan), 1, recompute=False)
             self._parts[key] = structs.replace(cut, work=one_step(cut.work))
         cut = self._parts[key]
         work = with_added(cut.work, cut.shares, plan.passes) if plan.passes > 1 else cut.work

@@ -19,8 +19,9 @@ from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import communicates, recorded_workers
 from whatif.models.layers.segments import segments
 from whatif.prediction.baseline import Baseline, ends_ns
-from whatif.prediction.composition import compose, in_order
-from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.composition import Kept, compose, in_order
+from whatif.prediction.predict import Prediction
+from whatif.prediction.predict import predicted as predicted_under
 from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
 from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
@@ -267,14 +268,15 @@ def plan(
         raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
         raise WhatifError(_none_fits(asked, min(smallest_plans, key=lambda estimate: estimate.peak_bytes or 0)))
-    ranked, refused = _simulated(baseline, rows, by)
+    kept: Kept = {}
+    ranked, refused = _simulated(baseline, rows, by, kept)
     if not ranked:
         closest = min(rows, key=lambda row: row.peak_bytes or 0)
         raise WhatifError(f"plan: expected a plan that can be simulated, got none: {refused}" if refused
                           else _none_fits(asked, closest))  # fmt: skip
-    plain = _plain(baseline, asked[0], ranked)
+    plain = _plain(baseline, asked[0], ranked, kept)
     ranked = _with_plain(ranked, plain, by)
-    each = _best_of_each(baseline, asked, ranked, by) if len(asked) > 1 else ()
+    each = _best_of_each(baseline, asked, ranked, by, kept) if len(asked) > 1 else ()
     return Planned(baseline, tuple(asked), tuple(ranked), plain, tried, left_out, by, currency, unit, each)
 
 
@@ -354,8 +356,10 @@ def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
     )  # fmt: skip
 
 
-def simulated(baseline: Baseline, row: Row) -> Row:
+def simulated(baseline: Baseline, row: Row, kept: Kept | None = None) -> Row:
     """Return the row with the step and the peak of its what-ifs, applied one after the other.
+
+    ``kept``: graphs that other rows begin with, as in ``applied_in_turn``.
 
     A pipeline's steps of many passes are extrapolated from fewer, as each further pass adds the same time to each step,
     at its bounds too, and the same to the errors. Raises WhatifError if a what-if does not apply.
@@ -364,7 +368,8 @@ def simulated(baseline: Baseline, row: Row) -> Row:
     recorded = baseline.graph.info.batch_size or 1
 
     def predicted(passes: int) -> Prediction:
-        return apply(baseline, *asked.what_ifs, *plan.what_ifs(asked.cluster, recorded, passes))
+        what_ifs = map(load_transform, plan.what_ifs(asked.cluster, recorded, passes))
+        return predicted_under(baseline, [*asked.what_ifs, *what_ifs], kept)
 
     few, more = steady_passes(plan.pipeline, SIMULATED_PASSES)
     long = plan.pipeline > 1 and plan.passes > more
@@ -399,7 +404,9 @@ def _key(by: str) -> Any:
     return (lambda row: row.cost) if by == "cost" else (lambda row: -row.samples_per_s)
 
 
-def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULATED) -> tuple[list[Row], str]:
+def _simulated(
+    baseline: Baseline, rows: list[Row], by: str, kept: Kept, least: int = SIMULATED
+) -> tuple[list[Row], str]:
     """The rows ranked, the best simulated, without those that then do not apply or fit; and the last such reason."""
     key = _key(by)
     done: list[Row] = []
@@ -410,7 +417,7 @@ def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULA
             break
         row = left.pop(0)
         try:
-            changed = simulated(baseline, row)
+            changed = simulated(baseline, row, kept)
         except WhatifError as error:
             refused = str(error)
             continue
@@ -419,7 +426,7 @@ def _simulated(baseline: Baseline, rows: list[Row], by: str, least: int = SIMULA
     return [*sorted(done, key=key), *left], refused
 
 
-def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, Row | str]:
+def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row], kept: Kept) -> dict[str, Row | str]:
     """The best plans of plain data parallelism: a copy of the model per device, whole (DDP) or sharded (FSDP)."""
     found: dict[str, Row | str] = {}
     for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
@@ -434,7 +441,7 @@ def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row]) -> dict[str, R
             continue
         best = fitting[0]
         try:
-            found[name] = best if best.simulated else simulated(baseline, best)
+            found[name] = best if best.simulated else simulated(baseline, best, kept)
         except WhatifError as error:
             found[name] = str(error)
     return found
@@ -449,7 +456,9 @@ def _no_group_of_all(asked: Asked) -> str:
     return ""
 
 
-def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str) -> tuple[Row, ...]:
+def _best_of_each(
+    baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], by: str, kept: Kept
+) -> tuple[Row, ...]:
     """The best row of each number of GPUs and cluster, simulated; none if no plan fits those."""
     found = []
     for question in asked:
@@ -457,7 +466,7 @@ def _best_of_each(baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row
         if of_question and of_question[0].simulated:
             found.append(of_question[0])
         elif of_question:
-            found += _simulated(baseline, of_question, by, 1)[0][:1]
+            found += _simulated(baseline, of_question, by, kept, 1)[0][:1]
     return tuple(sorted(found, key=_key(by)))
 
 
