@@ -16,12 +16,14 @@ from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
+    Bool,
     DependencyKind,
     Float64,
     Int32,
     Int64,
     Phase,
     TaskKind,
+    among,
 )
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
@@ -53,8 +55,13 @@ ACTIVATION_NAMES = {
 
 def tensor_workers(graph: TaskGraph) -> int:
     """Return the number of tensor parallel workers across which the model's blocks are split; 1 if they are not."""
-    sums = of_activations(graph) & graph.select(name=f"^({'|'.join(ACTIVATION_NAMES.values())})$")
+    sums = of_activations(graph) & _called(graph, *ACTIVATION_NAMES.values())
     return int(workers_of(graph)[sums].max(initial=1))
+
+
+def _called(graph: TaskGraph, *names: str) -> Bool:
+    """A mask of the tasks with one of ``names``."""
+    return among(graph.name, [code for code, name in enumerate(graph.names) if name in names])
 
 
 def senders(graph: TaskGraph) -> int:
@@ -62,7 +69,7 @@ def senders(graph: TaskGraph) -> int:
 
     1 if the model is not split, or if the activation itself is a part of the sequence.
     """
-    parts = graph.select(name=f"^{ACTIVATION_NAMES['all_gather']}$").any()
+    parts = _called(graph, ACTIVATION_NAMES["all_gather"]).any()
     return 1 if parts else tensor_workers(graph)
 
 
@@ -71,7 +78,7 @@ def gathering_ns(graph: TaskGraph, part_bytes: Int64) -> Float64:
 
     It is half of an all-reduce's time in the graph, whose ring scatters and then gathers; 0 with one of ``senders``.
     """
-    sums = np.flatnonzero(of_activations(graph) & graph.select(name=f"^{SUM}$") & (graph.size_bytes > 0))
+    sums = np.flatnonzero(of_activations(graph) & _called(graph, SUM) & (graph.size_bytes > 0))
     count = senders(graph)
     if not len(sums) or count == 1:
         return np.zeros(len(part_bytes))
