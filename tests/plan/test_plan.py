@@ -16,10 +16,10 @@ from whatif.ingest.read import read
 from whatif.models import add_gradients
 from whatif.models.parallel.pipeline_schedule import in_flight_at_most, most_in_flight, order
 from whatif.prediction.baseline import Baseline, ends_ns
-from whatif.prediction.composition import compose
+from whatif.prediction.composition import Kept, compose
 from whatif.prediction.predict import apply
 from whatif.prediction.ranges import error_sums_between
-from whatif.prediction.transform import load_transform
+from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan import search
 from whatif.questions.plan.estimate import Composer, median_step
 from whatif.questions.plan.launch import launch_flags
@@ -142,6 +142,19 @@ def test_a_plan_of_two_passes_is_what_its_what_ifs_say(predicted: Baseline) -> N
     (one,) = Composer(predicted.graph, CLUSTER).estimates(iter([way]), None)
     found, applied = simulated(predicted, _row(predicted, asked, one)), apply(predicted, *way.what_ifs(CLUSTER, BATCH))
     assert (found.step_ms, found.low_ms, found.high_ms) == (applied.predicted_ms, applied.low_ms, applied.high_ms)
+
+
+def test_what_plans_have_in_common_is_applied_once(predicted: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splitting the blocks took half of the time to simulate a plan, and was done for each of them."""
+    rows = every(predicted, 8, 32, 2, recompute=True)[:3]
+    alone = [simulated(predicted, row) for row in rows]
+    applied = []
+    run = Transform._run
+    monkeypatch.setattr(Transform, "_run", lambda self, graph: applied.append(self.name) or run(self, graph))
+    kept: Kept = {}
+    assert [simulated(predicted, row, kept) for row in rows] == alone
+    assert applied.count("tensor_parallel") == applied.count("activation_checkpoint") == 1
+    assert 2 <= len(kept) <= 4
 
 
 @pytest.mark.parametrize("way", [Plan(1, 1, 4, DDP, BATCH, 16, recompute=False), Plan(1, 2, 2, DDP, 1, 24, False)])
@@ -467,7 +480,7 @@ def test_flags_of_unknown_batches_name_them() -> None:
 def test_plans_none_of_which_applies_are_refused_with_the_reason(
     predicted: Baseline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(baseline: Baseline, row: Row) -> Row:
+    def refuse(baseline: Baseline, row: Row, kept: object) -> Row:
         raise WhatifError("distributed: expected other collectives.")
 
     monkeypatch.setattr("whatif.questions.plan.search.simulated", refuse)
