@@ -90,10 +90,44 @@ def test_values_are_spread_around_the_places_that_are_skipped(loops: Loops, dtyp
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
 def test_a_walk_back_ends_at_a_first_task_or_where_it_has_been(loops: Loops) -> None:
+    """On one free thread, and without other dependencies."""
     for before, last, expected in (([-1, 0, 0, 1], 3, [3, 1, 0]), ([1, 2, 1], 0, [0, 1, 2]), ([-1], 0, [0])):
-        path = np.empty(len(before), np.int64)
-        done = loops.walk_back(np.array(before), last, np.zeros(len(before), np.uint8), path)
-        assert path[:done].tolist() == expected
+        assert walked_back(loops, [0] * len(before), [], last, before) == expected
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_a_walk_back_prefers_the_own_thread_then_the_smallest_id(loops: Loops) -> None:
+    """Task 4 is on thread 1, with 2; all tasks start and end at 0, so that whatever it waits for binds."""
+    assert walked_back(loops, [0, 2, 1, 3, 1], [(1, 4), (0, 4), (3, 4)], 4) == [4, 2]
+    assert walked_back(loops, [0, 2, 4, 3, 1], [(1, 4), (0, 4), (3, 4)], 4) == [4, 0]
+    assert walked_back(loops, [0, 1, 1, 3, 1], [(2, 4), (1, 4), (0, 4)], 4, lag_ns=-1) == [4, 1]
+
+
+def walked_back(
+    loops: Loops, thread: list[int], edges: list[tuple[int, int]], last: int, free: list[int] | None = None,
+    lag_ns: int = 0,
+) -> list[int]:  # fmt: skip
+    """The path to ``last`` over tasks of no duration; threads have a lag, and are free in the order ``free``."""
+    n = len(thread)
+    source, target = np.array(edges or np.empty((0, 2)), np.int32).T.copy()
+    offsets, points, lags = np.zeros(n + 1, np.int32), np.empty(len(source), np.int32), np.zeros(len(source), np.int64)
+    loops.group_by_target(n, source, target, lags, np.zeros(len(source), np.int8), offsets, points, lags.copy())
+    before, ordered = np.array(free or [-1] * n, np.int32), np.full(5, free is None, np.uint8)
+    zero, path = np.zeros(n, np.int64), np.empty(n, np.int64)
+    done = loops.walk_back(
+        zero, zero, np.array(thread, np.int32), ordered, np.full(5, lag_ns), offsets, points, lags, before, last,
+        np.zeros(n, np.uint8), path,
+    )  # fmt: skip
+    return path[:done].tolist()
+
+
+@pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))
+def test_cost_beyond_a_task_is_taken_from_the_next_ones_of_its_thread(loops: Loops) -> None:
+    thread, works = np.array([0, 1, 0, 0, 1, 0], np.int32), np.array([1, 1, 1, 0, 1, 1], np.uint8)
+    duration_ns, cost_ns = np.array([10, 20, 30, 40, 50, 60]), np.array([15, 2, 1, 99, 0, 4], np.int32)
+    left_ns = np.full(6, np.nan)
+    loops.without_cost(thread, works, duration_ns, cost_ns, 2.0, 2, left_ns)
+    assert left_ns.tolist() == [0, 16, 8, 0, 50, 52]
 
 
 @pytest.mark.parametrize("loops", both_forms("whatif.graph._loops"))

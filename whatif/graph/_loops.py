@@ -21,6 +21,11 @@ def _small(n: int) -> Any:
     return np.zeros(n, dtype=np.int32) if cython.compiled else [0] * n
 
 
+def _reals(n: int) -> Any:
+    """Scratch of doubles, likewise."""
+    return np.zeros(n) if cython.compiled else [0.0] * n
+
+
 def group_by_target(
     n_tasks: cython.Py_ssize_t,
     source: cython.const[cython.int][::1],
@@ -266,24 +271,108 @@ def smallest_first(
 
 
 def walk_back(
-    before: cython.const[cython.longlong][::1],
+    start_ns: cython.const[cython.longlong][::1],
+    end_ns: cython.const[cython.longlong][::1],
+    thread: cython.const[cython.int][::1],
+    ordered: cython.const[cython.uchar][::1],
+    thread_lag_ns: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.int][::1],
+    points: cython.const[cython.int][::1],
+    lags_ns: cython.const[cython.longlong][::1],
+    before: cython.int[::1],
     last: cython.Py_ssize_t,
     seen: cython.uchar[::1],
     path: cython.longlong[::1],
 ) -> int:
-    """Fill ``path`` with ``last``, the task before it, and so on to one without any; return their number.
+    """Fill ``path`` with ``last``, the task that lets it start when it does, and so on; return their number.
 
-    ``before`` is -1 if there is none. ``seen``, zero at first, ends the walk at a cycle.
+    Of several, the one on the same thread comes first, then the one with the smallest id. Dependencies are grouped as
+    by ``group_by_target``. ``before`` is the task before each on its thread, -1 if there is none: given for threads
+    that are not ``ordered``, filled in for the others. ``seen``, zero at first, ends the walk at a cycle.
     """
-    task: cython.Py_ssize_t = last
+    n: cython.Py_ssize_t = len(thread)
+    task: cython.Py_ssize_t
+    source: cython.Py_ssize_t
+    found: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    reached_ns: cython.longlong
+    near: cython.bint  # the task found is on the same thread
     done: cython.Py_ssize_t = 0
+    newest: cython.int[::1] = _small(len(ordered))
     with cython.nogil:
+        for task in range(len(ordered)):
+            newest[task] = -1
+        for task in range(n):
+            if ordered[thread[task]]:
+                before[task] = newest[thread[task]]
+                newest[thread[task]] = task
+        task = last
         while task >= 0 and not seen[task]:
             path[done] = task
             done += 1
             seen[task] = 1
-            task = before[task]
+            found = before[task]
+            if found >= 0 and end_ns[found] + thread_lag_ns[thread[task]] != start_ns[task]:
+                found = -1
+            near = found >= 0
+            for row in range(offsets[task], offsets[task + 1]):
+                source = points[row] if points[row] < n else points[row] - n
+                reached_ns = (start_ns[source] if points[row] < n else end_ns[source]) + lags_ns[row]
+                if reached_ns != start_ns[task]:
+                    continue
+                if thread[source] == thread[task]:
+                    if not near or source < found:
+                        found = source
+                    near = True
+                elif not near and (found < 0 or source < found):
+                    found = source
+            task = found
     return done
+
+
+def without_cost(
+    thread: cython.const[cython.int][::1],
+    works: cython.const[cython.uchar][::1],
+    duration_ns: cython.const[cython.longlong][::1],
+    cost_ns: cython.const[cython.int][::1],
+    factor: cython.double,
+    n_threads: cython.Py_ssize_t,
+    left_ns: cython.double[::1],
+) -> None:
+    """Fill ``left_ns`` with the time of each task that ``works`` without ``factor`` times its cost, others' with 0.
+
+    Cost beyond a task's time is carried over to the next ones that work on its thread.
+    """
+    task: cython.Py_ssize_t
+    t: cython.Py_ssize_t
+    time: cython.double
+    cost: cython.double
+    reached: cython.double
+    left: cython.double
+    # Of each thread up to here: all costs less all times, its minimum so far, all costs, and those of them taken.
+    balance: cython.double[::1] = _reals(n_threads)
+    least: cython.double[::1] = _reals(n_threads)
+    costs: cython.double[::1] = _reals(n_threads)
+    taken: cython.double[::1] = _reals(n_threads)
+    with cython.nogil:
+        for task in range(len(thread)):
+            left_ns[task] = 0.0
+            if not works[task]:
+                continue
+            t = thread[task]
+            time = duration_ns[task]
+            cost = factor * cost_ns[task]
+            balance[t] += cost - time
+            if balance[t] < least[t]:
+                least[t] = balance[t]
+            costs[t] += cost
+            # What the balance is above its minimum is still owed.
+            reached = costs[t] - (balance[t] - least[t])
+            left = time - (reached - taken[t])
+            taken[t] = reached
+            if left < 0:
+                left = 0.0
+            left_ns[task] = left if left < time else time
 
 
 def spread(

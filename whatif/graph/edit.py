@@ -194,11 +194,18 @@ def woven_in(
     if order is not None:
         moved[order] = old_places
     skipped = np.sort(np.asarray(place, dtype=np.int64))
+    row = np.empty(len(is_old), dtype=np.int64)  # of a column with the inserted values at its end
+    if order is not None:
+        row[old_places] = order
+        row[place] = np.arange(len(graph), len(is_old))
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
         if column.strides == (0,) and bool(np.all(inserted == column[0])):
             return np.broadcast_to(column[:1], is_old.shape)
-        result = spread(column if order is None else column.take(order), skipped, len(is_old))
+        if order is not None:
+            values = np.broadcast_to(np.asarray(inserted, dtype=column.dtype), len(place))
+            return np.concatenate([column, values]).take(row)
+        result = spread(column, skipped, len(is_old))
         result[place] = inserted
         return result
 

@@ -230,17 +230,24 @@ class TaskGraph:
         return derived_dependencies(self)
 
     @shared_property
-    def incoming(self) -> tuple[Int32, Int32, Int64]:
-        """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
+    def by_target(self) -> tuple[Int32, Int32, Int64, bool]:
+        """Dependencies by target, as ``incoming``; and whether all of them point forward."""
         derived = self.derived
         dependencies = Dependencies.concatenate([self.dependencies, derived]) if len(derived) else self.dependencies
         offsets = np.zeros(len(self) + 1, dtype=np.int32)
         points = np.empty(len(dependencies), dtype=np.int32)
         lags_ns = np.zeros(len(dependencies), dtype=np.int64)
-        if not loops.group_by_target(
+        forward = loops.group_by_target(
             len(self), dependencies.source, dependencies.target, dependencies.lag_ns,
             np.ascontiguousarray(dependencies.anchor), offsets, points, lags_ns,
-        ):  # fmt: skip
+        )  # fmt: skip
+        return offsets, points, lags_ns, bool(forward)
+
+    @property
+    def incoming(self) -> tuple[Int32, Int32, Int64]:
+        """Dependencies by target: offsets (n_tasks + 1,), indices into (starts, ends) and lags, ns."""
+        offsets, points, lags_ns, forward = self.by_target
+        if not forward:
             raise WhatifError("simulate: a dependency points backward in id order, or in a cycle; see graph.check().")
         return offsets, points, lags_ns
 

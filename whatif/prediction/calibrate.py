@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from whatif.graph.order import loops
 from whatif.graph.recorded import ProfilerEstimate
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
@@ -231,16 +232,10 @@ def _left_ns(graph: TaskGraph, factor: float) -> Int64:
     Cost beyond a CPU task's time is subtracted from the tasks after it on its thread: if stamps are close, a part of an
     event's cost is in its neighbours.
     """
-    left_ns, cost_ns = graph.duration_ns.copy(), factor * graph.profiler_ns.astype(np.float64)
-    work = graph.by_thread[graph.on_cpu[graph.by_thread]]
-    for tasks in np.split(work, np.flatnonzero(np.diff(graph.thread[work])) + 1):
-        time_ns = graph.duration_ns[tasks].astype(np.float64)
-        # The cost carried over after each task: all costs less all times, above the minimum so far.
-        balance_ns = np.cumsum(cost_ns[tasks] - time_ns)
-        owed_ns = balance_ns - np.minimum.accumulate(np.minimum(balance_ns, 0))
-        taken_ns = np.diff(np.append(0.0, np.cumsum(cost_ns[tasks]) - owed_ns))
-        left_ns[tasks] = np.rint(np.clip(time_ns - taken_ns, 0, time_ns)).astype(np.int64)
-    return left_ns
+    cost_ns, left_ns = np.ascontiguousarray(graph.profiler_ns, dtype=np.int32), np.empty(len(graph))
+    works = graph.on_cpu.mask.view(np.uint8)
+    loops.without_cost(graph.thread, works, graph.duration_ns, cost_ns, factor, len(graph.threads), left_ns)
+    return np.where(graph.on_cpu, np.rint(left_ns).astype(np.int64), graph.duration_ns)
 
 
 def _clock_of_steps(graph: TaskGraph, clock: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
-from whatif.ingest.ranks.merge import rank_numbers, ranks_of
+from whatif.ingest.ranks.merge import place_of_threads, rank_numbers
 from whatif.questions.stragglers import steady_steps, work_ms
 from whatif.runtime.errors import WhatifError
 
@@ -17,21 +17,20 @@ def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
     ``follow``: scale to the ``fastest`` rank of the phase, the ``median`` one, or the ``mean`` of all, as if the work
     were divided evenly. Communication is unchanged. Raises WhatifError if the graph has one rank.
     """
-    numbers = tuple(rank_numbers(graph))
-    if not graph.info.ranks or len(numbers) < 2:
+    if not graph.info.ranks or len(rank_numbers(graph)) < 2:
         raise WhatifError(
             f"{name}: expected the recordings of several ranks, got {graph.info.path or 'one rank'} alone; name all "
             "files of the run, or their folder."
         )
     steps = steady_steps(graph)
     inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
-    place = np.maximum(np.searchsorted(np.array(numbers), ranks_of(graph)), 0)
+    place = place_of_threads(graph)
     factor = np.ones(len(graph))
     for work in ((graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask, graph.on_cpu.mask):
-        ms = work_ms(graph, work & inside, graph.phase, len(Phase), numbers)
+        ms = work_ms(graph, np.flatnonzero(work & inside), graph.phase, len(Phase))
         target_ms = {"fastest": ms.min(axis=0), "median": np.median(ms, axis=0), "mean": ms.mean(axis=0)}[follow]
         ratio = np.where(ms > 0, target_ms / np.where(ms > 0, ms, 1.0), 1.0)
-        factor[work] = ratio[place[work], graph.phase[work]]
+        factor[work] = ratio[place.take(graph.thread[work]), graph.phase[work]]
     changed = np.flatnonzero(factor != 1)
     if not len(changed):
         return graph.unchanged(f"{name}: all ranks compute at one pace already; nothing changes")

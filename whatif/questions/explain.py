@@ -82,7 +82,7 @@ class Explanation(Struct, frozen=True, dict=True):
     def as_recorded(self) -> str | None:
         """The verdict on the step including the profiler's overhead, if that was estimated and removed."""
         recorded = self.baseline.as_recorded
-        return explain(recorded, top=1).verdict if recorded else None
+        return _verdict(recorded, _Shares.of(recorded)) if recorded else None
 
     @property
     def baseline_ms(self) -> float:
@@ -148,47 +148,72 @@ def step_facts(baseline: Baseline) -> dict[str, Any]:
 
 def explain(baseline: Baseline, top: int = 10) -> Explanation:
     """Return the explanation of a baseline's step, with the ``top`` layers, families and operations."""
-    graph = baseline.graph
-    begins, work_ms, critical_ms, lag_ms = _step_columns(baseline)
-    parts = _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms)
+    graph, shares = baseline.graph, _Shares.of(baseline)
+    begins, work_ms, critical_ms, parts = shares.begins, shares.work_ms, shares.critical_ms, shares.parts
     # A thread belongs to one rank and shows its own work; those of other ranks appear if the path goes through them.
     on_path = np.bincount(graph.thread, weights=critical_ms, minlength=len(graph.threads)) > 0
     threads = np.where(graph.of_clock | on_path.take(graph.thread), graph.thread, -1)
     of_threads = _Parts(graph, begins, work_ms, critical_ms).by(threads, [t.name for t in graph.threads])
 
-    by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
-    critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
-    if lag_ms:
-        critical_path_ms[LAG] = lag_ms
-
-    waits_ns = np.minimum(waiting_for_peers(graph), graph.duration_ns)
-    peers_ms = float((critical_ms * waits_ns / np.maximum(graph.duration_ns, 1)).sum())
     layers = parts.by(graph.layer, graph.layers)
     named = [part for part in layers if part.name]
-    families = parts.by(family_codes(graph), FAMILY_NAMES)
-    phases = parts.by(graph.phase, PHASE_NAMES)
     return Explanation(
         baseline=baseline,
-        verdict=verdict(
-            baseline,
-            critical_path_ms,
-            {part.name: part.cpu_ms for part in phases},
-            {part.name: part.gpu_ms for part in families},
-            peers_ms,
-            held_up_by(baseline),
-        ),
+        verdict=_verdict(baseline, shares),
         collectives=collectives(baseline, critical_ms),
-        peers_ms=peers_ms,
+        peers_ms=shares.peers_ms,
         breakdown=baseline.breakdown,
-        critical_path_ms=dict(sorted(critical_path_ms.items(), key=lambda item: -item[1])),
-        phases=tuple(phases),
+        critical_path_ms=dict(sorted(shares.critical_path_ms.items(), key=lambda item: -item[1])),
+        phases=tuple(shares.phases),
         threads=tuple(of_threads),
         layers=tuple(named[:top]),
         without_layer=next((part for part in layers if not part.name), Part("", 0.0, 0.0, 0.0, 0.0)),
         n_layers=len(named),
-        kernels=tuple(families[:top]),
+        kernels=tuple(shares.families[:top]),
         operations=tuple(parts.by(np.where(in_families(graph), graph.name, -1), graph.names)[:top]),
         warnings=warnings_of(baseline),
+    )
+
+
+class _Shares(Struct, frozen=True):
+    """What a verdict is made of: each task's starts, work and critical time in a step, and their sums."""
+
+    begins: Float64
+    work_ms: Float64
+    critical_ms: Float64
+    critical_path_ms: dict[str, float]  # by task kind, and LAG
+    peers_ms: float  # of it spent waiting for other ranks in collectives
+    parts: _Parts
+    phases: list[Part]
+    families: list[Part]
+
+    @staticmethod
+    def of(baseline: Baseline) -> _Shares:
+        """Return the shares of a baseline's step."""
+        graph = baseline.graph
+        begins, work_ms, critical_ms, lag_ms = _step_columns(baseline)
+        parts = _Parts(graph, begins * graph.of_clock, work_ms * graph.of_clock, critical_ms)
+        by_kind = np.bincount(graph.kind, weights=critical_ms, minlength=len(TaskKind))
+        critical_path_ms = {kind.name.lower(): float(by_kind[kind]) for kind in TaskKind if by_kind[kind] > 0}
+        if lag_ms:
+            critical_path_ms[LAG] = lag_ms
+        waits_ns = np.minimum(waiting_for_peers(graph), graph.duration_ns)
+        peers_ms = float((critical_ms * waits_ns / np.maximum(graph.duration_ns, 1)).sum())
+        return _Shares(
+            begins, work_ms, critical_ms, critical_path_ms, peers_ms, parts,
+            parts.by(graph.phase, PHASE_NAMES), parts.by(family_codes(graph), FAMILY_NAMES),
+        )  # fmt: skip
+
+
+def _verdict(baseline: Baseline, shares: _Shares) -> str:
+    """The sentence on what limits a baseline's step."""
+    return verdict(
+        baseline,
+        shares.critical_path_ms,
+        {part.name: part.cpu_ms for part in shares.phases},
+        {part.name: part.gpu_ms for part in shares.families},
+        shares.peers_ms,
+        held_up_by(baseline),
     )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from whatif.graph.kernels import FAMILY_WORDS
+from whatif.graph.order import grouped
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     PHASE_NAMES,
     Array,
     Bool,
     Float64,
+    Int64,
     TaskKind,
 )
-from whatif.ingest.ranks.merge import COLLECTIVE, rank_numbers, ranks_of
+from whatif.ingest.ranks.merge import COLLECTIVE, place_of_threads, rank_numbers
 from whatif.ingest.ranks.read import Ranks
 from whatif.prediction.baseline import Baseline
 from whatif.simulation.breakdown import Breakdown, breakdown
@@ -127,13 +130,14 @@ def meetings(timeline: Timeline) -> Meetings:
     """Return the waits and transfers of all ranks in the timeline of a merged graph."""
     graph = timeline.graph
     part_of = graph.attached[COLLECTIVE]
-    rank = np.searchsorted(rank_numbers(graph), ranks_of(graph))
     members = np.flatnonzero(part_of)
-    members = members[np.lexsort((rank[members], np.abs(part_of[members])))]
+    rank = place_of_threads(graph).take(graph.thread[members])
+    by_collective = np.lexsort((rank, np.abs(part_of[members])))
+    members, rank = members[by_collective], rank[by_collective]
     # Arrivals and transfers are both sorted by collective and rank, so that they correspond.
     arrives = graph.kind[members] == TaskKind.WAIT
     arrival, transfer = members[arrives], members[~arrives]
-    collective, place = np.abs(part_of[arrival]), rank[arrival]
+    collective, place = np.abs(part_of[arrival]), rank[arrives]
     arrival_ns = timeline.end_ns[arrival]
     first = np.flatnonzero(np.append(True, collective[1:] != collective[:-1]))[: len(collective)]
     group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(collective))))
@@ -172,14 +176,16 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     last = np.bincount(met.rank[counted & met.last], minlength=count)
     step_ms = baseline.step_ms
     worst = [i for i in np.argsort(-late_ms, kind="stable").tolist() if late_ms[i] > STRAGGLES * step_ms]
-    rank_of = ranks_of(graph)
-    excess = {i: _excess(graph, steps, ranks.numbers, i, float(late_ms[i])) for i in worst[:most]} if count > 1 else {}
+    bounds, by_rank = grouped(count + 1, place_of_threads(graph).astype(np.int32).take(graph.thread))
+    tasks_of = [by_rank[begin:end] for begin, end in pairwise(bounds.tolist())]
+    offsets_ns = ranks.clock_offsets_ns
+    excess = {i: _excess(graph, steps, i, float(late_ms[i])) for i in worst[:most]} if count > 1 else {}
     shown = {*range(min(count, most)), *worst[:most]}
     rows = tuple(
         RankRow(
             rank=number,
             path=ranks.paths[i],
-            clock_offset_us=ranks.clock_offsets_ns[i] / 1e3,
+            clock_offset_us=offsets_ns[i] / 1e3,
             clock_drift_ppm=ranks.clocks[i].drift * 1e6,
             clock_spread_us=ranks.clocks[i].spread_ns / 1e3,
             collectives=len(ranks.collectives[i]),
@@ -188,7 +194,7 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
             transfer_ms=float(transfer_ms[i]),
             last_pct=100.0 * last[i] / max(taken[i], 1),
             late_ms=float(late_ms[i]),
-            breakdown=breakdown(baseline.timeline, baseline.clock, rank_of == number) if i in shown else None,
+            breakdown=breakdown(baseline.timeline, baseline.clock, tasks_of[i]) if i in shown else None,
             excess=excess.get(i, ()),
         )
         for i, number in enumerate(ranks.numbers)
@@ -251,29 +257,29 @@ def steady_steps(graph: TaskGraph) -> Array:
     return np.unique(graph.step[graph.step >= 0])
 
 
-def work_ms(graph: TaskGraph, work: Bool, codes: Array, n_codes: int, numbers: tuple[int, ...]) -> Float64:
-    """Return the time of the tasks ``work`` (a mask) by rank and code, ms in all, shape (n_ranks, n_codes)."""
-    place = np.searchsorted(np.array(numbers), ranks_of(graph)[work])
-    flat = place * n_codes + codes[work]
-    ms = np.bincount(flat, graph.duration_ns[work] / 1e6, minlength=len(numbers) * n_codes)
+def work_ms(graph: TaskGraph, tasks: Int64, codes: Array, n_codes: int) -> Float64:
+    """Return the time of ``tasks`` (ids, of ranks) by rank and code, ms in all, shape (n_ranks, n_codes)."""
+    place = place_of_threads(graph).take(graph.thread[tasks])
+    flat = place * n_codes + codes[tasks]
+    ms = np.bincount(flat, graph.duration_ns[tasks] / 1e6, minlength=len(rank_numbers(graph)) * n_codes)
     return np.asarray(ms, dtype=np.float64).reshape(-1, n_codes)
 
 
-def _excess(graph: TaskGraph, steps: Array, numbers: tuple[int, ...], index: int, late_ms: float) -> tuple[Excess, ...]:
+def _excess(graph: TaskGraph, steps: Array, index: int, late_ms: float) -> tuple[Excess, ...]:
     """What takes one rank longer than the median of the others, by phase, family and layer, the largest first."""
     inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
     found: list[Excess] = []
     sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
     sides.append(("CPU", graph.on_cpu))
     for side, work in sides:
-        work = work & inside
-        known = work & (graph.family >= 0) if side == "GPU" or not graph.has_gpu else work & False
-        for of, mask, codes, names in (
-            ("phase", work, graph.phase, PHASE_NAMES),
+        tasks = np.flatnonzero((work & inside).mask)
+        known = tasks[graph.family[tasks] >= 0] if side == "GPU" or not graph.has_gpu else tasks[:0]
+        for of, rows, codes, names in (
+            ("phase", tasks, graph.phase, PHASE_NAMES),
             ("family", known, graph.family, FAMILY_WORDS),
-            ("layer", work & (graph.layer > 0), graph.layer, graph.layers),
+            ("layer", tasks[graph.layer[tasks] > 0], graph.layer, graph.layers),
         ):
-            ms = work_ms(graph, mask, codes, len(names), numbers) / max(len(steps), 1)
+            ms = work_ms(graph, rows, codes, len(names)) / max(len(steps), 1)
             # The median of the others: with two ranks, the slow one would be half of the median of all.
             more_ms = ms[index] - np.median(np.delete(ms, index, axis=0), axis=0)
             order = np.argsort(-more_ms, kind="stable")[:MOST_PARTS].tolist()

@@ -33,19 +33,19 @@ class Breakdown(Struct, frozen=True):
         }
 
 
-def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Breakdown:
+def breakdown(timeline: Timeline, clock: str, tasks: Int64 | None = None) -> Breakdown:
     """Return the breakdown of the steady step that is closest to the median, scaled to the reported step.
 
-    For several ranks only the work of the reported one counts, or the given ``tasks`` (a mask).
+    For several ranks only the work of the reported one counts, or the given ``tasks`` (ids, ascending).
     """
     graph = timeline.graph
-    counted = graph.of_clock.mask if tasks is None else tasks
     low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
-    communication = graph.kind == TaskKind.COMMUNICATION
+    tasks = graph.of_clock.ids if tasks is None else tasks
+    tasks = tasks[(timeline.start_ns[tasks] < high_ns) & (timeline.end_ns[tasks] > low_ns)]
+    communication = graph.kind[tasks] == TaskKind.COMMUNICATION
     sets = [
-        _busy(timeline, graph.on_cpu.mask & counted, low_ns, high_ns),
-        _busy(timeline, graph.on_gpu.mask & ~communication & counted, low_ns, high_ns),
-        _busy(timeline, communication & counted, low_ns, high_ns),
+        _busy(timeline, tasks[chosen], low_ns, high_ns)
+        for chosen in (graph.on_cpu[tasks], graph.on_gpu[tasks] & ~communication, communication)
     ]
     times, states = _states(sets, low_ns, high_ns)
     spans = np.diff(times)
@@ -69,11 +69,10 @@ def breakdown(timeline: Timeline, clock: str, tasks: Bool | None = None) -> Brea
     )
 
 
-def _busy(timeline: Timeline, tasks: Bool, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
-    """Disjoint, sorted intervals in which any of ``tasks`` runs, cut to the window."""
-    inside = tasks & (timeline.start_ns < high_ns) & (timeline.end_ns > low_ns)
-    start_ns = np.maximum(timeline.start_ns[inside], low_ns)
-    end_ns = np.minimum(timeline.end_ns[inside], high_ns)
+def _busy(timeline: Timeline, tasks: Int64, low_ns: int, high_ns: int) -> tuple[Int64, Int64]:
+    """Disjoint, sorted intervals in which any of ``tasks`` (ids) runs, cut to the window."""
+    start_ns = np.maximum(timeline.start_ns[tasks], low_ns)
+    end_ns = np.minimum(timeline.end_ns[tasks], high_ns)
     order = np.argsort(start_ns, kind="stable")
     return union(start_ns[order], end_ns[order])
 

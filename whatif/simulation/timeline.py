@@ -9,12 +9,7 @@ import numpy as np
 
 from whatif.graph.order import loops
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import (
-    Anchor,
-    Dependencies,
-    DependencyKind,
-    Int64,
-)
+from whatif.graph.types import Dependencies, DependencyKind, Int64
 from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.simulation.steps import default_clock, step_ns, step_times_ns
 
@@ -82,12 +77,16 @@ class Timeline:
         n = len(graph)
         if not n:
             return np.empty(0, dtype=np.int64)
-        edges = Dependencies.concatenate([graph.all_dependencies(), self.order_of_free_threads])
-        reached_ns = np.where(edges.anchor == Anchor.START, self.start_ns[edges.source], self.end_ns[edges.source])
-        binding = edges.take(reached_ns + edges.lag_ns == self.start_ns[edges.target])
-        previous = _binding_predecessor(n, binding, graph)
-        path, visited = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.uint8)
-        count = loops.walk_back(previous, int(self.end_ns.argmax()), visited, path)
+        ordered = np.array([thread.ordered for thread in graph.threads], dtype=np.uint8)
+        before = np.full(n, -1, dtype=np.int32)
+        if not ordered.all():
+            free = self.order_of_free_threads
+            before[free.target] = free.source
+        path, seen = np.empty(n, dtype=np.int64), np.zeros(n, dtype=np.uint8)
+        count = loops.walk_back(
+            self.start_ns, self.end_ns, graph.thread, ordered, graph.thread_lag_ns, *graph.by_target[:3], before,
+            int(self.end_ns.argmax()), seen, path,
+        )  # fmt: skip
         return path[:count][::-1].copy()
 
     def __repr__(self) -> str:
@@ -95,12 +94,3 @@ class Timeline:
 
     _repr_html_ = notebook_view
     plot = plot
-
-
-def _binding_predecessor(n: int, binding: Dependencies, graph: TaskGraph) -> Int64:
-    previous = np.full(n, -1, dtype=np.int64)
-    same = graph.thread[binding.source] == graph.thread[binding.target]
-    # The last assignment wins: large ids first, then small ones, then those on the same thread.
-    order = np.lexsort((-binding.source.astype(np.int64), same))
-    previous[binding.target[order]] = binding.source[order]
-    return previous

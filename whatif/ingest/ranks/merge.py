@@ -318,6 +318,13 @@ def ranks_of(graph: TaskGraph) -> Int32:
     return np.array([thread.rank for thread in graph.threads], dtype=np.int32).take(graph.thread)
 
 
+def place_of_threads(graph: TaskGraph) -> Int64:
+    """Return the place of each thread's rank in ``rank_numbers``, shape (n_threads,); those of hubs come after all."""
+    numbers = np.array(rank_numbers(graph), dtype=np.int64)
+    rank = np.array([thread.rank for thread in graph.threads], dtype=np.int64)
+    return np.where(rank == NOBODY, len(numbers), np.searchsorted(numbers, rank))
+
+
 def begins_of(graph: TaskGraph) -> list[int]:
     """Return when each rank's recording begins, ns, in the order of ``graph.info.ranks``."""
     begin = np.array([name == BEGIN_NAME for name in graph.names], dtype=np.bool_).take(graph.name)
