@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -384,9 +385,8 @@ class _ShapeCodes(dict[tuple[bytes, bytes, bytes, bytes], int]):
         self._canonical = _Codes()
 
     def __missing__(self, key: tuple[bytes, bytes, bytes, bytes]) -> int:
-        dims, types, concrete, strides = (_decode_or_none(raw) for raw in key)
-        shape = dims, types, with_layouts(dims, concrete, strides)
-        code = self[key] = self._canonical[repr(shape)]
+        shape, text = _shape_of(*key) if sum(map(len, key)) < _SHORT_BYTES else _shape_of.__wrapped__(*key)
+        code = self[key] = self._canonical[text]
         if code == len(self.table):
             self.table.append(shape)
         return code
@@ -396,10 +396,27 @@ class _Warps(dict[tuple[bytes, bytes], int]):
     """Warps of a launch, from its raw (grid, block); MISSING if these are not three counts each."""
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
-        blocks, threads = (_product(_decode_or_none(raw)) for raw in key)
-        warps = MISSING if MISSING in (blocks, threads) else blocks * -(-threads // THREADS_PER_WARP)
-        self[key] = _int64_or_missing(warps)
-        return self[key]
+        warps = self[key] = _warps_of(*key) if sum(map(len, key)) < _SHORT_BYTES else _warps_of.__wrapped__(*key)
+        return warps
+
+
+# The ranks of a run repeat the same texts: what they mean is kept for the next recording. Longer ones are rare.
+_SHORT_BYTES = 1 << 10
+
+
+@lru_cache(1 << 12)
+def _shape_of(dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> tuple[tuple[Any, Any, Any], str]:
+    """Return a shape from raw texts, and the text that equal shapes have in common."""
+    decoded_dims = _decode_or_none(dims)
+    layouts = with_layouts(decoded_dims, _decode_or_none(concrete), _decode_or_none(strides))
+    shape = decoded_dims, _decode_or_none(types), layouts
+    return shape, repr(shape)
+
+
+@lru_cache(1 << 12)
+def _warps_of(grid: bytes, block: bytes) -> int:
+    blocks, threads = (_product(_decode_or_none(raw)) for raw in (grid, block))
+    return MISSING if MISSING in (blocks, threads) else _int64_or_missing(blocks * -(-threads // THREADS_PER_WARP))
 
 
 def _product(dimensions: Any) -> int:

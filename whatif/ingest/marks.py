@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from msgspec import Struct
@@ -56,8 +58,14 @@ def sequences_served(name: str) -> int | None:
     return None if found is None else sum(int(number) for number in found.groups(default="0"))
 
 
-def name_marks(names: list[str]) -> NameMarks:
-    """Classify every name of a trace; a pattern is tried only on names with one of its literal texts."""
+def name_marks(names: Sequence[str]) -> NameMarks:
+    """Classify every name of a trace."""
+    return _name_marks(tuple(names))
+
+
+@lru_cache(2)  # the ranks of a run often have the same names
+def _name_marks(names: tuple[str, ...]) -> NameMarks:
+    """Classify the names; a pattern is tried only on those with one of its literal texts."""
 
     joined = "\n".join(names)
     begins = np.cumsum([0, *(len(name) + 1 for name in names)])
@@ -67,6 +75,7 @@ def name_marks(names: list[str]) -> NameMarks:
         at = [literal.start() for literal in re.finditer("|".join(map(re.escape, literals)), joined)]
         for code in each_once(np.searchsorted(begins, np.array(at, dtype=np.int64), side="right") - 1).tolist():
             found[code] = pattern.search(names[code]) is not None
+        found.flags.writeable = False
         return found
 
     layer, region = [""] * len(names), [""] * len(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,7 +99,8 @@ class Scanner:
 
     def value(self, code: int) -> Any:
         """Return the number, string, boolean or None of a text."""
-        return _SCALAR.decode(self.text(code))
+        text = self.text(code)
+        return _scalar(text) if len(text) < _SHORT_BYTES else _SCALAR.decode(text)
 
     def pair(self, code: int) -> tuple[int, int]:
         """Return the two codes of a pair."""
@@ -157,6 +158,16 @@ class Scanner:
 
 def _grown(array: Array) -> Array:
     return np.concatenate([array, np.zeros(3 * len(array), array.dtype)])
+
+
+# Texts that are worth keeping for the next recording: longer ones are rare.
+_SHORT_BYTES = 1 << 10
+
+
+@lru_cache(1 << 13)
+def _scalar(text: bytes) -> Any:
+    """Decode a scalar; recordings of a run's ranks repeat the same ones."""
+    return _SCALAR.decode(text)
 
 
 @cache

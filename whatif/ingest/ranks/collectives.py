@@ -105,9 +105,9 @@ def _events_of(graph: TaskGraph, events: Events, task: Int32) -> Int64:
     kernels = np.flatnonzero(events.category == EventCategory.KERNEL)
     if not len(kernels) or not len(task):
         return _none(task)
-    stamps = zip(events.correlation[kernels].tolist(), events.start_ns[kernels].tolist(), kernels.tolist(), strict=True)
-    wanted = set(graph.correlation_id[task].tolist())
-    by_key = {(correlation, start_ns): row for correlation, start_ns, row in stamps if correlation in wanted}
+    kernels = kernels[np.isin(events.correlation[kernels], graph.correlation_id[task])]
+    stamps = zip(events.correlation[kernels].tolist(), events.start_ns[kernels].tolist(), strict=True)
+    by_key = dict(zip(stamps, kernels.tolist(), strict=True))
     start_ns = graph.start_ns[task] + origin_ns(graph, events)
     keys = zip(graph.correlation_id[task].tolist(), start_ns.tolist(), strict=True)
     return np.array([by_key.get(key, -1) for key in keys], dtype=np.int64)
