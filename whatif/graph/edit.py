@@ -25,6 +25,7 @@ from whatif.graph.types import (
     Waits,
 )
 from whatif.runtime.errors import WhatifError
+from whatif.runtime.threads import map_large
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
@@ -194,23 +195,29 @@ def woven_in(
     if order is not None:
         moved[order] = old_places
     skipped = np.sort(np.asarray(place, dtype=np.int64))
-    row = np.empty(len(is_old), dtype=np.int64)  # of a column with the inserted values at its end
-    if order is not None:
+    row = None
+    if order is not None and len(order):
+        row = np.zeros(len(is_old), dtype=np.int64)  # the old task at each place; any at new ones
         row[old_places] = order
-        row[place] = np.arange(len(graph), len(is_old))
 
     def woven(column: Array, inserted: npt.ArrayLike) -> Array:
         if column.strides == (0,) and bool(np.all(inserted == column[0])):
             return np.broadcast_to(column[:1], is_old.shape)
-        if order is not None:
-            values = np.broadcast_to(np.asarray(inserted, dtype=column.dtype), len(place))
-            return np.concatenate([column, values]).take(row)
-        result = spread(column, skipped, len(is_old))
+        result = spread(column, skipped, len(is_old)) if row is None else column.take(row)
         result[place] = inserted
         return result
 
-    columns = {name: woven(column, rows[name]) for name, column in columns_of(graph).items()}
-    attached = {name: woven(column, 0) for name, column in graph.attached.items()}
+    def woven_attached(column: Array) -> Array:
+        if column.dtype.kind not in "biuf":
+            return woven(column, 0)
+        result, marked = np.zeros(len(is_old), dtype=column.dtype), np.flatnonzero(column)  # few tasks have a value
+        result[moved[marked]] = column[marked]
+        return result
+
+    before = columns_of(graph)
+    after = map_large(lambda name: woven(before[name], rows[name]), before, len(is_old))
+    columns = dict(zip(before, after, strict=True))
+    attached = {name: woven_attached(column) for name, column in graph.attached.items()}
     waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     dependencies = renumbered(graph.dependencies, moved)
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached), moved

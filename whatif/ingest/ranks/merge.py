@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from whatif.graph.columns import COLUMNS, Column, filled, one_table
+from whatif.graph.columns import COLUMNS, TASK_COLUMNS, Column, filled, one_table
 from whatif.graph.edit import columns_of, renumbered, reorder, woven_in
 from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import collective_of
@@ -39,6 +39,7 @@ from whatif.graph.types import (
     Waits,
 )
 from whatif.ingest.ranks.clocks import MEETING
+from whatif.runtime.threads import map_large
 from whatif.simulation.sharing import USES
 from whatif.simulation.transfers import workers_of
 
@@ -85,6 +86,9 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
             values = np.where(values >= 0, values + begins_ns[i], -1)
         return values.astype(each.dtype, copy=False)
 
+    def joined(each: Column) -> Array:
+        return _joined([placed(each, i) for i in range(len(blocks))])
+
     dtypes = {name: column.dtype for block in blocks for name, column in block.attached.items()}
     attached: dict[str, list[Array]] = {name: [] for name in dtypes}
     dependencies, waits = [], []
@@ -97,7 +101,7 @@ def merge(parts: Sequence[TaskGraph], info: GraphInfo, numbers: Sequence[int], b
         scope = np.where(block.waits.scope >= 0, block.waits.scope + first_thread[i], block.waits.scope)
         waits.append(Waits(new_id[block.waits.task], scope.astype(np.int32), block.waits.lag_ns))
     graph = TaskGraph(
-        **{each.name: _joined([placed(each, i) for i in range(len(blocks))]) for each in COLUMNS},
+        **dict(zip(TASK_COLUMNS, map_large(joined, COLUMNS, int(sizes[-1])), strict=True)),
         dependencies=Dependencies.concatenate(dependencies),
         waits=Waits(*(np.concatenate([getattr(w, c) for w in waits]) for c in Waits.__slots__)),
         names=names,
@@ -226,12 +230,12 @@ def _places(graph: TaskGraph, bounds: Sequence[int], begins: Sequence[_Begin], m
     # In order of time; at one time the hubs come last.
     order, hub_order = np.argsort(key, kind="stable"), np.argsort(hub_key, kind="stable")
     hub = np.empty(len(hub_key), dtype=np.int64)
-    hub[hub_order] = np.searchsorted(key[order], hub_key[hub_order], side="right") + np.arange(len(hub))
-    is_hub = np.zeros(len(order) + len(hub), dtype=np.bool_)
-    is_hub[hub] = True
-    id_of = np.empty(len(order), dtype=np.int64)
-    id_of[order] = np.flatnonzero(~is_hub)
-    return _Places(within[order[~is_new[order]]], id_of[begin], id_of[arrival], hub)
+    ahead_of_hub = np.searchsorted(key, hub_key[hub_order], side="right", sorter=order)
+    hub[hub_order] = ahead_of_hub + np.arange(len(hub))
+    new_at = np.flatnonzero(is_new.take(order))
+    id_of = np.empty(len(order), dtype=np.int64)  # of the new rows alone: their places, and the hubs before them
+    id_of[order[new_at]] = new_at + np.searchsorted(ahead_of_hub, new_at, side="right")
+    return _Places(within.take(np.delete(order, new_at)), id_of[begin], id_of[arrival], hub)
 
 
 def _added(

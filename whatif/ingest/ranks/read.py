@@ -32,6 +32,7 @@ from whatif.ingest.ranks.files import (
 from whatif.ingest.ranks.gloo import with_gloo
 from whatif.ingest.ranks.match import Match, match
 from whatif.ingest.ranks.merge import COLLECTIVE, merge, sentences_by_rank
+from whatif.ingest.ranks.sent import Sent
 from whatif.ingest.ranks.waits import Waits, find_waits, latency_ns
 from whatif.ingest.read_events import read_events
 from whatif.runtime.errors import WhatifError
@@ -93,7 +94,7 @@ def read_ranks(
         raise _none_of(only or (), paths)
     named: list[tuple[str, _Rank]] = []
     for done, ranks in enumerate(each(_ranks_of, found, jobs=_usual_jobs(found) if jobs is None else jobs)):
-        named += ranks
+        named += [(name, (sent.graph, met, facts)) for name, (sent, met, facts) in ranks]
         if progress is not None:
             progress(done + 1, len(found))
     places = place([name for name, _ in named], [facts for _, (_, _, facts) in named])
@@ -109,6 +110,7 @@ def read_ranks(
 
 
 _Rank = tuple[TaskGraph, Collectives, RankFacts]
+_SentRank = tuple[Sent, Collectives, RankFacts]
 
 
 def _none_of(ranks: Sequence[int], paths: Sequence[str | Path]) -> WhatifError:
@@ -125,7 +127,7 @@ def _usual_jobs(files: Sequence[str]) -> int:
     return max(1, min(len(files), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
 
 
-def _ranks_of(file: str) -> list[tuple[str, _Rank]]:
+def _ranks_of(file: str) -> list[tuple[str, _SentRank]]:
     """The rank of a file by the file's name, or each process of an nsys report with its number after the name."""
     with local_copy(file) as path:
         try:
@@ -136,11 +138,11 @@ def _ranks_of(file: str) -> list[tuple[str, _Rank]]:
             ]
 
 
-def _read(path: Path, file: str, process: int | None = None) -> _Rank:
+def _read(path: Path, file: str, process: int | None = None) -> _SentRank:
     events = read_events(path, process=process)
     graph = graph_of_events(events, file)
-    found = (graph, gpu_collectives(graph, events)) if graph.has_gpu else with_gloo(graph, events)
-    return (*found, rank_facts(events.header))
+    graph, collectives = (graph, gpu_collectives(graph, events)) if graph.has_gpu else with_gloo(graph, events)
+    return Sent.of(graph), collectives, rank_facts(events.header)
 
 
 def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
