@@ -208,7 +208,7 @@ def woven_in(
         return result
 
     def woven_attached(column: Array) -> Array:
-        if column.dtype.kind not in "biuf":
+        if column.dtype.kind not in "biu" or column.ndim > 1:
             return woven(column, 0)
         result, marked = np.zeros(len(is_old), dtype=column.dtype), np.flatnonzero(column)  # few tasks have a value
         result[moved[marked]] = column[marked]
