@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 import whatif
 from tests.helpers import extra_data, loops_in_form, step
-from whatif import NewTasks, TaskGraph, TaskKind, WhatifError
+from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, bytes_of, filled
+from whatif.graph.structure_cache import of_columns, of_graph, unread
 
 
 def test_the_table_lists_the_fields_of_the_graph() -> None:
@@ -85,6 +87,44 @@ def test_a_caller_cannot_write_into_a_graph(edit: str) -> None:
         assert len(array)
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+
+
+def test_an_edit_leaves_columns_for_later() -> None:
+    graph = step()
+    edited = graph.remove(graph.select(name="^k1$")).insert(NewTasks([0], "new", TaskKind.CPU_OP, 5)).graph.note("more")
+    waiting = {"start_ns", "registers", "operator"}
+    assert waiting <= unread(edited).keys() - edited.check().__dict__.keys()
+    assert edited.note("and more").start_ns is edited.start_ns
+    assert waiting & edited.__dict__.keys() == {"start_ns"}
+    copied = pickle.loads(pickle.dumps(edited))
+    for name in TASK_COLUMNS:
+        assert len(getattr(edited, name)) == len(edited), name
+        assert getattr(copied, name).tolist() == getattr(edited, name).tolist(), name
+    with pytest.raises(AttributeError, match="'TaskGraph' object has no attribute 'durations'"):
+        edited.durations  # noqa: B018
+
+
+def test_what_is_kept_belongs_to_its_columns() -> None:
+    asked = []
+
+    @of_columns("phase")
+    def in_backward(graph: TaskGraph) -> list[int]:
+        asked.append("phase")
+        return np.flatnonzero(graph.phase == Phase.BACKWARD).tolist()
+
+    @of_graph
+    def work_ns(graph: TaskGraph) -> int:
+        asked.append("graph")
+        return int(graph.duration_ns.sum())
+
+    graph = step()
+    twice = graph.scale(graph.on_gpu, 2.0)
+    assert in_backward(graph) == in_backward(twice)
+    assert work_ns(graph) < work_ns(twice)
+    assert asked == ["phase", "graph", "graph"]
+    assert work_ns(graph) < work_ns(twice)
+    assert asked == ["phase", "graph", "graph"]
+    assert in_backward(graph.replace(phase=np.full(len(graph), Phase.BACKWARD, np.int8))) == list(range(len(graph)))
 
 
 def test_only_columns_and_tables_of_a_graph_can_be_replaced() -> None:

@@ -104,7 +104,7 @@ def group_rows(
 
 
 def queues(
-    on_gpu: cython.const[cython.uchar][::1],
+    on_gpu: cython.const[cython.longlong][::1],
     is_stream: cython.const[cython.uchar][::1],
     thread: cython.const[cython.int][::1],
     launch: cython.const[cython.int][::1],
@@ -115,23 +115,26 @@ def queues(
 ) -> None:
     """Fill ``tasks`` with those of each stream in order, and ``launched`` with the latest launch up to each of them.
 
-    ``offsets`` are where the streams begin, by thread, as ``group_rows`` fills them. ``newest``, shape (n_threads,), is
-    scratch of -1.
+    ``on_gpu`` are ids, ascending. ``offsets`` are where the streams begin, by thread, as ``group_rows`` fills them.
+    ``newest``, shape (n_threads,), is scratch of -1.
     """
+    row: cython.Py_ssize_t
     task: cython.Py_ssize_t
     t: cython.Py_ssize_t
     at: cython.longlong = 0
-    n: cython.Py_ssize_t = len(thread)
+    n: cython.Py_ssize_t = len(on_gpu)
     with cython.nogil:
-        for task in range(n):
-            if on_gpu[task] and is_stream[thread[task]]:
+        for row in range(n):
+            task = on_gpu[row]
+            if is_stream[thread[task]]:
                 offsets[thread[task] + 2] += 1
         for t in range(2, len(offsets) - 1):
             at += offsets[t]
             offsets[t] = at
-        for task in range(n):
+        for row in range(n):
+            task = on_gpu[row]
             t = thread[task]
-            if on_gpu[task] and is_stream[t]:
+            if is_stream[t]:
                 at = offsets[t + 1]
                 offsets[t + 1] = at + 1
                 if launch[task] > newest[t]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, taken
 from whatif.graph.order import spread, topological_order
 from whatif.graph.selection import Selection, Tasks, mask_of
+from whatif.graph.structure_cache import Later, keep, unread
 from whatif.graph.types import (
     Anchor,
     Array,
@@ -37,6 +39,11 @@ MAX_DURATION_NS = 2**50
 MAX_ORDERS = 4
 
 Columns = dict[str, Array]
+
+# What a graph caches that other dependencies do not change.
+_OF_THREADS_AND_LAUNCHES = (
+    "on_gpu", "has_gpu", "on_cpu", "of_clock", "grouped_by_thread", "neighbours", "launch_of", "derived",
+)  # fmt: skip
 
 
 def scale(
@@ -116,7 +123,10 @@ def add_dependencies(graph: TaskGraph, new: Dependencies) -> TaskGraph:
     ids = np.concatenate([new.source, new.target])
     if len(ids) and (ids.min() < 0 or ids.max() >= n):
         raise WhatifError(f"add_dependencies: expected ids in 0..{n - 1}, got one outside.")
-    return reorder(graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new])))[0]
+    edited = graph.replace(dependencies=Dependencies.concatenate([graph.dependencies, new]))
+    if not (new.kind == DependencyKind.LAUNCH).any():
+        keep(graph, edited, _OF_THREADS_AND_LAUNCHES)
+    return reorder(edited)[0]
 
 
 def without_waits(graph: TaskGraph, tasks: Tasks) -> TaskGraph:
@@ -171,13 +181,21 @@ def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id:
 
     ``new_id`` (n_tasks,) is each old task's new id, -1 if it is removed; waits of removed tasks are removed.
     """
-    distinct = {id(column): column for column in columns_of(graph).values()}
-    gathered = {key: taken(column, rows) for key, column in distinct.items()}
-    columns = {name: gathered[id(column)] for name, column in columns_of(graph).items()}
+    distinct = {id(column): column for column in _unread_columns_of(graph).values()}
+    gathered = {key: _later(column, lambda column: taken(column, rows)) for key, column in distinct.items()}
+    columns = {name: gathered[id(column)] for name, column in _unread_columns_of(graph).items()}
     attached = {name: column.take(rows) for name, column in graph.attached.items()}
     task = new_id[graph.waits.task]
     waits = Waits(task[task >= 0], graph.waits.scope[task >= 0], graph.waits.lag_ns[task >= 0])
     return graph.replace(**columns, dependencies=dependencies, waits=waits, attached=attached)
+
+
+def _unread_columns_of(graph: TaskGraph) -> dict[str, Array | Later]:
+    return {name: unread(graph).get(name) or getattr(graph, name) for name in TASK_COLUMNS}
+
+
+def _later(column: Array | Later, edited: Callable[[Array], Array]) -> Later:
+    return Later(lambda: edited(column.read() if isinstance(column, Later) else column))
 
 
 def woven_in(
@@ -214,9 +232,9 @@ def woven_in(
         result[moved[marked]] = column[marked]
         return result
 
-    before = columns_of(graph)
-    after = map_large(lambda name: woven(before[name], rows[name]), before, len(is_old))
-    columns = dict(zip(before, after, strict=True))
+    columns = {
+        name: _later(column, partial(woven, inserted=rows[name])) for name, column in _unread_columns_of(graph).items()
+    }
     attached = {name: woven_attached(column) for name, column in graph.attached.items()}
     waits = Waits(moved[graph.waits.task], graph.waits.scope, graph.waits.lag_ns)
     dependencies = renumbered(graph.dependencies, moved)

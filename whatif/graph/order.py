@@ -165,13 +165,12 @@ def thread_dependencies(graph: TaskGraph) -> Dependencies:
 
 def streams(graph: TaskGraph) -> list[tuple[int, Int32, Int64]]:
     """Each stream's tasks in order, and for each the CPU task after which it counts as launched."""
-    n, on_gpu = len(graph.threads), graph.on_gpu.mask
+    n, on_gpu = len(graph.threads), graph.on_gpu.ids
     is_stream = np.array([thread.kind == ThreadKind.STREAM for thread in graph.threads], dtype=np.uint8)
     offsets, newest = np.zeros(n + 2, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    count = np.count_nonzero(on_gpu)
-    tasks, launched = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)
+    tasks, launched = np.empty(len(on_gpu), dtype=np.int32), np.empty(len(on_gpu), dtype=np.int64)
     # A task without a known launch was launched with or before the one that precedes it on its stream.
-    loops.queues(on_gpu.view(np.uint8), is_stream, graph.thread, graph.launch_of, newest, offsets, tasks, launched)
+    loops.queues(on_gpu, is_stream, graph.thread, graph.launch_of, newest, offsets, tasks, launched)
     bounds = list(enumerate(zip(offsets[:-2].tolist(), offsets[1:-1].tolist(), strict=True)))
     return [(code, tasks[begin:end], launched[begin:end]) for code, (begin, end) in bounds if end > begin]
 

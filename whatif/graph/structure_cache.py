@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from whatif.graph.types import Dependencies, Waits
+from whatif.graph.types import Array, Dependencies, Waits
 
 T = TypeVar("T")
 
-_CACHE = "_of_structure"
+_CACHE, _OWN, _UNREAD = "_of_structure", "_of_graph", "_unread"
+
+
+class Later:
+    """A column of an edited graph, computed when it is first read, once for all graphs that have it."""
+
+    __slots__ = ("_column", "_compute")
+
+    def __init__(self, compute: Callable[[], Array]) -> None:
+        self._compute: Callable[[], Array] | None = compute
+        self._column: Array
+
+    def read(self) -> Array:
+        """Return the column, read-only."""
+        if self._compute is not None:
+            self._column, self._compute = self._compute(), None
+            freeze(self._column)
+        return self._column
+
+
+def unread(owner: object) -> dict[str, Later]:
+    """Return the columns that a graph has not computed yet, by name."""
+    columns: dict[str, Later] = owner.__dict__.get(_UNREAD, {})
+    return columns
 
 
 class shared_property(Generic[T]):  # noqa: N801 -- used as a decorator, like functools.cached_property
@@ -49,7 +73,37 @@ def newest(owner: object, name: str, key: tuple[object, ...], compute: Callable[
     kept = cache.get(name)
     if kept is None or any(old is not new for old, new in zip(kept[0], key, strict=True)):
         kept = cache[name] = key, compute()
+        freeze(kept[1])
     return kept[1]
+
+
+def of_columns(*columns: str) -> Callable[[Callable[[Any], T]], Callable[[Any], T]]:
+    """Decorate a function of a graph's structure and of ``columns`` or tables: as ``newest``, for that graph's."""
+
+    def decorated(compute: Callable[[Any], T]) -> Callable[[Any], T]:
+        @wraps(compute)
+        def kept(graph: Any) -> T:
+            key = tuple(getattr(graph, column) for column in columns)
+            return newest(graph, f"{compute.__module__}.{compute.__name__}", key, lambda: compute(graph))
+
+        return kept
+
+    return decorated
+
+
+def of_graph(compute: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Decorate a function of a whole graph: computed once for each graph, and for no edited one."""
+
+    @wraps(compute)
+    def kept(graph: Any) -> T:
+        cache: dict[str, T] = graph.__dict__.setdefault(_OWN, {})
+        name = f"{compute.__module__}.{compute.__name__}"
+        if name not in cache:
+            cache[name] = compute(graph)
+            freeze(cache[name])
+        return cache[name]
+
+    return kept
 
 
 def changed(old: T, attributes: Mapping[str, Any]) -> T:
@@ -57,17 +111,29 @@ def changed(old: T, attributes: Mapping[str, Any]) -> T:
 
     Raises TypeError if it has no such attribute.
     """
-    if unknown := attributes.keys() - old.__dict__.keys():
+    known = old.__dict__.keys() | unread(old).keys()
+    if unknown := attributes.keys() - known:
         raise TypeError(f"{type(old).__name__} has no {', '.join(sorted(unknown))}")
     new = object.__new__(type(old))
+    columns = {**unread(old), **attributes}
     new.__dict__.update(old.__dict__, **attributes)
-    new.__dict__.pop(_CACHE, None)
+    new.__dict__[_UNREAD] = {name: column for name, column in columns.items() if isinstance(column, Later)}
+    for name in new.__dict__[_UNREAD].keys() & attributes.keys():
+        del new.__dict__[name]
+    for cache in (_CACHE, _OWN):
+        new.__dict__.pop(cache, None)
     return new
 
 
 def share(old: object, new: object) -> None:
     """Let ``old`` and ``new`` share their caches."""
     new.__dict__[_CACHE] = old.__dict__.setdefault(_CACHE, {})
+
+
+def keep(old: object, new: object, names: Iterable[str]) -> None:
+    """Let ``new`` start with what ``old`` has cached under ``names``."""
+    cache = old.__dict__.get(_CACHE, {})
+    new.__dict__[_CACHE] = {name: cache[name] for name in names if name in cache}
 
 
 def freeze(*values: object) -> None:

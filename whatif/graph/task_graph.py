@@ -20,7 +20,7 @@ from whatif.graph.insert import Inserted, NewTasks, insert, synchronize
 from whatif.graph.order import derived_dependencies, grouped, loops, outgoing, thread_dependencies
 from whatif.graph.remove import remove
 from whatif.graph.selection import Selection, TaskOrder, Tasks
-from whatif.graph.structure_cache import changed, freeze, share, shared_property
+from whatif.graph.structure_cache import changed, freeze, share, shared_property, unread
 from whatif.graph.types import (
     ALL_STREAMS,
     CPU_WORK_KINDS,
@@ -110,6 +110,19 @@ class TaskGraph:
 
     def __len__(self) -> int:
         return len(self.duration_ns)
+
+    if not TYPE_CHECKING:  # type checkers know the columns
+
+        def __getattr__(self, name: str) -> Array:
+            """Compute a column that an edit left for later."""
+            if name not in unread(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            column = self.__dict__[name] = unread(self)[name].read()
+            return column
+
+        def __getstate__(self) -> dict[str, Any]:
+            columns = {name: getattr(self, name) for name in unread(self)}
+            return {**self.__dict__, **columns, "_unread": {}, "_of_graph": {}}
 
     # -- selection ---------------------------------------------------------------------------------------------
 
@@ -208,9 +221,14 @@ class TaskGraph:
         return launch
 
     @shared_property
-    def by_thread(self) -> Array:
+    def grouped_by_thread(self) -> tuple[Int64, Int64]:
+        """Where each thread's tasks begin in ``by_thread``, shape (n_threads + 1,), and ``by_thread``."""
+        return grouped(len(self.threads), self.thread)
+
+    @property
+    def by_thread(self) -> Int64:
         """All tasks, thread by thread and each thread's in order, shape (n_tasks,)."""
-        return grouped(len(self.threads), self.thread)[1]
+        return self.grouped_by_thread[1]
 
     @shared_property
     def neighbours(self) -> tuple[Int32, Int32]:
@@ -406,7 +424,7 @@ class TaskGraph:
         negative nor outside their bounds, tables that cover their codes.
         """
         n = len(self)
-        for column in TASK_COLUMNS:
+        for column in TASK_COLUMNS & self.__dict__.keys():  # others will have the length that an edit gave them
             if getattr(self, column).shape != (n,):
                 raise WhatifError(f"graph: expected {n} values in column {column}, got {getattr(self, column).shape}.")
         for name, attached in self.attached.items():
@@ -416,9 +434,11 @@ class TaskGraph:
         if len(waits) and not (int(waits.min()) >= 0 and int(waits.max()) < n):
             raise WhatifError(f"graph: a wait names a task outside 0..{n - 1}.")
         for each in COLUMNS:
-            codes, table = getattr(self, each.name), self.table_of(each)
+            table = self.table_of(each)
             if not n or table is None or each.default < 0:  # a table that not every task has an entry in
                 continue
+            codes = getattr(self, each.name)
+            codes = codes[:1] if codes.strides == (0,) else codes  # one value for all tasks
             if not 0 <= int(codes.min()) <= int(codes.max()) < len(table):
                 raise WhatifError(f"graph: column {each.name} has codes outside its table of {len(table)} entries.")
         if n and int(self.duration_ns.min()) < 0:

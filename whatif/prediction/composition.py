@@ -147,16 +147,15 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
-# Fields of a graph that have no effect on its timeline.
-_WITHOUT_EFFECT = {"info", "attached", "notes", "declined"}
+# The fields of a graph that decide its timeline.
+_DECISIVE = [f.name for f in fields(TaskGraph) if f.name not in ("info", "attached", "notes", "declined")]
 
 
 def is_unchanged(before: TaskGraph, after: TaskGraph) -> bool:
     """Whether a transform kept the tasks and their dependencies; notes and metadata may differ."""
-    columns = {field.name for field in fields(TaskGraph)} - _WITHOUT_EFFECT
     same_queue = before.info.queue_depth == after.info.queue_depth
     same_uses = before.attached.get(USES) is after.attached.get(USES)  # tasks that share a resource slow each other
-    return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in columns)
+    return same_queue and same_uses and all(getattr(before, column) is getattr(after, column) for column in _DECISIVE)
 
 
 def is_without_effect(before: TaskGraph, after: TaskGraph, applied: Sequence[Applied]) -> bool:

@@ -25,6 +25,11 @@ def _small(n: int, value: int = 0) -> Any:
     return np.full(n, value, dtype=np.int32) if cython.compiled else [value] * n
 
 
+def _scratch(n: int) -> Any:
+    """The same with any values."""
+    return np.empty(n, dtype=np.int32) if cython.compiled else [0] * n
+
+
 def _real(n: int, value: float = 0.0) -> Any:
     return np.full(n, value) if cython.compiled else [value] * n
 
@@ -41,7 +46,7 @@ class Threads:
     """
 
     heap: cython.int[::1]
-    base: cython.longlong[::1]  # where the part of each thread begins
+    base: cython.const[cython.longlong][::1]  # where the part of each thread begins
     n_due: cython.int[::1]
     n_late: cython.int[::1]
     behind: cython.const[cython.longlong][::1]
@@ -56,39 +61,32 @@ class Threads:
     thread: cython.const[cython.int][::1]  # of each task
     missing: cython.int[::1]  # number of unmet dependencies of each task
     shares: cython.bint
-    row: cython.const[cython.int][::1]  # each task's row in the columns of uses; empty if nothing is shared
-    device: cython.const[cython.int][::1]  # the shared device of that row; 0 for none
-    link: cython.const[cython.int][::1]
+    row: cython.const[cython.int][::1]  # each task's row in the columns of uses, 0 for none; empty if nothing is shared
     at_once: cython.bint  # whether tasks of ordered threads that share nothing run as soon as their predecessors have
     alone: cython.int[::1]  # the ready ones of these tasks
     n_alone: cython.Py_ssize_t
 
     def __init__(
-        self, thread: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, shares: bool, row: Any,
-        device: Any, link: Any, at_once: bool,
+        self, thread: Any, base: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, shares: bool,
+        row: Any, at_once: bool,
     ) -> None:  # fmt: skip
         n: cython.Py_ssize_t = len(thread)
         n_threads: cython.Py_ssize_t = len(free_order)
-        task: cython.Py_ssize_t
         t: cython.Py_ssize_t
-        self.heap = _small(n)
-        self.base = _whole(n_threads + 1)
+        self.heap, self.base = _scratch(n), base
         self.n_due, self.n_late = _small(n_threads), _small(n_threads)
         self.behind, self.by_urgency, self.free_order = behind, by_urgency, free_order
         self.ready_ns, self.free_ns = _whole(n), _whole(n_threads)
         self.task_on, self.event_ns = _small(n_threads, -1), _whole(n_threads)
         self.thread, self.missing = thread, missing
-        self.shares, self.row, self.device, self.link = shares, row, device, link
+        self.shares, self.row = shares, row
         self.at_once, self.n_alone = at_once, 0
-        self.alone = _small(n if at_once else 1)
+        self.alone = _scratch(n if at_once else 1)
         self.leaves = 1
         while self.leaves < n_threads:
             self.leaves *= 2
         self.winner = _small(2 * self.leaves, -1)
-        for task in range(n):
-            self.base[self.thread[task] + 1] += 1
         for t in range(n_threads):
-            self.base[t + 1] += self.base[t]
             self.winner[self.leaves + t] = t
 
     @cython.cfunc
@@ -314,7 +312,7 @@ class Threads:
     @cython.inline
     @cython.exceptval(check=False)
     def uses_any(self, task: cython.int) -> cython.bint:
-        return self.shares and (self.device[self.row[task]] > 0 or self.link[self.row[task]] > 0)
+        return self.shares and self.row[task] > 0
 
     @cython.cfunc
     @cython.nogil
@@ -528,6 +526,7 @@ class Sharing:
 
 def simulate(
     thread: cython.const[cython.int][::1],
+    of_thread: cython.const[cython.longlong][::1],
     duration_ns: cython.const[cython.longlong][::1],
     following: cython.const[cython.int][::1],
     missing: cython.int[::1],
@@ -554,11 +553,12 @@ def simulate(
 ) -> int:
     """Run the graph and fill ``times`` with start (first half) and end (second half); return the tasks that ran.
 
-    ``following`` is the next task on an ordered thread, else -1; ``missing``, each task's number of dependencies, is
-    consumed. If no task is ready before its predecessors start, tasks of ordered threads that share nothing are no
-    events: they run as soon as their predecessors have run, whatever the time. This does not apply if a tie with one of
-    them may decide: with threads that choose without urgencies, or among sharing tasks. ``uses`` is each task's row in
-    ``device`` to ``lead_ns``. Without ``by_urgency`` the column ``behind``, and without ``shares`` these, may be empty.
+    ``of_thread``, shape (n_threads + 1,), is the number of tasks on earlier threads. ``following`` is the next task on
+    an ordered thread, else -1; ``missing``, each task's number of dependencies, is consumed. If no task is ready before
+    its predecessors start, tasks of ordered threads that share nothing are no events: they run as soon as their
+    predecessors have run, whatever the time. This does not apply if a tie with one of them may decide: with threads
+    that choose without urgencies, or among sharing tasks. ``uses`` is each task's row in ``device`` to ``lead_ns``, 0
+    if it shares nothing. Without ``by_urgency`` the column ``behind``, and without ``shares`` these, may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -583,7 +583,7 @@ def simulate(
         for task in range(n):
             for row in range(offsets[task], offsets[task + 1]):
                 at_once = at_once and lags_ns[row] + (0 if anchors[row] == 1 else duration_ns[task]) >= 0
-    threads: Threads = Threads(thread, missing, behind, by_urgency, free_order, shares, uses, device, link, at_once)
+    threads: Threads = Threads(thread, of_thread, missing, behind, by_urgency, free_order, shares, uses, at_once)
     alone: cython.int[::1] = threads.alone
     ready_ns: cython.longlong[::1] = threads.ready_ns
     free_ns: cython.longlong[::1] = threads.free_ns
@@ -599,15 +599,23 @@ def simulate(
                 threads.n_alone -= 1
                 task = alone[threads.n_alone]
                 t = thread[task]
-                start_ns = ready_ns[task] if ready_ns[task] > free_ns[t] else free_ns[t]
-                end_ns = start_ns + duration_ns[task]
-                times[task], times[n + task] = start_ns, end_ns
-                free_ns[t] = end_ns + thread_lag_ns[t]
-                done += 1
-                if following[task] >= 0:
-                    threads.meet(following[task], 0, t)
-                for row in range(offsets[task], offsets[task + 1]):
-                    threads.meet(targets[row], (start_ns if anchors[row] == 1 else end_ns) + lags_ns[row], t)
+                while True:  # then the next task of the thread, if it waits for nothing else
+                    start_ns = ready_ns[task] if ready_ns[task] > free_ns[t] else free_ns[t]
+                    end_ns = start_ns + duration_ns[task]
+                    times[task], times[n + task] = start_ns, end_ns
+                    free_ns[t] = end_ns + thread_lag_ns[t]
+                    done += 1
+                    for row in range(offsets[task], offsets[task + 1]):
+                        threads.meet(targets[row], (start_ns if anchors[row] == 1 else end_ns) + lags_ns[row], t)
+                    task = following[task]
+                    if task < 0:
+                        break
+                    missing[task] -= 1
+                    if missing[task] > 0:
+                        break
+                    if threads.uses_any(task):
+                        threads.put(t, task)
+                        break
                 if threads.has_event(t):  # without an event before and after, it is not in the tournament
                     threads.climb(t)
             t = threads.winner[1]

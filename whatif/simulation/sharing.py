@@ -110,4 +110,5 @@ def _fields(graph: TaskGraph, uses: Uses) -> tuple[Int32, dict[str, Array]]:
         if not (float(values.min()) >= 0 and float(values.max()) < 2**50):
             raise WhatifError(f"simulate: expected {name} of 0 or more for what a task uses, got another value.")
     fields["device"] = fields["device"] * (fields["role"] > 0)
+    row[used[(fields["device"][1:] == 0) & (fields["link"][1:] == 0)]] = 0
     return row, fields

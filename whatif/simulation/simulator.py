@@ -220,8 +220,8 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
     times = np.empty(2 * n, dtype=np.int64)
     done = _frontier.simulate(
-        graph.thread, graph.duration_ns, following, missing.copy(), offsets, dependencies.target, dependencies.lag_ns,
-        dependencies.anchor, graph.thread_lag_ns,
+        graph.thread, graph.grouped_by_thread[0], graph.duration_ns, following, missing.copy(), offsets,
+        dependencies.target, dependencies.lag_ns, dependencies.anchor, graph.thread_lag_ns,
         np.array([not thread.ordered for thread in graph.threads], dtype=np.uint8), behind is not None,
         np.zeros(0, np.int64) if behind is None else behind,
         shares, row, *(uses[name] for name in fields), LEAST, times,

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from whatif.graph.kernels import MATRIX_FAMILIES, KernelFamily
+from whatif.graph.structure_cache import of_columns
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, among
 
@@ -36,6 +37,7 @@ class Flow(NamedTuple):
     casts: Bool
 
 
+@of_columns("phase", "family", "name", "names")
 def flow_of(graph: TaskGraph) -> Flow | None:
     """Return the flow of a GPU step whose residual stream is fp32; None for others, which are half throughout."""
     gpu = graph.on_gpu.mask & among(graph.phase, (Phase.FORWARD, Phase.BACKWARD))

@@ -17,7 +17,7 @@ from whatif.graph.described import DTYPE_BYTES, Described
 from whatif.graph.edit import as_ids
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily, classify_operator
 from whatif.graph.order import each_once
-from whatif.graph.structure_cache import found
+from whatif.graph.structure_cache import of_columns
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Float64, Int8, Int32, Int64, Phase, TaskKind, among
 from whatif.hardware.gpu import Gpu
@@ -206,9 +206,14 @@ def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
     ids = np.arange(len(graph)) if tasks is None else tasks
     family = graph.family[ids]
     mask, matrix = family == KernelFamily.CONVOLUTION, np.flatnonzero(among(family, MATRIX_FAMILIES))
-    named = np.array([classify_operator(name) == KernelFamily.CONVOLUTION for name in graph.names] + [False])
-    mask[matrix] |= named[operator_names(graph, ids[matrix])]
+    mask[matrix] |= _names_convolution(graph)[operator_names(graph, ids[matrix])]
     return np.asarray(mask, dtype=np.bool_)
+
+
+@of_columns("names")
+def _names_convolution(graph: TaskGraph) -> Bool:
+    """Mask of the names of convolutions among ``graph.names``; the last entry is for no name."""
+    return np.array([classify_operator(name) == KernelFamily.CONVOLUTION for name in graph.names] + [False])
 
 
 def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
@@ -216,18 +221,16 @@ def operator_names(graph: TaskGraph, tasks: Int64) -> Int32:
 
     The pieces of an operator on the CPU, around its calls, have its name.
     """
-    names, operator, name = found(graph, "names of operators", _names_of_operators)
-    if operator is not graph.operator or name is not graph.name:  # an edit that keeps the structure
-        names = _names_of_operators(graph)[0]
-    return names[graph.operator[tasks]]
+    return _names_of_operators(graph)[graph.operator[tasks]]
 
 
-def _names_of_operators(graph: TaskGraph) -> tuple[Int32, Int32, Int32]:
-    """The name of each operator, shape (n_operators + 1,), -1 if unknown, and the columns that give it."""
+@of_columns("operator", "name")
+def _names_of_operators(graph: TaskGraph) -> Int32:
+    """The name of each operator, shape (n_operators + 1,), -1 if unknown."""
     pieces = np.flatnonzero(graph.on_cpu & (graph.operator >= 0) & (graph.kind != TaskKind.RUNTIME))
     names = np.full(int(graph.operator.max(initial=-1)) + 2, -1, dtype=np.int32)
     names[graph.operator[pieces]] = graph.name[pieces]
-    return names, graph.operator, graph.name
+    return names
 
 
 def in_traffic(graph: TaskGraph, tasks: Int64, left: Float64) -> Changed:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whatif.graph.structure_cache import of_graph
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -60,7 +61,18 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
         raise WhatifError(f"{name}: expected a recording whose steps have a backward pass, got none.")
     if gradient_mb is not None:
         return _spread(graph, _of_last_passes(graph, work), checked_bytes(gradient_mb, name))
-    found = ready_gradients(graph)
+    known = _known_gradients(graph)
+    if known is None:
+        raise WhatifError(
+            f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
+            f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
+        )
+    return known
+
+
+@of_graph
+def _known_gradients(graph: TaskGraph) -> StepGradients | None:
+    work, found = _backward_work(graph), ready_gradients(graph)
     if len(found.step) and int(found.size_bytes.sum()) > 0:
         code = layer_codes(graph)
         owners = (gradient.layer for gradient in graph.info.recorded.gradients)
@@ -69,12 +81,7 @@ def step_gradients(graph: TaskGraph, gradient_mb: float | None, name: str) -> St
     if bool((work & (gradient_bytes(graph) > 0).take(graph.layer)).any()):
         return _by_layer(graph, work)
     traced = found_gradients(graph)
-    if traced is not None:
-        return _by_trace(graph, _of_last_passes(graph, work), traced)
-    raise WhatifError(
-        f"{name}: {graph.info.path or 'this recording'} lacks the gradients of its model (`whatif collect` "
-        f"records them); say how many megabytes they are, as in {name}:gradient_mb=102 for ResNet-50."
-    )
+    return None if traced is None else _by_trace(graph, _of_last_passes(graph, work), traced)
 
 
 def sparse_gradients(graph: TaskGraph, gradient_mb: float | None) -> str:
@@ -121,6 +128,7 @@ def _of_last_passes(graph: TaskGraph, work: Bool) -> Bool:
     return np.asarray(work & ~superseded(graph), dtype=np.bool_)
 
 
+@of_graph
 def _backward_work(graph: TaskGraph) -> Bool:
     """The backward work of each step, without that of added passes."""
     worker = graph.on_device

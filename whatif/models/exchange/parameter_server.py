@@ -19,6 +19,7 @@ import numpy as np
 from whatif.graph.columns import concatenated
 from whatif.graph.insert import NewTasks
 from whatif.graph.order import each_once
+from whatif.graph.structure_cache import of_graph
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -94,6 +95,7 @@ def _repeated(counts: Int64) -> tuple[Int64, Int64]:
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
+@of_graph
 def updated_by_servers(graph: TaskGraph) -> TaskGraph:
     """Return the graph whose weights are updated by the servers.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from whatif.graph.insert import NewTasks, synchronizing
 from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES, KernelFamily
 from whatif.graph.order import places
 from whatif.graph.recorded import AUTOCAST_CASTS
+from whatif.graph.structure_cache import of_columns
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Bool,
@@ -234,8 +236,7 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
         new = NewTasks(task_before(graph, around), name, TaskKind.CPU_OP, estimates.duration_ns)
         return [(new, estimates.source)]
     launched = graph.launch_of[around] >= 0
-    calls = graph.launch_of[np.flatnonzero(graph.launch_of >= 0)]
-    alone = np.bincount(calls, minlength=len(graph))[graph.launch_of[around]] == 1
+    alone = _launches_one(graph)[graph.launch_of[around]]
     lots: list[Lot] = []
     for chosen in (launched & alone, launched & ~alone):
         if not chosen.any():
@@ -248,11 +249,18 @@ def before_each(graph: TaskGraph, around: Int64, estimates: Estimates, name: str
         )  # fmt: skip
         launch = graph.launch_of[tasks]
         # A graph launch starts one more kernel without an extra call.
-        by = {"launched_by": launch}
+        by: dict[str, Any] = {"launched_by": launch}
         if alone[chosen].all():
             by = {"launched_after": task_before(graph, launch), "launch_ns": np.full(len(launch), call_ns)}
         lots.append((replace(new, **by), of))
     return lots
+
+
+@of_columns()
+def _launches_one(graph: TaskGraph) -> Bool:
+    """Mask of the tasks that launch one other, shape (n_tasks,)."""
+    calls = graph.launch_of[np.flatnonzero(graph.launch_of >= 0)]
+    return np.asarray(np.bincount(calls, minlength=len(graph)) == 1, dtype=np.bool_)
 
 
 def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
@@ -273,6 +281,7 @@ def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int)
     return [(unscale, Source.ROOFLINE if count and gpu else Source.ASSUMED), (reads, Source.RECORDED)]
 
 
+@of_columns("phase")
 def update_begins(graph: TaskGraph) -> Int64:
     """Return the first CPU task of the update after each backward pass, shape (n_updates,)."""
     backward = graph.phase == Phase.BACKWARD

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from whatif.graph.edit import as_ids
 from whatif.graph.insert import NewTasks, insert_all
 from whatif.graph.selection import Tasks
+from whatif.graph.structure_cache import of_columns
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Bool, Int64, Phase, TaskKind
 from whatif.models.durations.estimator import mark
@@ -71,24 +72,36 @@ def operator_cost_ns(graph: TaskGraph) -> int:
 
     Half of the gaps contain the Python code of a layer, which a cast inside autocast does not run.
     """
-    launches = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD)))
+    launches, gaps = _forward_launches(graph)
     if not len(launches):
         return 10_000
+    gaps_ns = graph.duration_ns[gaps]
+    return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps_ns, 25) if len(gaps) else 0))
+
+
+@of_columns("phase")
+def _forward_launches(graph: TaskGraph) -> tuple[Int64, Array]:
+    """The calls that launch forward work, and the gaps right behind them."""
+    launches = np.flatnonzero(launches_of(graph, graph.on_gpu & (graph.phase == Phase.FORWARD)))
     behind = graph.neighbours[1][launches]
-    behind = behind[behind >= 0]
-    gaps = graph.duration_ns[behind][graph.kind[behind] == TaskKind.GAP]
-    return int(np.median(graph.duration_ns[launches]) + (np.percentile(gaps, 25) if len(gaps) else 0))
+    return launches, behind[(behind >= 0) & (graph.kind[behind] == TaskKind.GAP)]
 
 
 def last_gpu_before(graph: TaskGraph, tasks: Int64) -> Int64:
     """The last GPU task launched before each CPU task; the first one if none was."""
-    gpu = np.flatnonzero(graph.on_gpu)
+    gpu, launched = _by_launch(graph)
+    latest = launched[np.maximum(np.searchsorted(launched, tasks, side="left") - 1, 0)]
+    # For one launch the first task.
+    found = gpu[np.searchsorted(launched, latest, side="left")]
+    return np.where(latest < tasks, found, graph.on_gpu.ids[0]).astype(np.int64)
+
+
+@of_columns()
+def _by_launch(graph: TaskGraph) -> tuple[Int64, Array]:
+    """The GPU tasks in the order of their launches, and the launch with which each counts."""
+    gpu = graph.on_gpu.ids
     # Tasks without a launch, such as added collectives, count with the launch before them: the GPU may lag by steps.
     launched = np.maximum.accumulate(graph.launch_of[gpu])
     launched = np.where(graph.launch_of[gpu] >= 0, graph.launch_of[gpu], np.where(launched >= 0, launched, gpu))
     order = np.argsort(launched, kind="stable")
-    launched = launched[order]
-    latest = launched[np.maximum(np.searchsorted(launched, tasks, side="left") - 1, 0)]
-    # For one launch the first task.
-    found = gpu[order[np.searchsorted(launched, latest, side="left")]]
-    return np.where(latest < tasks, found, gpu[0]).astype(np.int64)
+    return gpu[order], launched[order]

@@ -12,6 +12,7 @@ import numpy as np
 
 from whatif.graph.kernels import DTYPES, KernelFamily
 from whatif.graph.order import each_once
+from whatif.graph.structure_cache import of_graph
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.ingest.step_rows import ACCUMULATE
@@ -42,6 +43,7 @@ class FoundGradients(NamedTuple):
     source: str  # a description of the source
 
 
+@of_graph
 def found_gradients(graph: TaskGraph) -> FoundGradients | None:
     """Return the gradients of a step by shapes, else by the optimizer's kernels or memory; None without any."""
     if graph.info.gradient_bytes:

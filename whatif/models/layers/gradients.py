@@ -10,6 +10,7 @@ import numpy.typing as npt
 from whatif.graph.insert import NewTasks
 from whatif.graph.kernels import KernelFamily
 from whatif.graph.order import each_once
+from whatif.graph.structure_cache import of_columns
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.models.durations.estimator import Source, device, shortest_kernel_ns
@@ -81,6 +82,7 @@ def _ready_in_parts(graph: TaskGraph, part: Int64) -> ReadyGradients:
     return ReadyGradients(columns[0], columns[1], columns[2], columns[3])
 
 
+@of_columns("phase", "in_optimizer")
 def superseded(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the backward work of passes whose gradients are not exchanged.
 
