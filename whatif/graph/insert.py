@@ -192,7 +192,7 @@ def _woven(
         edited, reordered = reorder(edited)
 
     def final_ids(ids: Array) -> Int32:
-        return ids.astype(np.int32) if reordered is None else reordered[ids]
+        return ids.astype(np.int32, copy=False) if reordered is None else reordered.take(ids)
 
     moved = final_ids(moved)
     return [Inserted(edited, final_ids(ids), final_ids(launches), moved) for ids, launches in found]

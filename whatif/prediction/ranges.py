@@ -107,7 +107,8 @@ def _sums(graph: TaskGraph, ends_ns: list[tuple[Int64, Int64]]) -> list[Float64]
     family = graph.family[others[modelled]] + 1  # no family is -1
     columns = []
     for least_ns, most_ns in ends_ns:
-        others_ns, total_ns = most_ns[others] - least_ns[others], int(most_ns.sum()) - int(least_ns.sum())
+        others_ns = most_ns.take(others) - least_ns.take(others)
+        total_ns = int(most_ns.sum()) - int(least_ns.sum())
         width_ns = others_ns.astype(np.float64)
         uncertain = measured[width_ns[measured] > 0]
         tasks = others[uncertain]
