@@ -52,7 +52,7 @@ class Threads:
     behind: cython.const[cython.longlong][::1]
     by_urgency: cython.bint
     free_order: cython.const[cython.uchar][::1]  # threads whose order is chosen
-    ready_ns: cython.longlong[::1]  # of each task
+    ready_ns: cython.longlong[::1]  # of each task, until it starts
     free_ns: cython.longlong[::1]  # of each thread
     task_on: cython.int[::1]  # the running task of each thread that shares a resource; -1 for none
     event_ns: cython.longlong[::1]  # of that task
@@ -68,7 +68,7 @@ class Threads:
 
     def __init__(
         self, thread: Any, base: Any, missing: Any, behind: Any, by_urgency: bool, free_order: Any, shares: bool,
-        row: Any, at_once: bool,
+        row: Any, at_once: bool, times: Any,
     ) -> None:  # fmt: skip
         n: cython.Py_ssize_t = len(thread)
         n_threads: cython.Py_ssize_t = len(free_order)
@@ -76,7 +76,7 @@ class Threads:
         self.heap, self.base = _scratch(n), base
         self.n_due, self.n_late = _small(n_threads), _small(n_threads)
         self.behind, self.by_urgency, self.free_order = behind, by_urgency, free_order
-        self.ready_ns, self.free_ns = _whole(n), _whole(n_threads)
+        self.ready_ns, self.free_ns = times, _whole(n_threads)
         self.task_on, self.event_ns = _small(n_threads, -1), _whole(n_threads)
         self.thread, self.missing = thread, missing
         self.shares, self.row = shares, row
@@ -553,12 +553,13 @@ def simulate(
 ) -> int:
     """Run the graph and fill ``times`` with start (first half) and end (second half); return the tasks that ran.
 
-    ``of_thread``, shape (n_threads + 1,), is the number of tasks on earlier threads. ``following`` is the next task on
-    an ordered thread, else -1; ``missing``, each task's number of dependencies, is consumed. If no task is ready before
-    its predecessors start, tasks of ordered threads that share nothing are no events: they run as soon as their
-    predecessors have run, whatever the time. This does not apply if a tie with one of them may decide: with threads
-    that choose without urgencies, or among sharing tasks. ``uses`` is each task's row in ``device`` to ``lead_ns``, 0
-    if it shares nothing. Without ``by_urgency`` the column ``behind``, and without ``shares`` these, may be empty.
+    ``times`` are zero at first; until a task starts, they hold when it is ready. ``of_thread``, shape (n_threads + 1,),
+    is the number of tasks on earlier threads. ``following`` is the next task on an ordered thread, else -1;
+    ``missing``, each task's number of dependencies, is consumed. If no task is ready before its predecessors start,
+    tasks of ordered threads that share nothing are no events: they run as soon as their predecessors have run, whatever
+    the time. This does not apply if a tie with one of them may decide: with threads that choose without urgencies, or
+    among sharing tasks. ``uses`` is each task's row in ``device`` to ``lead_ns``, 0 if it shares nothing. Without
+    ``by_urgency`` the column ``behind``, and without ``shares`` these, may be empty.
     """
     n: cython.Py_ssize_t = len(thread)
     task: cython.int
@@ -583,7 +584,7 @@ def simulate(
         for task in range(n):
             for row in range(offsets[task], offsets[task + 1]):
                 at_once = at_once and lags_ns[row] + (0 if anchors[row] == 1 else duration_ns[task]) >= 0
-    threads: Threads = Threads(thread, of_thread, missing, behind, by_urgency, free_order, shares, uses, at_once)
+    threads: Threads = Threads(thread, of_thread, missing, behind, by_urgency, free_order, shares, uses, at_once, times)
     alone: cython.int[::1] = threads.alone
     ready_ns: cython.longlong[::1] = threads.ready_ns
     free_ns: cython.longlong[::1] = threads.free_ns

@@ -218,7 +218,7 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     shares = USES in graph.attached
     row, uses = checked(graph) if shares else (np.zeros(0, dtype=np.int32), NO_USES)
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
-    times = np.empty(2 * n, dtype=np.int64)
+    times = np.zeros(2 * n, dtype=np.int64)
     done = _frontier.simulate(
         graph.thread, graph.grouped_by_thread[0], graph.duration_ns, following, missing.copy(), offsets,
         dependencies.target, dependencies.lag_ns, dependencies.anchor, graph.thread_lag_ns,

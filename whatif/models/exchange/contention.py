@@ -93,8 +93,10 @@ def occupy(
     uses["memory"][new] = _memory_of_collectives(graph, new)
     inserted = new[graph.start_ns[new] < 0]
     uses["slowed"][inserted] = gamma
-    uses["device"][kernels], uses["role"][kernels] = _devices(graph)[graph.thread[kernels]], Role.YIELDS
-    uses["compute"][kernels], uses["memory"][kernels] = _kernel_shares(graph, kernels, share)
+    rows = uses.take(kernels)
+    rows["device"], rows["role"] = _devices(graph)[graph.thread[kernels]], Role.YIELDS
+    rows["compute"], rows["memory"] = _kernel_shares(graph, kernels, share)
+    np.put(uses, kernels, rows)
     graph = _unknown_device(graph, sms, sm_count)
     # The upper end of a new collective's range is its time beside kernels, which the simulation now computes.
     high_ns = graph.high_ns.copy()
