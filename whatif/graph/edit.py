@@ -27,7 +27,6 @@ from whatif.graph.types import (
     Waits,
 )
 from whatif.runtime.errors import WhatifError
-from whatif.runtime.threads import map_large
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from threading import Lock
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -18,17 +19,19 @@ _CACHE, _OWN, _UNREAD = "_of_structure", "_of_graph", "_unread"
 class Later:
     """A column of an edited graph, computed when it is first read, once for all graphs that have it."""
 
-    __slots__ = ("_column", "_compute")
+    __slots__ = ("_column", "_compute", "_lock")
 
     def __init__(self, compute: Callable[[], Array]) -> None:
         self._compute: Callable[[], Array] | None = compute
         self._column: Array
+        self._lock = Lock()
 
     def read(self) -> Array:
-        """Return the column, read-only."""
-        if self._compute is not None:
-            self._column, self._compute = self._compute(), None
-            freeze(self._column)
+        """Return the column, read-only: the same array in every thread."""
+        with self._lock:
+            if self._compute is not None:
+                self._column, self._compute = self._compute(), None
+                freeze(self._column)
         return self._column
 
 
