@@ -100,7 +100,7 @@ def _below_most_urgent(column: Array) -> Int64:
 
 
 Schedule = Callable[[Frontier], int] | ByPriority
-NO_USES = {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
+_NO_USES = {name: np.zeros(0, COLUMN[name]) for name in COLUMN.names or ()}
 
 
 def simulate(graph: TaskGraph, schedule: Schedule | None = None) -> Timeline:
@@ -216,7 +216,7 @@ def _by_events(graph: TaskGraph, behind: Int64 | None = None) -> Int64:
     offsets, dependencies = graph.outgoing
     following, missing = graph.waits_for
     shares = USES in graph.attached
-    row, uses = checked(graph) if shares else (np.zeros(0, dtype=np.int32), NO_USES)
+    row, uses = checked(graph) if shares else (np.zeros(0, dtype=np.int32), _NO_USES)
     fields = ("device", "role", "compute", "memory", "slowed", "link", "link_share", "lead_ns")
     times = np.zeros(2 * n, dtype=np.int64)
     done = _frontier.simulate(
