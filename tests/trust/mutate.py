@@ -183,7 +183,7 @@ MUTANTS = [
         "waits = Waits(graph.waits.task, graph.waits.scope, graph.waits.lag_ns)\n    dependencies = renumbered",
     ),
     Mutant("in1", "insert", "turn.append(first_turn + 2)", "turn.append(-(first_turn + 2))"),
-    Mutant("in2", "edit", "attached = {name: woven(column, 0)", "attached = {name: woven(column, 1)"),
+    Mutant("in2", "edit", "result, marked = np.zeros(len(is_old)", "result, marked = np.ones(len(is_old)"),
     Mutant(
         "in3",
         "insert",

@@ -158,8 +158,9 @@ def reading_s(text: str) -> float:
 @pytest.mark.parametrize("make", [threads, calling])
 def test_reading_many_threads_takes_time_by_their_number(make: Callable[[int], str]) -> None:
     reading_s(make(100))
-    few_s, many_s = (min(reading_s(make(count)) for _ in range(2)) for count in (2_500, 10_000))
-    assert many_s < 4 * 1.5 * few_s  # of 20,000, 2.2 and 2.7 s on one core of 2026, 6 on a slower one
+    # A machine's pace varies within seconds; a time that grows faster than their number does so in each turn.
+    turns = ((reading_s(make(2_500)), reading_s(make(10_000))) for _ in range(3))
+    assert any(many_s < 4 * 1.5 * few_s for few_s, many_s in turns)
 
 
 @pytest.mark.slow
