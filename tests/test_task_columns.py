@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import whatif
 from tests.helpers import extra_data, loops_in_form, step
 from whatif import NewTasks, Phase, TaskGraph, TaskKind, WhatifError
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS, bytes_of, filled
-from whatif.graph.structure_cache import of_columns, of_graph, unread
+from whatif.graph.structure_cache import Later, of_columns, of_graph, unread
+from whatif.graph.types import Array
 
 
 def test_the_table_lists_the_fields_of_the_graph() -> None:
@@ -102,6 +105,22 @@ def test_an_edit_leaves_columns_for_later() -> None:
         assert getattr(copied, name).tolist() == getattr(edited, name).tolist(), name
     with pytest.raises(AttributeError, match="'TaskGraph' object has no attribute 'durations'"):
         edited.durations  # noqa: B018
+
+
+def test_threads_that_read_a_column_first_get_the_same_array() -> None:
+    asked = []
+
+    def compute() -> Array:
+        asked.append(1)
+        time.sleep(0.02)
+        return np.arange(3)
+
+    column = Later(compute)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: column.read(), range(4)))
+    assert asked == [1]
+    assert all(array is found[0] for array in found)
+    assert not found[0].flags.writeable
 
 
 def test_what_is_kept_belongs_to_its_columns() -> None:
