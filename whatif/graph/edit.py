@@ -180,9 +180,10 @@ def with_rows(graph: TaskGraph, rows: Array, dependencies: Dependencies, new_id:
 
     ``new_id`` (n_tasks,) is each old task's new id, -1 if it is removed; waits of removed tasks are removed.
     """
-    distinct = {id(column): column for column in _unread_columns_of(graph).values()}
+    before = _unread_columns_of(graph)
+    distinct = {id(column): column for column in before.values()}
     gathered = {key: _later(column, lambda column: taken(column, rows)) for key, column in distinct.items()}
-    columns = {name: gathered[id(column)] for name, column in _unread_columns_of(graph).items()}
+    columns = {name: gathered[id(column)] for name, column in before.items()}
     attached = {name: column.take(rows) for name, column in graph.attached.items()}
     task = new_id[graph.waits.task]
     waits = Waits(task[task >= 0], graph.waits.scope[task >= 0], graph.waits.lag_ns[task >= 0])

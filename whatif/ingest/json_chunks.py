@@ -6,6 +6,7 @@ import re
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache, wraps
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ _MAX_HEADER_BYTES = 16 << 20
 _WINDOW_BYTES = 32 << 10
 # The last boundary is searched first in these last bytes of a chunk, not in all of it.
 _CUT_WINDOW_BYTES = 64 << 10
+# Texts that are worth keeping decoded; longer ones are rare.
+_SHORT_BYTES = 1 << 10
 
 INVALID_JSON = "invalid JSON"
 TOO_LONG = "event too long"
@@ -345,6 +348,24 @@ def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def of_short_texts(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorate a function of texts: the results of the ``most`` latest short ones are kept.
+
+    The ranks of a run repeat the same texts: what they mean is kept for the next recording.
+    """
+
+    def decorated(compute: Callable[..., T]) -> Callable[..., T]:
+        cached = lru_cache(most)(compute)
+
+        @wraps(compute)
+        def kept(*texts: bytes) -> T:
+            return cached(*texts) if sum(map(len, texts)) < _SHORT_BYTES else compute(*texts)
+
+        return kept
+
+    return decorated
 
 
 def _last_boundary(buffer: bytes) -> re.Match[bytes] | None:

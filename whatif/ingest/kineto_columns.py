@@ -6,7 +6,6 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from whatif.graph.types import Int64
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
 from whatif.ingest.events import COLUMN_DTYPES, MISSING, Allocations, EventCategory, Events, Flows, Stamps, put_in_order
-from whatif.ingest.json_chunks import decoded
+from whatif.ingest.json_chunks import decoded, of_short_texts
 from whatif.ingest.kineto_fields import (
     ALLOCATION,
     CATEGORIES,
@@ -385,7 +384,7 @@ class _ShapeCodes(dict[tuple[bytes, bytes, bytes, bytes], int]):
         self._canonical = _Codes()
 
     def __missing__(self, key: tuple[bytes, bytes, bytes, bytes]) -> int:
-        shape, text = _shape_of(*key) if sum(map(len, key)) < _SHORT_BYTES else _shape_of.__wrapped__(*key)
+        shape, text = _shape_of(*key)
         code = self[key] = self._canonical[text]
         if code == len(self.table):
             self.table.append(shape)
@@ -396,15 +395,11 @@ class _Warps(dict[tuple[bytes, bytes], int]):
     """Warps of a launch, from its raw (grid, block); MISSING if these are not three counts each."""
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
-        warps = self[key] = _warps_of(*key) if sum(map(len, key)) < _SHORT_BYTES else _warps_of.__wrapped__(*key)
+        warps = self[key] = _warps_of(*key)
         return warps
 
 
-# The ranks of a run repeat the same texts: what they mean is kept for the next recording. Longer ones are rare.
-_SHORT_BYTES = 1 << 10
-
-
-@lru_cache(1 << 12)
+@of_short_texts(1 << 12)
 def _shape_of(dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> tuple[tuple[Any, Any, Any], str]:
     """Return a shape from raw texts, and the text that equal shapes have in common."""
     decoded_dims = _decode_or_none(dims)
@@ -413,7 +408,7 @@ def _shape_of(dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> tup
     return shape, repr(shape)
 
 
-@lru_cache(1 << 12)
+@of_short_texts(1 << 12)
 def _warps_of(grid: bytes, block: bytes) -> int:
     blocks, threads = (_product(_decode_or_none(raw)) for raw in (grid, block))
     return MISSING if MISSING in (blocks, threads) else _int64_or_missing(blocks * -(-threads // THREADS_PER_WARP))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from whatif.graph.types import Array, Int64
-from whatif.ingest.json_chunks import decoded
+from whatif.ingest.json_chunks import decoded, of_short_texts
 from whatif.ingest.kineto_fields import RawEvent, Scalar
 from whatif.runtime.loops import PLAIN, Loops
 
@@ -99,8 +99,7 @@ class Scanner:
 
     def value(self, code: int) -> Any:
         """Return the number, string, boolean or None of a text."""
-        text = self.text(code)
-        return _scalar(text) if len(text) < _SHORT_BYTES else _SCALAR.decode(text)
+        return _scalar(self.text(code))
 
     def pair(self, code: int) -> tuple[int, int]:
         """Return the two codes of a pair."""
@@ -160,13 +159,9 @@ def _grown(array: Array) -> Array:
     return np.concatenate([array, np.zeros(3 * len(array), array.dtype)])
 
 
-# Texts that are worth keeping for the next recording: longer ones are rare.
-_SHORT_BYTES = 1 << 10
-
-
-@lru_cache(1 << 13)
+@of_short_texts(1 << 13)
 def _scalar(text: bytes) -> Any:
-    """Decode a scalar; recordings of a run's ranks repeat the same ones."""
+    """Decode a scalar."""
     return _SCALAR.decode(text)
 
 

@@ -203,13 +203,14 @@ def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
     passes, stages = in_possible_order(orders), len(orders)
     last = max(one.part for one in passes)
     works = _Works.of(passes, stages, last + 1)
-    there = _tasks(works, last, shape)
+    needed = works.needed(last)
+    there = _tasks(works, needed >= 0, last, shape)
     ids = (np.cumsum(there) - 1).reshape(there.shape)
     done = np.where(there[:, _KERNEL], ids[:, _KERNEL], ids[:, _LAUNCH])
     backward = works.phase == Phase.BACKWARD
     last_backward = np.zeros(stages, dtype=np.int64)
     last_backward[works.stage[backward]] = done[backward]  # of equal places the last one stays
-    edges, last_of_first = _edges(works, last, there, ids, done, shape)
+    edges, last_of_first = _edges(works, needed, there, ids, done, shape)
     names, name = _names(works, stages, last, there)
     kind, table = (np.broadcast_to(each, there.shape)[there] for each in (np.array(_KINDS), np.array(_TABLES)))
     return Frame(
@@ -219,7 +220,7 @@ def frame_of(orders: list[list[Pass]], shape: Shape) -> Frame:
     )  # fmt: skip
 
 
-def _tasks(works: _Works, last: int, shape: Shape) -> Bool:
+def _tasks(works: _Works, receives: Bool, last: int, shape: Shape) -> Bool:
     """Whether each work has each of the tasks, (n_works, n_tasks)."""
     forward, backward, updates, loads = (
         works.phase == phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.DATA)
@@ -229,19 +230,20 @@ def _tasks(works: _Works, last: int, shape: Shape) -> Bool:
     on_gpu = worked & shape.on_gpu & (~loads | (shape.loads == "gpu"))
     summed = (forward | backward) & bool(shape.sums)
     waits = updates & (shape.waits and shape.on_gpu)
-    return np.column_stack([works.needed(last) >= 0, worked, on_gpu, summed, sends, sends, waits])
+    return np.column_stack([receives, worked, on_gpu, summed, sends, sends, waits])
 
 
-def _edges(works: _Works, last: int, there: Bool, ids: Int64, done: Int64, shape: Shape) -> tuple[Int64, int]:
+def _edges(works: _Works, needed: Int64, there: Bool, ids: Int64, done: Int64, shape: Shape) -> tuple[Int64, int]:
     """The edges of a frame, in the order of the works, and the last task of the first stage.
 
-    ``ids`` (n_works, n_tasks): of the tasks; ``done`` (n_works,): the task that does the work.
+    ``needed`` (n_works,): as ``_Works.needed``; ``ids`` (n_works, n_tasks): of the tasks; ``done`` (n_works,): the task
+    that does the work.
     """
     ends = np.where(there[:, _SUM], ids[:, _SUM], done)
     of_stage = there[:, _LAUNCH] & (works.phase != Phase.DATA)
     stage_ends = np.zeros(int(works.stage.max()) + 1, dtype=np.int64)
     stage_ends[works.stage[of_stage]] = ends[of_stage]  # of equal places the last one stays
-    needed, before = works.needed(last), works.before
+    before = works.before
     launch_lag_ns = shape.launch_lag_ns if shape.on_gpu else 0
 
     def edge(
