@@ -112,6 +112,17 @@ def test_usage_errors_exit_with_2_and_say_what_to_do(
     assert sentence in err
 
 
+@pytest.mark.parametrize(("command", "threads"), [("info", "1"), ("collect", "None")])
+def test_one_thread_for_matrices_unless_a_users_code_may_want_more(command: str, threads: str) -> None:
+    code = (
+        f"import os, sys; sys.argv[1:] = [{command!r}, '--help']; from whatif.__main__ import main; main();"
+        "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == threads
+
+
 def test_a_trace_alone_names_the_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([trace]) == 2
     assert f"`whatif explain {trace}`" in capsys.readouterr().err
