@@ -315,11 +315,13 @@ def sweep_scenarios(
 ) -> None:
     """Sweep all scenarios at once; durations are ``duration_ns + slope_ns * x[0, s]``.
 
-    ``rows`` come from ``live_rows``; ``watched`` is each task's row in ``seen``, -1 for none. Zero at first, of shape
-    (..., n_scenarios): ``ends`` (n_rows) and ``free`` (n_threads) are scratch, ``makespan`` (1) and ``seen``
-    (n_watched), the ends of the watched tasks, are the results.
+    ``rows`` come from ``live_rows``; ``watched`` are ids in order. Zero at first, of shape (..., n_scenarios): ``ends``
+    (n_rows) and ``free`` (n_threads) are scratch, ``makespan`` (1) and ``seen`` (n_watched), the ends of the watched
+    tasks, are the results.
     """
     n: cython.Py_ssize_t = len(thread)
+    n_watched: cython.Py_ssize_t = len(watched)
+    next_watched: cython.Py_ssize_t = 0
     task: cython.Py_ssize_t
     row: cython.Py_ssize_t
     last: cython.Py_ssize_t
@@ -358,8 +360,9 @@ def sweep_scenarios(
                 )  # fmt: skip
             else:
                 _run_fixed(free, t, duration_ns[task], ends, rows[task])
-            if watched[task] >= 0:
-                _keep(seen, watched[task], free, t)
+            if next_watched < n_watched and watched[next_watched] == task:
+                _keep(seen, next_watched, free, t)
+                next_watched += 1
             if delay != 0.0:
                 _keep_most(makespan, 0, free, t)
             if delay != 0.0 or slope != 0.0:
@@ -409,6 +412,9 @@ def sweep_groups(
     n: cython.Py_ssize_t = len(thread)
     n_columns: cython.Py_ssize_t = len(groups)
     n_factors: cython.Py_ssize_t = len(factors)
+    n_watched: cython.Py_ssize_t = len(watched)
+    next_watched: cython.Py_ssize_t = 0
+    is_watched: cython.bint
     task: cython.Py_ssize_t
     row: cython.Py_ssize_t
     t: cython.Py_ssize_t
@@ -442,8 +448,9 @@ def sweep_groups(
                             free[t, s] = reached if reached > free[t, s] else free[t, s]
             if counted[task]:
                 _keep_least(begin, 0, free, t)
-            if watched[task] >= 0:
-                _keep(seen_start, watched[task], free, t)
+            is_watched = next_watched < n_watched and watched[next_watched] == task
+            if is_watched:
+                _keep(seen_start, next_watched, free, t)
             lasted = duration_ns[task]
             for column in range(n_columns):
                 group = groups[column, task] - first
@@ -453,7 +460,8 @@ def sweep_groups(
             _run_fixed(free, t, lasted, ends, rows[task])
             if counted[task]:
                 _keep_most(until, 0, free, t)
-            if watched[task] >= 0:
-                _keep(seen_end, watched[task], free, t)
+            if is_watched:
+                _keep(seen_end, next_watched, free, t)
+                next_watched += 1
             if thread_lag_ns[t] != 0:
                 _delay(free, t, thread_lag_ns[t])

@@ -44,16 +44,14 @@ def simulate_groups(
         return _one_by_one(graph, groups, n_groups, scales, observed, counted)
     (offsets, points, lags_ns), thread_lag_ns = graph.incoming, graph.thread_lag_ns
     rows, n_rows = live_rows(graph)
-    distinct, place = np.unique(observed, return_inverse=True)
-    watched = np.full(len(graph), -1, dtype=np.int64)
-    watched[distinct] = np.arange(len(distinct))
+    watched, place = np.unique(observed, return_inverse=True)
     result = _empty_times(observed, n_groups, len(scales))
     block_size = max(BLOCK // max(len(scales), 1), 1)
     for first in range(0, n_groups, block_size):
         n_block = min(block_size, n_groups - first)
         ends, free, begin, until, seen_start, seen_end = (
             np.zeros((height, n_block * len(scales)))
-            for height in (n_rows, len(graph.threads), 1, 1, len(distinct), len(distinct))
+            for height in (n_rows, len(graph.threads), 1, 1, len(watched), len(watched))
         )
         begin[:] = np.inf
         sweeps.sweep_groups(

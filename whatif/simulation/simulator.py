@@ -155,16 +155,13 @@ def simulate_scenarios(
             f"{values.shape} and {slopes.shape}."
         )
     rows, n_rows = live_rows(graph)
-    wanted = as_ids(graph, np.asarray(observed))
-    distinct, place = np.unique(wanted, return_inverse=True)
-    watched = np.full(len(graph), -1, dtype=np.int64)
-    watched[distinct] = np.arange(len(distinct))
-    observed_ns, makespan = np.zeros((len(distinct), len(values))), np.zeros(len(values))
+    watched, place = np.unique(as_ids(graph, np.asarray(observed)), return_inverse=True)
+    observed_ns, makespan = np.zeros((len(watched), len(values))), np.zeros(len(values))
     # Blocks of scenarios keep the rows that are still waited for in the cache.
     for first in range(0, len(values), BLOCK):
         block = np.ascontiguousarray(values[np.newaxis, first : first + BLOCK])
         ends, free, last, watched_ends = (
-            np.zeros((height, block.shape[1])) for height in (n_rows, len(graph.threads), 1, len(distinct))
+            np.zeros((height, block.shape[1])) for height in (n_rows, len(graph.threads), 1, len(watched))
         )
         sweeps.sweep_scenarios(
             graph.thread, graph.duration_ns, slopes, block, offsets, points, lags_ns, thread_lag_ns, rows, watched,
