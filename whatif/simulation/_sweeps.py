@@ -221,7 +221,13 @@ def _reach_and_run(
     s: cython.Py_ssize_t
     done: cython.double
     second: cython.double
-    if cython.compiled:
+    if cython.compiled and one == other and lag == other_lag:
+        for s in range(free.shape[1]):
+            second = ends[other, s] + other_lag
+            done = (second if second > free[t, s] else free[t, s]) + base
+            free[t, s] = done
+            ends[own, s] = done
+    elif cython.compiled:
         for s in range(free.shape[1]):
             done = ends[one, s] + lag
             second = ends[other, s] + other_lag
