@@ -23,7 +23,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.events import MISSING, EventCategory, Events
-from whatif.ingest.grouped import by_track, rows_marked, rows_named
+from whatif.ingest.grouped import Grouped, by_track, rows_marked, rows_named
 from whatif.ingest.op_cost import OF_SPARSE
 from whatif.ingest.operator_calls import describe, describe_other
 from whatif.simulation.intervals import interval_of
@@ -141,14 +141,16 @@ def _described_halves(events: Events, calls: Calls, halves: list[int]) -> Iterat
         enclosing[on_track] = np.where(at >= 0, enclosing_rows[at], MISSING)
     members, inner, enclosing = (column[enclosing >= 0] for column in (members, inner, enclosing))
     key = events.name[inner].astype(np.int64) * len(events.shapes) + events.shape[enclosing]
-    for code in each_once(key).tolist():
+    codes = each_once(key)
+    of_code = Grouped(members, places(codes, key))
+    for number, code in enumerate(codes.tolist()):
         name, shape = divmod(code, len(events.shapes))
         half = _HALF.fullmatch(events.names[name])
         operator = (
             _gradient(events.shapes[shape], (1, 0, 2), _HALVES[f"backward_{half[2]}"]) if half and shape >= 0 else None
         )
         if operator is not None:
-            yield members[key == code], operator
+            yield of_code[number], operator
 
 
 def _geometries(events: Events) -> dict[str, tuple[list[int], list[int]]]:

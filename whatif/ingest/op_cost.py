@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
@@ -89,8 +90,7 @@ def op_cost(op_name: Any, input_dims: Any, input_types: Any, concrete_inputs: An
         return None
     name = op_name.removeprefix("aten::")
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
-    inputs = input_tensors(input_dims, input_types)
-    if rule is None or inputs is None:
+    if rule is None or (inputs := input_tensors(input_dims, input_types)) is None:
         return None
     concrete = concrete_inputs if isinstance(concrete_inputs, list) else []
     try:
@@ -113,6 +113,9 @@ def input_tensors(dims: Any, types: Any) -> Inputs | None:
     types = types if isinstance(types, list) else []
     inputs: list[Tensor | None] = []
     for shape, type_name in zip_longest(dims, types[: len(dims)]):
+        if not shape and not type_name:
+            inputs.append(None)
+            continue
         dtype, element_bytes = _TYPES.get(type_name.lower(), _NO_TYPE) if isinstance(type_name, str) else _NO_TYPE
         # A scalar, a list or nothing has no dimensions: a tensor without any has a type.
         if not isinstance(shape, list) or not (_is_shape(shape) if shape else dtype):
@@ -213,12 +216,16 @@ def text_of(concrete: list[Any], position: int) -> str:
     return text if isinstance(text, str) else ""
 
 
-def integers_of(concrete: list[Any], position: int, rank: int) -> list[int]:
+def integers_of(concrete: list[Any], position: int, rank: int) -> tuple[int, ...]:
     """Return a concrete input of ``rank`` integers; a single one is repeated. Raises ValueError if it is none."""
-    text = text_of(concrete, position)
+    return _integers(text_of(concrete, position), rank)
+
+
+@lru_cache(1000)
+def _integers(text: str, rank: int) -> tuple[int, ...]:
     if not re.fullmatch(r"\[\d{1,9}(, \d{1,9})*\]", text, re.ASCII):
         raise ValueError("no list of integers")
-    values = [int(value) for value in re.findall(r"\d+", text)]
+    values = tuple(int(value) for value in re.findall(r"\d+", text))
     values = values * rank if len(values) == 1 else values
     if len(values) != rank:
         raise ValueError("another number of axes")

@@ -76,7 +76,7 @@ class _Call:
     def text(self, place: int) -> str:
         return text_of(self.concrete, place)
 
-    def integers(self, place: int, size: int) -> list[int]:
+    def integers(self, place: int, size: int) -> tuple[int, ...]:
         return integers_of(self.concrete, place, size)
 
 

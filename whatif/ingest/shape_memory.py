@@ -252,6 +252,8 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
     looks_up = np.array(["embedding" in name or "index_select" in name for name in events.names], dtype=np.bool_)
     chosen = (events.shape[rows.forward] >= 0) & ~looks_up[events.name[rows.forward]]
     names, shapes = (column[rows.forward[chosen]].tolist() for column in (events.name, events.shape))
+    transposes = [name == "aten::t" for name in events.names]
+    of_weights = [name in _OF_WEIGHTS for name in events.names]
     numbers, firsts = np.unique(rows.forward_row[chosen], return_index=True)
 
     @cache
@@ -262,13 +264,15 @@ def _add_inputs(events: Events, rows: StepRows, found: list[RowShapes]) -> None:
 
     for number, (first, end) in zip(numbers.tolist(), pairwise([*firsts.tolist(), len(names)]), strict=True):
         # The first operators of a row may have numbers alone.
-        called = [(events.names[names[at]], shapes[at]) for at in range(first, min(first + 8, end))]
+        called = range(first, min(first + 8, end))
         # Without a mark of the layer, a linear layer begins with its weight: cast, and transposed.
-        transposed = (tensor_of(shape) for name, shape in called if name == "aten::t")
+        transposed = (tensor_of(shapes[at]) for at in called if transposes[names[at]])
         weight = next((tensor.shape for tensor in transposed if tensor is not None), None)
-        candidates = ((name, tensor) for name, shape in called if (tensor := tensor_of(shape)) is not None)
-        inputs = (tensor for name, tensor in candidates if tensor.shape != weight or name not in _OF_WEIGHTS)
-        found[number].input = next((tensor.size_bytes for tensor in inputs), 0)
+        for at in called:
+            tensor = tensor_of(shapes[at])
+            if tensor is not None and (tensor.shape != weight or not of_weights[names[at]]):
+                found[number].input = tensor.size_bytes
+                break
 
 
 def as_layers(rows: StepRows, found: list[RowShapes], gradients: Int64) -> tuple[LayerMemory, ...]:
