@@ -2,7 +2,8 @@
 
     WHATIF_EXTRA_DATA=FOLDER python -m benchmarks.published.megatron
 
-Prints each row, and the gap between the kinds of recomputation; `python -m benchmarks.published megatron` summarises.
+Prints each row, the gap between the kinds of recomputation, and how well the plans of each model are ordered;
+`python -m benchmarks.published megatron` summarises.
 
 Sources of the tables: VIA-Research/vTrain, ground_truth_multi.csv (MIT; Bang et al., MICRO 2024): fp16, full
 recomputation; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table 5.
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.extra_data import extra_data
-from benchmarks.published.scores import Row, Scores, summary
+from benchmarks.published.scores import Row, Scores, rank_correlation, summary
 from benchmarks.published.steps import training_step
 from whatif.prediction.predict import Baseline, apply
 
@@ -124,6 +125,10 @@ def main() -> None:
             for full, selective in zip(rows[::2], rows[1::2], strict=True):
                 difference = (1 + selective.error) / (1 + full.error) - 1
                 print(f"{selective.group}: selective over full {100 * difference:+.1f} %")
+        else:
+            for group in dict.fromkeys(row.group for row in rows):
+                plans = [row for row in rows if row.group == group]
+                print(f"{group}: rank correlation of {len(plans)} plans {rank_correlation(plans):.2f}")
         one = summary("all", rows)
         print(
             f"{one.rows} rows: mean {one.mean_pct:.1f} %, median {one.median_pct:.1f} %, bias {one.bias_pct:+.1f} %\n"

@@ -12,13 +12,10 @@ or two samples per GPU: it gathers and scatters at 16 GB/s, less than the rate o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from benchmarks.published.megatron import micro_batch, what_ifs
-from benchmarks.published.scores import Row, summary
+from benchmarks.published.scores import Row, rank_correlation, summary
 from whatif.graph.memory import peak
 from whatif.prediction.predict import apply
 
@@ -91,18 +88,6 @@ def _row(table: int, row: Trained) -> Row:
     scheme = "ZeRO-3" if row.zero_3 else "PTD-P"
     group = "table 1" if table == 1 else f"table 2, {row.billions} B, {scheme}"
     return Row(group, f"{row.billions} B, {row.gpus:,} GPUs, {plan}, micro-batch {micro}", rate, row.tflop_s, low, high)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value; ties share their mean rank."""
-    every = np.array(values)
-    return [float((every < value).sum() + (every <= value).sum() - 1) / 2 for value in values]
-
-
-def rank_correlation(rows: Sequence[Row]) -> float:
-    """Return Spearman's correlation of predicted and measured."""
-    ranks = _ranks([row.predicted for row in rows]), _ranks([row.measured for row in rows])
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def main() -> None:

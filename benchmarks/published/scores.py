@@ -62,3 +62,15 @@ def summary(group: str, rows: Sequence[Row]) -> Summary:
         group, len(rows), float(miss.mean()), float(np.median(miss)), float(error.mean()),
         100 * float(np.mean(inside)), float(np.median(width)),
     )  # fmt: skip
+
+
+def rank_correlation(rows: Sequence[Row]) -> float:
+    """Return Spearman's correlation of predicted and measured."""
+    ranks = _ranks([row.predicted for row in rows]), _ranks([row.measured for row in rows])
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value; ties share their mean rank."""
+    every = np.array(values)
+    return [float((every < value).sum() + (every <= value).sum() - 1) / 2 for value in values]
