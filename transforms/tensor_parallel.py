@@ -21,6 +21,7 @@ Effort: medium: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParal
 
 from whatif import Change, TaskGraph, WhatifError
 from whatif.models import Bandwidth
+from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import check_exchanges_nothing
 from whatif.models.exchange.network_options import network_of
 from whatif.models.parallel.stage_gradients import refuse_stages
@@ -53,7 +54,7 @@ def transform(
     """Split the blocks, or the `layers` (a regular expression of their names)."""
     if cluster is None:
         workers = 2 if workers is None else workers
-        if not graph.info.node:
+        if device(graph) is None:
             bandwidth, latency_us = bandwidth or NVLINK, NVLINK_LATENCY_US if latency_us is None else latency_us
     network = network_of(graph, "tensor_parallel", workers=workers, bandwidth=bandwidth, latency_us=latency_us,
                          cluster=cluster, algorithm=algorithm, table=table)  # fmt: skip

@@ -429,6 +429,17 @@ def test_a_damaged_graph_is_refused_in_one_sentence(
     assert printed.err.count("\n") == 1
 
 
+def test_a_file_of_an_older_version_is_read(trace: str, tmp_path: Path) -> None:
+    """With the field of the device whose network what-ifs assumed, which is now that of the graph."""
+    out = tmp_path / "out.json"
+    assert main(["export", trace, "-o", str(out), "--quiet"]) == 0
+    text = out.read_text()
+    assert text.count('"copy_devices":') == 1
+    graph = whatif.read(out)
+    out.write_text(text.replace('"copy_devices":', '"node":"V100-SXM2-16","copy_devices":'))
+    assert whatif.read(out).info == graph.info
+
+
 def test_any_cut_of_the_file_is_refused(trace: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert main(["export", trace, "-o", str(out)]) == 0

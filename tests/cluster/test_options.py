@@ -34,9 +34,9 @@ def test_short_options_are_equal_links() -> None:
     assert default.algorithm == "auto"
 
 
-def test_after_another_device_the_network_is_its_own_and_says_how_to_give_another() -> None:
+def test_the_network_is_the_devices_own_and_says_how_to_give_another() -> None:
     """The network went from 25 to 2,960 Gbit/s, and no note named the option to keep the other one."""
-    there = GPU.replace(info=replace(GPU.info, node="H100-SXM-80"))
+    there = GPU.replace(info=replace(GPU.info, gpu="NVIDIA H100 80GB HBM3"))
     assert network_of(there, "mine", workers=4).described == (
         "4 at 2,960 Gbit/s and 3.4 us (usual for H100-SXM-80), as neither bandwidth= nor cluster= is given"
     )

@@ -107,8 +107,12 @@ def test_a_real_gpu_recording(shared_traces: Path) -> None:
     assert found.predicted_ms == pytest.approx(baseline.step_ns / 1e6, rel=0.06)
 
 
-def test_a_cluster_file_gives_the_links(shared_traces: Path) -> None:
-    """In a DGX-1 four stages talk over NVLink, which is faster than the Ethernet between machines."""
+@pytest.mark.parametrize("what_if", ["pipeline:stages=4,micro_batches=4", "distributed:workers=4"])
+def test_a_recorded_gpu_talks_over_its_usual_network(shared_traces: Path, what_if: str) -> None:
+    """Four V100s are those of a DGX-1, whose NVLink is faster than the Ethernet between machines."""
     path = shared_traces / "kineto-resnet50-v100" / "num_workers_0.2021-06.pt.trace.json.gz"
-    inside = whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4,cluster=dgx-1").predicted_ms
-    assert inside < whatif.apply(baseline_of(path), "pipeline:stages=4,micro_batches=4").predicted_ms
+    usual, inside, ethernet = (
+        whatif.apply(baseline_of(path), f"{what_if}{network}").predicted_ms
+        for network in ("", ",cluster=dgx-1", ",bandwidth=25Gbps")
+    )
+    assert usual == inside < ethernet

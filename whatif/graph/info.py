@@ -36,7 +36,6 @@ class GraphInfo:
     passes: int = 1  # forward and backward passes of a step: more than one if gradients are accumulated
     workers: int | None = None  # replicas of the model that train together, by the trace's header or a what-if
     copy_devices: int = 1  # devices across which what-ifs split one replica: stages times parts of their blocks
-    node: str = ""  # the device, by its name in `hardware/`, whose usual node and network what-ifs assume
     optimizer: str | None = None  # its class, from the optimizer's marks
     execution: tuple[str, ...] = ("eager",)  # else the recorded ones of compiled (torch.compile), cuda_graph
     groups: tuple[ProcessGroup, ...] = ()  # of the collectives, each once

@@ -10,7 +10,6 @@ import msgspec
 from whatif.graph.info import GraphInfo
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Finding, Severity
-from whatif.hardware.gpu import find_gpu
 from whatif.ingest.assemble import assemble
 from whatif.ingest.build import find_parts
 from whatif.ingest.busy import BUSY, machine_doubts
@@ -157,10 +156,8 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
     if damaged:
         facts = counted(len(damaged), "fact")
         quirks.append(f"{facts} in the recording's metadata could not be read in full: {', '.join(damaged)}")
-    chosen = None
     if recorded.predicted is not None:
         quirks.append(NOT_RECORDED)
-        chosen = find_gpu(device[0] or "")
     median_ms = recorded.untraced_step.median_ms if recorded.untraced_step is not None else None
     batch = metadata.get("batch_size")
     version, known_version = metadata.get("version", 1), 1
@@ -177,7 +174,6 @@ def _recording_info(events: Events, path: str) -> GraphInfo:
         untraced_step_ns=None if median_ms is None else round(median_ms * 1e6),
         batch_size=batch if type(batch) is int and 0 < batch < 2**31 else None,
         workers=rank_facts(header).world_size,
-        node=chosen.name if chosen else "",
         quirks=tuple(quirks),
         recorded=recorded,
     )

@@ -188,6 +188,10 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
         raise _damaged(path, str(error)) from error
 
 
+# Fields that older files have: the device of the usual network is the graph's own.
+_FORMER = ("node",)
+
+
 @cache
 def _info_type() -> type[msgspec.Struct]:
     """The type by which the decoder checks a ``GraphInfo``; those of the ranks are decoded one by one."""
@@ -199,7 +203,7 @@ def _info_type() -> type[msgspec.Struct]:
     hints["metadata"] = dict[str, Any]
     # Fields that older files do not have.
     later = {
-        "loads_in_processes": False, "changes": (), "findings": (), "checks": (), "copy_devices": 1, "node": "",
+        "loads_in_processes": False, "changes": (), "findings": (), "checks": (), "copy_devices": 1,
         "batch_factor": 1.0,
     }  # fmt: skip
     columns = [(name, kind) for name, kind in hints.items() if name not in later]
@@ -219,7 +223,7 @@ def info_of(plain: Plain) -> GraphInfo:
 
 
 def _info(table: dict[str, Any]) -> GraphInfo:
-    found = msgspec.convert(table, _info_type())
+    found = msgspec.convert({name: value for name, value in table.items() if name not in _FORMER}, _info_type())
     parts = {name: getattr(found, name) for name in found.__struct_fields__}
     recorded, _ = recorded_of(parts.pop("metadata"))
     return GraphInfo(**{**parts, "ranks": tuple(_info(rank) for rank in parts["ranks"]), "recorded": recorded})

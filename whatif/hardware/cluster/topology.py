@@ -87,5 +87,5 @@ class Cluster(Struct, frozen=True):
         sizes = " x ".join(str(level.workers or "any number") for level in levels)
         return (
             f"cluster {self.name!r}: expected a number of workers that fills equal groups of {sizes}, got {workers}; "
-            "choose another number, or another cluster file."
+            "choose another number or cluster file, or bandwidth= without cluster= for equal links."
         )

@@ -158,7 +158,7 @@ def with_facts_of(graph: TaskGraph, new: Gpu, *, tf32: bool) -> TaskGraph:
     if old is not None:
         changed = changed.replace(dtype=formats_on(matrix_dtype(graph), of_convolutions(graph), old, new, tf32=tf32))
     recorded = graph.info.recorded.on_another_device()
-    info = replace(graph.info, recorded=recorded, gpu=new.name, gpu_memory_bytes=new.memory_bytes, node=new.name)
+    info = replace(graph.info, recorded=recorded, gpu=new.name, gpu_memory_bytes=new.memory_bytes)
     return changed.replace(info=info)
 
 

@@ -12,14 +12,13 @@ from whatif.hardware.cluster.cluster_file import load_cluster, usual_cluster
 from whatif.hardware.cluster.links import LATENCY_US, TCP_SHARE, Link
 from whatif.hardware.cluster.network import ALGORITHMS, Network
 from whatif.hardware.cluster.topology import Cluster
-from whatif.hardware.gpu import load_gpu
 from whatif.models.durations.estimator import device
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.opdb.collective_table import read_table
 from whatif.runtime.errors import WhatifError
 from whatif.units import Bandwidth
 
-# Defaults: eight machines on 25 Gbit Ethernet.
+# Where the device has no usual network: eight machines on 25 Gbit Ethernet.
 WORKERS, ETHERNET = 8, Bandwidth("25Gbps")
 MOST_WORKERS, MOST_LATENCY_US, MOST_SPREAD_PCT = 100_000, 1e6, 100.0
 
@@ -41,32 +40,32 @@ def network_of(
     ``cluster`` is a preset's name or the path of a TOML file; if that leaves the number of one-worker machines open, it
     is 8 by default. With a cluster, ``workers`` takes its first workers, and ``bandwidth`` and ``latency_us`` are those
     of its outermost links. If the model's blocks are split across neighbours (``tensor_parallel``), a worker is one of
-    each such group. Without a cluster all links are equal, except on a device that ``whatif predict`` or a what-if
-    chose: then, unless rates are given, it is that device's usual node and network. On a CPU gloo sends over TCP, whose
-    headers take a share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
+    each such group. Without a cluster and rates it is the usual node and network of the device; on one that is not in
+    ``whatif/hardware/gpus``, and with rates, all links are equal. On a CPU gloo sends over TCP, whose headers take a
+    share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
     (`whatif.models.exchange.gloo`). ``spread_pct`` is the spread of the workers' steps. ``table`` is a file of measured
     times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does, and applies
     to any algorithm. Raises WhatifError on invalid options.
     """
     _check(name, workers, bandwidth, latency_us, algorithm, table, spread_pct)
     measured = None if table is None else read_table(Path(table))
-    usual = graph.info.node if (bandwidth, latency_us, table) == (None, None, None) else ""
+    own = device(graph)
+    usual = own if (cluster, bandwidth, latency_us, table) == (None, None, None, None) else None
+    chosen = load_cluster(cluster) if cluster is not None else usual_cluster(usual) if usual is not None else None
     default_workers = WORKERS if measured is None else measured.workers or WORKERS
-    if cluster is None and not usual:
+    if chosen is None:
         link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
         network = Network.of(workers or default_workers, link)
     else:
-        found = usual_cluster(load_gpu(usual)) if cluster is None else load_cluster(cluster)
-        network = _of_cluster(found, workers, default_workers, tensor_workers(graph), bandwidth, latency_us)
+        network = _of_cluster(chosen, workers, default_workers, tensor_workers(graph), bandwidth, latency_us)
     if not graph.has_gpu:
         network = _over_tcp(network)
         algorithm = "ring" if algorithm == "auto" else algorithm
-    recorded = device(graph)
     given = [key for key, value in (("bandwidth=", bandwidth), ("latency_us=", latency_us)) if value is not None]
     without = given and network.workers > 1 and network.levels[-1].workers == 1
     return structs.replace(
-        network, algorithm=algorithm, table=measured, gpu=network.gpu or (recorded.name if recorded else None),
-        spread_pct=spread_pct, usual_for="" if cluster else usual,
+        network, algorithm=algorithm, table=measured, gpu=network.gpu or (own.name if own else None),
+        spread_pct=spread_pct, usual_for=usual.name if usual else "",
         unused=f"{' and '.join(given)} of the outermost links, which these workers do not use" if without else "",
     )  # fmt: skip
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
 from whatif.models.durations.estimator import device
@@ -140,7 +139,6 @@ def recommend(
     wanted = devices or tuple(prices.per_hour if prices else all_names)
     names = list(dict.fromkeys([*(gpu_asked_for(name).name for name in wanted), own.name]))
     chosen, left_out = [], {}
-    baseline = structs.replace(baseline, graph=graph.replace(info=replace(graph.info, node=own.name)))
     for name in reported(names, progress):
         try:
             prediction = apply(baseline, load_transform("device", to=name), *transforms)
