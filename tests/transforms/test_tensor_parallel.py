@@ -361,6 +361,23 @@ def test_the_head_and_the_loss_behind_it_are_cut(own_traces: object, tied: bool)
     assert loss[1].forward_workspace == loss[0].forward_workspace // 2
 
 
+def test_an_mlp_as_wide_as_the_vocabulary_is_no_head(own_traces: object) -> None:
+    graph = whatif.read(f"{own_traces}/campaign_cpu/gpt2-small--baseline.trace.json.gz")
+    recorded = graph.info.recorded
+    wide = next(row.shapes for row in recorded.layers if row.name == "blocks.0.up")
+    layers = tuple(replace(row, shapes=wide) if row.name in ("tokens", "head") else row for row in recorded.layers)
+    graph = graph.replace(info=replace(graph.info, recorded=replace(recorded, layers=layers)))
+    whole, cut = (
+        apply(graph, f"tensor_parallel:workers=2,bandwidth=10000Gbps,latency_us=0,vocabulary={value}").info.memory
+        for value in ("false", "true")
+    )
+    blocks = [
+        [row.activations for row in found.layers if row.name.startswith("blocks.")] for found in (whole, cut) if found
+    ]
+    assert len(blocks) == 2
+    assert blocks[0] == blocks[1]
+
+
 @pytest.mark.parametrize("model", ["resnet50", "vgg19", "gnmt"])
 def test_what_is_no_transformer_is_refused(own_traces: object, model: str) -> None:
     graph = whatif.read(f"{own_traces}/campaign_cpu/{model}--baseline.trace.json.gz")

@@ -88,7 +88,8 @@ def _is_attention(opened: list[Product], width: int) -> bool:
 def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) -> list[Part]:
     """Return the largest embedding as a part cut by rows, and the product with as many outputs as its vocabulary.
 
-    A linear layer without parameters, the last of the pass, multiplies by the embedding's.
+    That product is outside of the blocks, whose MLPs may be as wide. A linear layer without parameters, the last of the
+    pass, multiplies by the embedding's.
     """
     width = parts[0].columns[0].inputs
     rows = layer_rows(graph)
@@ -99,7 +100,8 @@ def vocabulary_parts(graph: TaskGraph, forward: list[Use], parts: list[Part]) ->
     if not tables:
         return []
     words, table = max(tables)
-    linear = [name for name in called if name in rows and rows[name].type in _PRODUCTS]
+    inside = {product.layer for part in parts for product in (*part.columns, part.rows) if product}
+    linear = [name for name in called if name in rows and rows[name].type in _PRODUCTS and name not in inside]
     heads = [name for name in linear if _shape(rows[name], *_PRODUCTS) == (words, width)]
     heads = heads or [name for name in linear[-1:] if rows[name].parameters == 0]
     return [Part((), Product(table, words, width)), *(Part((Product(name, width, words),), None) for name in heads)]
