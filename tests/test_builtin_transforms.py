@@ -66,10 +66,22 @@ def test_the_recorded_loading_time_changes_nothing(own: Callable[[str], TaskGrap
     assert prediction.predicted_ms == pytest.approx(prediction.baseline_ms, rel=1e-3)
 
 
-def test_passes_without_steps_are_not_said_to_be_in_graphs(shared_traces: Path) -> None:
+def test_a_recording_without_steps_is_one_step_of_several_passes(shared_traces: Path) -> None:
+    path = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
+    graph, marked = graph_of(path), whatif.read(path, step_count=1)
+    assert (graph.step < 0).all()
+    for names in (["gradient_accumulation:passes=3"], ["gradient_accumulation:passes=8", "zero:workers=64"]):
+        found, expected = whatif.apply(graph, *names), whatif.apply(marked, *names)
+        assert found.predicted_ms == pytest.approx(expected.predicted_ms, rel=1e-3)
+        assert (found.graph.step < 0).all()
+        assert found.graph.info.peak_bytes == pytest.approx(expected.graph.info.peak_bytes, rel=1e-6)
+
+
+def test_an_inference_without_steps_has_no_passes_to_accumulate(shared_traces: Path) -> None:
     graph = graph_of(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz")
-    with pytest.raises(whatif.WhatifError, match="got one without steps"):
-        whatif.apply(graph, "gradient_accumulation")
+    forward = graph.replace(phase=np.where(graph.phase == whatif.Phase.BACKWARD, whatif.Phase.FORWARD, graph.phase))
+    with pytest.raises(whatif.WhatifError, match="a backward pass, got none"):
+        whatif.apply(forward, "gradient_accumulation")
 
 
 def test_loading_before_the_span_is_noted(shared_traces: Path) -> None:

@@ -24,9 +24,11 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     """Repeat the passes of each step, and add up their gradients."""
     if not 1 <= passes <= 10_000:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
-    if not len(backward_ends(graph)):
-        got = "none" if graph.info.n_steps else "one without steps; call profiler.step() after each"
-        if graph.info.n_steps and graph.select(phase=Phase.BACKWARD).any():
+    backward = graph.select(phase=Phase.BACKWARD)
+    in_steps = bool((graph.step >= 0).any())
+    if not (len(backward_ends(graph)) if in_steps else (backward & graph.on_cpu).any()):
+        got = "none"
+        if backward.any():
             got = "one inside of CUDA graphs; name gradient_accumulation before cuda_graph, or record without graphs"
         raise WhatifError(f"gradient_accumulation: expected a recording whose steps have a backward pass, got {got}.")
     if passes == 1:

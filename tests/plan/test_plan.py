@@ -332,6 +332,29 @@ def test_a_stock_trace_gives_the_same_table_and_launch_flags(
     assert sum(best["parts"].values()) == pytest.approx(best["predicted_ms"], rel=0.05)
 
 
+def test_passes_of_a_trace_without_steps_are_searched(shared_traces: Path) -> None:
+    """Only pipelines were left for 16 passes, with a step 6 % longer, and copies "did not fit"."""
+    baseline = Baseline.of(read(shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"))
+    found = plan(baseline, [asked_of(baseline, 64, CLUSTER, global_batch=1024)])
+    assert found.best.plan.pipeline == 1
+    assert found.best.plan.passes > 1
+    assert [isinstance(row, Row) for row in found.plain.values()] == [True, True]
+
+
+def test_why_plain_copies_do_not_apply_is_said(predicted: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here copies fit, but a what-if refuses them."""
+
+    def refusing(baseline: Baseline, row: Row, kept: Kept | None = None) -> Row:
+        if row.plan.is_plain(DDP):
+            raise WhatifError("distributed: refused")
+        return simulated(baseline, row, kept)
+
+    monkeypatch.setattr(search, "simulated", refusing)
+    found = plan(predicted, [asked_of(predicted, 4, CLUSTER, global_batch=32)], by="throughput")
+    assert found.plain["DDP"] == "distributed: refused"
+    assert isinstance(found.plain["FSDP"], Row)
+
+
 def test_cost_counts_all_devices_and_ranks(predicted: Baseline) -> None:
     prices = Prices("USD", {"H100-SXM-80": 3.6, "A100-SXM-80": 1.2})
     asked = [asked_of(predicted, 4, name, global_batch=32, prices=prices) for name in ("dgx-h100", "dgx-a100")]

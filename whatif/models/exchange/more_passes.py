@@ -26,8 +26,11 @@ def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
 
     Every pass but the first adds its gradients to the existing ones. Gradient exchange and update happen once, in the
     last pass or after it. A pass begins on the CPU when the previous backward pass has ended there; a GPU may still be
-    running.
+    running. A recording without step marks is one step.
     """
+    if not (graph.step >= 0).any():
+        found = with_passes(graph.replace(step=np.zeros(len(graph), dtype=np.int32)), passes)
+        return found.replace(step=np.full(len(found), -1, dtype=np.int32))
     recorded = graph
     of_pass = _of_pass(graph)
     graph = _waiting_as_often(graph, passes)

@@ -272,9 +272,10 @@ def plan(
     ranked, refused = _simulated(baseline, rows, by, kept)
     if not ranked:
         closest = min(rows, key=lambda row: row.peak_bytes or 0)
-        raise WhatifError(f"plan: expected a plan that can be simulated, got none: {refused}" if refused
+        last = next(reversed(refused.values()), "")
+        raise WhatifError(f"plan: expected a plan that can be simulated, got none: {last}" if last
                           else _none_fits(asked, closest))  # fmt: skip
-    plain = _plain(baseline, asked[0], ranked, kept)
+    plain = _plain(baseline, asked[0], ranked, refused, kept)
     ranked = _with_plain(ranked, plain, by)
     each = _best_of_each(baseline, asked, ranked, by, kept) if len(asked) > 1 else ()
     return Planned(baseline, tuple(asked), tuple(ranked), plain, tried, left_out, by, currency, unit, each)
@@ -328,7 +329,7 @@ def _estimated(
     found = list(islice(composer.estimates(iter(plans), asked.memory_bytes), _KEPT))
     if tensor == 1:  # plans of whole copies are kept for comparison
         for level in (DDP, FSDP):
-            copies = (plan for plan in plans if plan.data == plan.devices > 1 and plan.level == level)
+            copies = (plan for plan in plans if plan.is_plain(level))
             found += islice(composer.estimates(copies, asked.memory_bytes), 1)
     least = None
     if not found and plans:
@@ -406,12 +407,12 @@ def _key(by: str) -> Any:
 
 def _simulated(
     baseline: Baseline, rows: list[Row], by: str, kept: Kept, least: int = SIMULATED
-) -> tuple[list[Row], str]:
-    """The rows ranked, the best simulated, without those that then do not apply or fit; and the last such reason."""
+) -> tuple[list[Row], dict[Plan, str]]:
+    """The rows ranked, the best simulated, without those that then do not apply or fit; and why plans do not apply."""
     key = _key(by)
     done: list[Row] = []
     left = sorted(rows, key=key)
-    refused = ""
+    refused: dict[Plan, str] = {}
     while left and len(done) < MOST_SIMULATED:
         if len(done) >= least and key(left[0]) >= min(map(key, done)):
             break
@@ -419,24 +420,27 @@ def _simulated(
         try:
             changed = simulated(baseline, row, kept)
         except WhatifError as error:
-            refused = str(error)
+            refused[row.plan] = str(error)
             continue
         if changed.fits:
             done.append(changed)
     return [*sorted(done, key=key), *left], refused
 
 
-def _plain(baseline: Baseline, asked: Asked, rows: Sequence[Row], kept: Kept) -> dict[str, Row | str]:
+def _plain(
+    baseline: Baseline, asked: Asked, rows: Sequence[Row], refused: Mapping[Plan, str], kept: Kept
+) -> dict[str, Row | str]:
     """The best plans of plain data parallelism: a copy of the model per device, whole (DDP) or sharded (FSDP)."""
     found: dict[str, Row | str] = {}
     for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
-        fitting = [r for r in rows if r.plan.data == r.plan.devices > 1 and r.plan.level == level]
+        fitting = [row for row in rows if row.plan.is_plain(level)]
         if not fitting:
             uneven = asked.global_batch % asked.gpus
             found[name] = (
                 "one device has no other" if asked.gpus == 1
                 else f"{asked.global_batch:,} samples cannot be divided among {asked.gpus:,} copies" if uneven
-                else _no_group_of_all(asked) or "does not fit"
+                else next((why for plan, why in refused.items() if plan.is_plain(level)), "")
+                or _no_group_of_all(asked) or "does not fit"
             )  # fmt: skip
             continue
         best = fitting[0]

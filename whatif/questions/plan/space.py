@@ -39,6 +39,10 @@ class Plan(Struct, frozen=True):
         """The number of samples that all copies together train in a step."""
         return self.data * self.micro_batch * self.passes
 
+    def is_plain(self, level: int) -> bool:
+        """Whether each of several devices has its own copy of the whole model, with the state kept as at ``level``."""
+        return self.data == self.devices > 1 and self.level == level
+
     @property
     def order(self) -> str:
         """The order of the passes, as an option of ``pipeline``."""
