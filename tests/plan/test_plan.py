@@ -398,6 +398,21 @@ def test_names_of_plans_are_whole_in_a_narrow_table(
     assert "ZeRO-1" in out
 
 
+def test_what_is_to_be_copied_is_on_one_line(
+    predicted_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was wrapped like a sentence ran without its script, and a name was broken in two."""
+    monkeypatch.setenv("COLUMNS", "60")
+    words = ["plan", str(predicted_file), "--gpus", "16", "--cluster", "ethernet-100g", "--global-batch", "64"]
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    what_ifs = " ".join(answer["plans"][0]["what_ifs"])
+    assert len(what_ifs) > 60
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {f"  {line}" for line in (what_ifs, *answer["launch"].values())} <= set(lines)
+
+
 def test_a_price_of_some_is_shown_though_the_fastest_has_none(
     predicted_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,10 +43,11 @@ def print_plan(found: Planned, top: int) -> None:
             out.say(f"  not searched: {names}, because {why}", "dim")
         out.say()
         out.say("As what-ifs:", "bold")
-        out.say("  " + (" ".join(found.best.what_ifs) or "none: the step as it is"))
+        # On one line each, to be copied.
+        out.say("  " + (" ".join(found.best.what_ifs) or "none: the step as it is"), soft_wrap=True)
         for name, flags in found.launch.items():
             out.say(f"{name}:", "bold")
-            out.say(f"  {flags}")
+            out.say(f"  {flags}", soft_wrap=True)
 
 
 def _headers(found: Planned) -> list[str]:
