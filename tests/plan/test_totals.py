@@ -54,6 +54,9 @@ def test_a_sweep_counts_devices_and_bytes(predicted: Baseline) -> None:
     found = sweep(predicted, chosen, varied)
     assert [point.devices for point in found.points] == [2, 4, 4, 8]
     rows = found.to_dict()["points"]
+    assert [row["energy_j"] for row in rows] == [
+        pytest.approx(row["devices"] * row["predicted_ms"] / 1e3 * 700) for row in rows
+    ]
     assert [(row["tensor_parallel.workers"], row["distributed.workers"]) for row in rows] == [
         ("1", "2"), ("1", "4"), ("2", "2"), ("2", "4"),
     ]  # fmt: skip

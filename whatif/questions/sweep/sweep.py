@@ -43,6 +43,7 @@ class Point(Struct, frozen=True):
     high_ms: float | None = None
     samples_per_s: float | None = None  # of all workers; None if the batch is not recorded
     devices: int = 1  # that train together
+    energy_j: float | None = None  # of all devices at their power limit; None if it is unknown
     peak_bytes: int | None = None  # the fullest device's; None if the recording does not show what a step keeps
     reason: str = ""  # why the what-ifs do not apply
 
@@ -56,6 +57,7 @@ class Point(Struct, frozen=True):
             "speedup": baseline_ms / self.step_ms if self.step_ms else None,
             "samples_per_s": self.samples_per_s,
             "devices": self.devices,
+            "energy_j": self.energy_j,
             "peak_memory_bytes": self.peak_bytes,
             **({"reason": self.reason} if self.reason else {}),
         }
@@ -241,4 +243,4 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 
 
 def _point_facts(graph: TaskGraph, total: Totals) -> dict[str, Any]:
-    return {"samples_per_s": total.samples_per_s, "devices": total.devices, "peak_bytes": graph.info.peak_bytes}
+    return {**total.to_dict(), "peak_bytes": graph.info.peak_bytes}
