@@ -77,6 +77,14 @@ def test_a_missing_package_and_a_silent_cluster_are_one_sentence(monkeypatch: py
         with pytest.raises(WhatifError, match=f"--jobs ray:{address}: expected a cluster that answers"):
             list(each(times, range(2), 1, jobs=f"ray:{address}"))
 
+    def refusing(**_: object) -> None:
+        raise ConnectionError("Failed to connect")  # as Ray does where it asks for a token
+
+    ray = need("ray")
+    monkeypatch.setattr(ray, "init", refusing)
+    with pytest.raises(WhatifError, match="or name its address, or set RAY_AUTH_MODE"):
+        list(each(times, range(2), 1, jobs="ray"))
+
     def missing(name: str) -> Any:
         raise ImportError(name)
 

@@ -94,7 +94,7 @@ def _package(name: str, option: str, advice: str) -> Any:
 
 def _cluster(jobs: Jobs) -> AbstractContextManager[Any]:
     """Return the connection to an engine's cluster, closed when the work is done."""
-    option = f"--jobs {jobs.engine}"
+    option, advice = f"--jobs {jobs.engine}", "start one, or name its address"
     stack = ExitStack()
     try:
         if jobs.engine == "dask":
@@ -105,13 +105,14 @@ def _cluster(jobs: Jobs) -> AbstractContextManager[Any]:
         ray = _package("ray", option, "run `pip install ray`")
         if not ray.is_initialized():
             _check_reachable(jobs.address or os.environ.get("RAY_ADDRESS", ""))
+            advice += ", or set RAY_AUTH_MODE=token if it asks for one"
             ray.init(address=jobs.address, log_to_driver=False, logging_level="error")
             stack.callback(ray.shutdown)
         _package("ray.util.joblib", option, "run `pip install ray`").register_ray()
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         at = f":{jobs.address}" if jobs.address else ""
         raise WhatifError(
-            f"{option}{at}: expected a cluster that answers, got '{in_short(error)}'; start one, or name its address."
+            f"{option}{at}: expected a cluster that answers, got '{in_short(error)}'; {advice}."
         ) from error
     return stack
 
