@@ -46,6 +46,7 @@ def transform(
     recompute: bool = False,
     activation_mb: float | None = None,
     even: bool = False,
+    copies: int = 1,
     bandwidth: Bandwidth | None = None,
     latency_us: float | None = None,
     cluster: str | None = None,
@@ -54,16 +55,16 @@ def transform(
     """Rebuild each step as that of `stages` workers; `activation_mb` crosses a cut if the recording lacks its size.
 
     A micro-batch has `micro_batch` samples (recorded batches if their size is unknown); by default the recorded batch
-    is divided among them. With `even` each stage has equally many repeated blocks, as by default in Megatron-LM.
+    is divided among them. With `even` each stage has equally many repeated blocks, as by default in Megatron-LM. With
+    a cluster, the stages of `copies` pipelines are neighbours, and the next stages behind them.
     """
     chunks = chunks if schedule == "interleaved" else 1
     refuse_stages(graph, "pipeline")
     check_exchanges_nothing(graph, "pipeline")
     check_counts(graph, stages, micro_batches, chunks, micro_batch)
     orders = order(schedule, stages, micro_batches, chunks)
-    network = network_of(
-        graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us, cluster=cluster, table=table
-    )
+    network = network_of(graph, "pipeline", workers=stages, bandwidth=bandwidth, latency_us=latency_us,
+                         cluster=cluster, table=table, neighbours=copies)  # fmt: skip
     if stages == 1:
         return graph.unchanged("pipeline: one stage has no other to pass activations to; nothing changes")
     check_one_pass(graph)

@@ -111,10 +111,42 @@ def test_a_pipeline_is_cut_by_its_own_network(predicted: Baseline, tmp_path: Pat
         '[cluster]\nname = "pairs"\n[[level]]\nname = "node"\nworkers = 2\nbandwidth = "300GB/s"\n'
         '[[level]]\nname = "nodes"\nbandwidth = "100Mbps"\n'
     )
-    ways = [Plan(1, 2, 2, DDP, 1, 8, False, chunks=2), Plan(1, 4, 1, DDP, 1, 8, False)]
+    ways = [Plan(1, 2, 1, DDP, 1, 8, False, chunks=2), Plan(1, 4, 1, DDP, 1, 8, False)]
     both, alone = (Composer(predicted.graph, str(pairs)) for _ in range(2))
     assert [both.parts(way) for way in ways][1] == alone.parts(ways[1])
     assert both._begins(ways[0]).tolist() != both._begins(ways[1]).tolist()
+
+
+def test_a_pipeline_of_copies_that_fill_a_node_sends_between_nodes(predicted: Baseline, tmp_path: Path) -> None:
+    """Stages and copies were both neighbours in one node: two nodes exchanged nothing."""
+    nodes = tmp_path / "nodes.toml"
+    nodes.write_text(
+        '[cluster]\nname = "nodes"\n[[level]]\nname = "node"\nworkers = 4\nbandwidth = "300GB/s"\n'
+        '[[level]]\nname = "nodes"\nbandwidth = "1Gbps"\n'
+    )
+    way = Plan(1, 2, 4, DDP, 1, 8, recompute=False)
+    assert "copies=4" in way.what_ifs(str(nodes), BATCH)[0]
+    asked = asked_of(predicted, 8, str(nodes), global_batch=32)
+    (one,) = Composer(predicted.graph, str(nodes)).estimates(iter([way]), None)
+    row = _row(predicted, asked, one)
+    found = simulated(predicted, row)
+    # Each of eight micro-batches has 128 tokens of 512 numbers, and four copies share the link.
+    sent_ms = 8 * 4 * 128 * 512 * 4 * 8 / 1e9 * 1e3
+    assert found.step_ms > sent_ms
+    assert row.step_ms == pytest.approx(found.step_ms, rel=0.1)
+    within = apply(predicted, *(spec.replace("copies=4,", "") for spec in way.what_ifs(str(nodes), BATCH)))
+    assert within.predicted_ms < sent_ms / 2
+    # Copies that leave room in a node have their stages there.
+    spread = Plan(1, 2, 2, DDP, 1, 16, recompute=False).what_ifs(str(nodes), BATCH)
+    assert apply(predicted, *spread).predicted_ms < sent_ms / 2
+    with pytest.raises(WhatifError, match="from 1 to 100,000 copies, got 0"):
+        apply(predicted, f"pipeline:stages=2,copies=0,cluster={nodes}")
+
+
+def test_devices_that_fill_no_nodes_are_no_pipelines(predicted: Baseline) -> None:
+    """Of 12 GPUs two stages of six copies were counted as within a node of eight. It is not said to be memory."""
+    with pytest.raises(WhatifError, match="no groups of 12 devices"):
+        plan(predicted, [asked_of(predicted, 12, CLUSTER, global_batch=96)])
 
 
 def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
@@ -265,11 +297,6 @@ def test_memory_prunes_and_the_rest_is_said(predicted: Baseline) -> None:
     assert tight.best.samples_per_s <= whole.best.samples_per_s
     with pytest.raises(WhatifError, match="expected a plan that fits 8 devices"):
         plan(predicted, [replace(asked, memory_bytes=10**6)])
-
-
-def test_copies_on_a_number_that_fills_no_nodes_are_not_said_to_lack_memory(predicted: Baseline) -> None:
-    found = plan(predicted, [asked_of(predicted, 12, CLUSTER, global_batch=96)])
-    assert all("fills equal groups of 8 x any number, got 12" in str(why) for why in found.plain.values())
 
 
 def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Baseline) -> None:

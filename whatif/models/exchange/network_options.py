@@ -34,20 +34,23 @@ def network_of(
     algorithm: str = "auto",
     table: str | None = None,
     spread_pct: float | None = None,
+    neighbours: int = 1,
 ) -> Network:
     """Return the network that the options of the transform ``name`` describe; None: option not given.
 
     ``cluster`` is a preset's name or the path of a TOML file; if that leaves the number of one-worker machines open, it
     is 8 by default. With a cluster, ``workers`` takes its first workers, and ``bandwidth`` and ``latency_us`` are those
     of its outermost links. If the model's blocks are split across neighbours (``tensor_parallel``), a worker is one of
-    each such group. Without a cluster and rates it is the usual node and network of the device; on one that is not in
-    ``whatif/hardware/gpus``, and with rates, all links are equal. On a CPU gloo sends over TCP, whose headers take a
-    share of the rate, and all-reduces in a ring; its CPU cost is not part of the network
-    (`whatif.models.exchange.gloo`). ``spread_pct`` is the spread of the workers' steps. ``table`` is a file of measured
-    times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does, and applies
-    to any algorithm. Raises WhatifError on invalid options.
+    each such group, and one of each ``neighbours`` such groups. Without a cluster and rates it is the usual node and
+    network of the device; on one that is not in ``whatif/hardware/gpus``, and with rates, all links are equal. On a CPU
+    gloo sends over TCP, whose headers take a share of the rate, and all-reduces in a ring; its CPU cost is not part of
+    the network (`whatif.models.exchange.gloo`). ``spread_pct`` is the spread of the workers' steps. ``table`` is a file
+    of measured times (`whatif.hardware.cluster.calibration`); it gives the number of workers unless ``workers`` does,
+    and applies to any algorithm. Raises WhatifError on invalid options.
     """
     _check(name, workers, bandwidth, latency_us, algorithm, table, spread_pct)
+    if not 1 <= neighbours <= MOST_WORKERS:
+        raise WhatifError(f"{name}: expected from 1 to {MOST_WORKERS:,} copies, got {neighbours}.")
     measured = None if table is None else read_table(Path(table))
     own = device(graph)
     usual = own if (cluster, bandwidth, latency_us, table) == (None, None, None, None) else None
@@ -57,7 +60,8 @@ def network_of(
         link = Link((bandwidth or ETHERNET).byte_s, (LATENCY_US if latency_us is None else latency_us) * 1e3)
         network = Network.of(workers or default_workers, link)
     else:
-        network = _of_cluster(chosen, workers, default_workers, tensor_workers(graph), bandwidth, latency_us)
+        network = _of_cluster(chosen, workers, default_workers, tensor_workers(graph) * neighbours, bandwidth,
+                              latency_us)  # fmt: skip
     if not graph.has_gpu:
         network = _over_tcp(network)
         algorithm = "ring" if algorithm == "auto" else algorithm

@@ -158,12 +158,12 @@ class Composer:
         self._passes: dict[int, _Pass] = {}
         self._at_micro: dict[int, StepWork] = {}
         self._parts: dict[tuple[int, bytes], Cut] = {}
-        self._stages: dict[tuple[int, int, int, int], list[Memory]] = {}
+        self._stages: dict[tuple[int, int, int, bytes], list[Memory]] = {}
         update_ns = graph.duration_ns[step_kernels(graph)]
         self._start_up = float(np.minimum(update_ns, shortest_kernel_ns(graph)).sum() / max(update_ns.sum(), 1))
         self._slowest: dict[int, float] = {}
         self._cuts: dict[tuple[int, int, bytes], Int64] = {}
-        self._networks: dict[tuple[str, int], Network | None] = {}
+        self._networks: dict[tuple[str, int, int], Network | None] = {}
         self._units: tuple[dict[str, int], dict[int, int]] | None = None
 
     @property
@@ -215,7 +215,7 @@ class Composer:
         return max(peak(self._sharded(stage_memory, plan, largest_bytes)).total for stage_memory in found)
 
     def _stage_memories(self, memory: Memory, plan: Plan, begins: Int64) -> list[Memory]:
-        key = (plan.micro_batch, plan.pipeline, plan.passes, plan.chunks)  # copies may share state and gradients
+        key = (plan.micro_batch, plan.passes, plan.chunks, begins.tobytes())  # copies may share state and gradients
         if key not in self._stages:
             shares, parameters = (
                 by_stage(part_shares(sizes, begins), plan.pipeline)
@@ -278,11 +278,13 @@ class Composer:
             self._at_micro[plan.micro_batch] = at_micro_batch(self.graph, self.model, plan.micro_batch / self.batch)
         return self._at_micro[plan.micro_batch]
 
-    def _network(self, name: str, workers: int) -> Network:
-        key = (name, workers)
+    def _network(self, name: str, workers: int, neighbours: int = 1) -> Network:
+        key = (name, workers, neighbours)
         if key not in self._networks:
             try:
-                self._networks[key] = network_of(self.graph, name, workers=workers, cluster=self.cluster)
+                self._networks[key] = network_of(
+                    self.graph, name, workers=workers, cluster=self.cluster, neighbours=neighbours
+                )
             except WhatifError:
                 self._networks[key] = None
         found = self._networks[key]
@@ -296,7 +298,7 @@ class Composer:
     def _begins(self, plan: Plan) -> Int64:
         """The first call of each part: parts as even as possible, by the busier side and the messages."""
         n_parts = plan.pipeline * plan.chunks
-        message = self._network("pipeline", plan.pipeline).cost("send", self._crossing(plan)).total_ns
+        message = self._network("pipeline", plan.pipeline, plan.data).cost("send", self._crossing(plan)).total_ns
         key = (plan.micro_batch, n_parts, message.tobytes())  # more stages may span more nodes
         if key not in self._cuts:
             calls = self._pass(plan)
@@ -341,7 +343,7 @@ class Composer:
     def _pipeline(self, plan: Plan) -> Parts:
         calls, begins = self._pass(plan), self._begins(plan)
         stages, count, cut = plan.pipeline, plan.passes, self._cut(plan, begins)
-        network = self._network("pipeline", stages)
+        network = self._network("pipeline", stages, plan.data)
         exchange = self._exchange_of_stages(plan, cut.stage_gradients(stages))
         update = stage_updates(cut, cut.work, stages)
         if plan.level:

@@ -439,8 +439,7 @@ def _plain(
             found[name] = (
                 "one device has no other" if asked.gpus == 1
                 else f"{asked.global_batch:,} samples cannot be divided among {asked.gpus:,} copies" if uneven
-                else next((why for plan, why in refused.items() if plan.is_plain(level)), "")
-                or _no_group_of_all(asked) or "does not fit"
+                else next((why for plan, why in refused.items() if plan.is_plain(level)), "does not fit")
             )  # fmt: skip
             continue
         best = fitting[0]
@@ -449,15 +448,6 @@ def _plain(
         except WhatifError as error:
             found[name] = str(error)
     return found
-
-
-def _no_group_of_all(asked: Asked) -> str:
-    """Why the cluster has no group of all the devices; empty if it has one."""
-    try:
-        load_cluster(asked.cluster).network(asked.gpus)
-    except WhatifError as error:
-        return str(error)
-    return ""
 
 
 def _best_of_each(
