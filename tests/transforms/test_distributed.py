@@ -229,6 +229,8 @@ def test_every_bucket_comes_back_whether_it_is_copied_or_not(specs: list[str]) -
 
 def test_the_note_names_the_network() -> None:
     note = apply(two_layers(), "distributed").notes[-1]
+    assert "8 at 960 Gbit/s and 3.4 us (usual for V100-SXM2-32)" in note
+    note = apply(two_layers(), "distributed:bandwidth=25Gbps").notes[-1]
     assert "8 at 25 Gbit/s and 14 us, auto" in note
 
 

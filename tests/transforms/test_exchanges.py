@@ -178,9 +178,10 @@ def test_kernels_that_run_any_collective_are_classified(shared_traces: Path) -> 
 
 def test_an_empty_bucket_costs_its_latency() -> None:
     """A frozen layer's gradient of no bytes fills a bucket of its own: 14 latencies flat, 8 in stages, 7 as lists."""
-    graph = apply(two_layers(grad_ready_order=rows(GRADIENT, 0)), "distributed:workers=8,algorithm=ring")
+    one_layer = two_layers(grad_ready_order=rows(GRADIENT, 0))
+    graph = apply(one_layer, "distributed:workers=8,bandwidth=25Gbps,algorithm=ring")
     assert communication(graph)[1] == ("all-reduce", 14 * 14_000, 0)
-    assert [part[1:] for part in communication(apply(graph, "blueconnect"))[4:]] == [
+    assert [part[1:] for part in communication(apply(graph, "blueconnect:bandwidth=25Gbps"))[4:]] == [
         (3 * 14_000, 0), (14_000, 0), (14_000, 0), (3 * 14_000, 0)
     ]  # fmt: skip
     assert communication(apply(graph, "dgc"))[1] == ("sparse all-gather", 7 * 14_000, 0)

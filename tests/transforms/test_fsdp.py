@@ -296,7 +296,7 @@ def test_hybrid_sharding_needs_nodes(tmp_path: Path) -> None:
     path = tmp_path / "nodes.toml"
     path.write_text(NODES)
     graph = blocks()
-    for options in ("workers=4", f"cluster={path.with_name('one.toml')},workers=4"):
+    for options in ("workers=4,bandwidth=25Gbps", f"cluster={path.with_name('one.toml')},workers=4"):
         path.with_name("one.toml").write_text(NODES.replace("workers = 2", "workers = 1"))
         with pytest.raises(WhatifError, match="hybrid=true"):
             apply(graph, f"fsdp:{options},hybrid=true")

@@ -73,6 +73,20 @@ def test_stages_1_and_2_take_the_same_time() -> None:
     assert simulate(first).makespan_ns == simulate(second).makespan_ns
 
 
+def test_only_stage_2_sends_gradients_in_every_pass() -> None:
+    """Its workers keep a part of the gradients between passes; each pass took one exchange for all of them."""
+    for stage, scatters in ((1, 2), (2, 6)):
+        graph = apply(blocks(), "gradient_accumulation:passes=3", f"zero:{LINK},bucket=3MB,stage={stage}")
+        timeline = simulate(graph)
+        sent = drawn(timeline, "network")
+        assert [name for name, _, _ in sent] == [SCATTER] * scatters + [GATHER]
+        # Of each pass the first bucket is sent while its second block works.
+        works = [row for row in drawn(timeline, "stream 7") if row[0] == "b0"][-scatters // 2 :]
+        assert len(works) == scatters // 2
+        for (_, begin, end), (_, start, _) in zip(works, sent[::2], strict=False):
+            assert begin - 50 <= start <= end
+
+
 def test_stage_3_is_fsdp() -> None:
     assert equal(apply(blocks(), f"zero:{LINK},stage=3"), apply(blocks(), f"fsdp:{LINK}"))
 

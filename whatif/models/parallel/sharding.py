@@ -271,7 +271,8 @@ def sharded_gradients(
     """Return the graph that reduce-scatters gradient buckets, updates a part per worker and gathers the parameters.
 
     A bucket is full once it holds ``bucket_bytes``. ``overlap``: it is sent then, during the backward pass; else after
-    that pass. ``stage`` 1 keeps full gradients, 2 only the worker's part.
+    that pass. ``stage`` 1 keeps full gradients, and sends them in the last pass of a step; 2 keeps only the worker's
+    part, and sends them in each (DeepSpeed, stage_1_and_2.py: overlapping_partition_gradients_reduce_epilogue).
     """
     workers = network.workers
     if stage == 1:
@@ -280,19 +281,30 @@ def sharded_gradients(
         graph = change_memory(graph, lambda memory: with_sharded_gradients(memory, workers, bucket_bytes))
     graph = with_workers(graph, workers)
     graph, found = with_slowest(graph, network), passes(graph)
-    by_step = list(zip(found.step.tolist(), _pass_ends(found), strict=True))
-    last = {step: pass_ends for step, pass_ends in by_step if pass_ends.last >= 0}
-    first = {step: pass_ends.first for step, pass_ends in by_step if pass_ends.begins}
+    every = _pass_ends(found)
+    first = {step: ends.first for step, ends in zip(found.step.tolist(), every, strict=True) if ends.begins}
     rows: list[Exchange] = []
     for step in np.unique(gradients.step).tolist():
-        if step not in last:
+        numbers = [number for number in np.flatnonzero(found.step == step).tolist() if every[number].last >= 0]
+        if not numbers:
             continue  # its backward pass was launched before the recording began
-        in_step, ends = gradients.step == step, last[step]
-        sizes = gradients.size_bytes[in_step]
-        rows += _buckets(graph, sizes, gradients.task[in_step], ends, bucket_bytes, overlap=overlap)
-        rows.append(_gather_updated(graph, int(sizes.sum()), step, ends, first.get(step + 1, -1)))
+        in_step = gradients.step == step
+        sizes, task = gradients.size_bytes[in_step], gradients.task[in_step]
+        for number in numbers if stage == 2 else numbers[-1:]:
+            ready = _as_far(found, task, numbers[-1], number)
+            rows += _buckets(graph, sizes, ready, every[number], bucket_bytes, overlap=overlap)
+        rows.append(_gather_updated(graph, int(sizes.sum()), step, every[numbers[-1]], first.get(step + 1, -1)))
     exchanged = exchange(graph, rows, network, CHANNEL, BUCKET_CALL)
     return update_share(slow_kernels_beside(exchanged) if overlap else exchanged, 1 / workers)
+
+
+def _as_far(found: Passes, task: Int64, of: int, number: int) -> Int64:
+    """Return the backward work of the pass ``number`` that is as far in it as each ``task`` is in the pass ``of``."""
+    if number == of:
+        return task
+    here, there = (found.task[found.backward & (found.number == each)] for each in (of, number))
+    share = np.searchsorted(here, task).clip(0, len(here) - 1) / max(len(here) - 1, 1)
+    return np.asarray(there[np.rint(share * (len(there) - 1)).astype(np.int64)], dtype=np.int64)
 
 
 def _buckets(

@@ -329,11 +329,11 @@ class Composer:
         name = "fsdp" if plan.level in (FSDP, HYBRID) else "zero" if plan.level else "distributed"
         network = self._network(name, plan.data)
         forward_ns, backward_ns = (float(side.busy.sum()) for side in (calls.forward, calls.backward))
-        # Gradients are exchanged in the last pass alone, except FSDP's.
+        # DDP and ZeRO-1 exchange gradients in the last pass alone.
         if plan.level == DDP:
             return self._exchanges.replicated(network, backward_ns)
         if plan.level not in (FSDP, HYBRID):
-            return self._exchanges.sharded_state(network, backward_ns)
+            return self._exchanges.sharded_state(network, backward_ns, 1 if plan.level == ZERO_1 else plan.passes)
         sizes = self._of_units()[1]
         units = [size for unit, size in sizes.items() if unit >= 0]
         within, across = nodes_of(network, name) if plan.level == HYBRID else (network, None)

@@ -71,19 +71,23 @@ class Exchanges:
         exposed = _exposed_ns(ready * lengthened - work, cost.total_ns, lengthened)
         return Exchanged(overhead + done, 0.0, exposed)
 
-    def sharded_state(self, network: Network, backward_ns: float) -> Exchanged:
-        """ZeRO-1 and 2: buckets are reduced and scattered, parameters gathered (``sharding.sharded_gradients``)."""
+    def sharded_state(self, network: Network, backward_ns: float, passes: int = 1) -> Exchanged:
+        """ZeRO-1 and 2: buckets are reduced and scattered, parameters gathered (``sharding.sharded_gradients``).
+
+        ``passes``: of a step, in which gradients are sent: the last one of ZeRO-1, each one of ZeRO-2.
+        """
         graph = self._graph
         sizes, ready = self._in_buckets(BUCKET_BYTES / MEBIBYTE)
-        copied = float(moving(graph, 2 * sizes).duration_ns.sum())
+        copied = passes * float(moving(graph, 2 * sizes).duration_ns.sum())
         scattered = gloo.sent(graph, network, "reduce_scatter", sizes).cost.total_ns
         gathered = float(gloo.sent(graph, network, "all_gather", [sizes.sum()]).cost.total_ns[0])
-        calls = (len(sizes) + 1) * BUCKET_CALL.centre_ns
+        count = passes * len(sizes)
+        calls = (count + 1) * BUCKET_CALL.centre_ns
         if not self._on_gpu:  # every call blocks
-            return Exchanged(copied + calls, 0.0, float(scattered.sum()) + gathered)
-        beside = float(traffic_ns(graph, "reduce_scatter", sizes, network.workers).sum())
-        exposed = _exposed_ns(ready * backward_ns, scattered, backward_ns) + gathered
-        return Exchanged(calls + len(sizes) * self._launch_ns, copied + beside, exposed)
+            return Exchanged(copied + calls, 0.0, passes * float(scattered.sum()) + gathered)
+        beside = passes * float(traffic_ns(graph, "reduce_scatter", sizes, network.workers).sum())
+        exposed = passes * _exposed_ns(ready * backward_ns, scattered, backward_ns) + gathered
+        return Exchanged(calls + count * self._launch_ns, copied + beside, exposed)
 
     def all_sharded(
         self, network: Network, units: Sequence[int], root: int, forward_ns: float, backward_ns: float,
