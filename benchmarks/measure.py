@@ -68,9 +68,13 @@ def command_cpu_s(command: Sequence[str], environment: dict[str, str] | None = N
 
 
 def candidate(name: str, path: Path, python: str = sys.executable) -> dict[str, Any]:
-    """Run one candidate of ``candidate.py`` in a fresh process; return its report, or {"error": message}."""
+    """Run one candidate of ``candidate.py`` in a fresh process; return its report, or {"error": message}.
+
+    As in a command of whatif, OpenBLAS starts no threads, which would still spin as the time begins: in no candidate.
+    """
     command = [python, "-P", str(HERE / "candidate.py"), name, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
