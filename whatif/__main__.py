@@ -6,14 +6,15 @@ import sys
 
 # A command makes few reference cycles, and searching for them takes a tenth of a short command's time.
 COLLECTIONS = 100_000, 20, 100
-# These run a user's code or time operators: their process stays as it is.
+# These run a user's code or time operators, which may multiply matrices.
 LEFT_ALONE = {"collect", "opdb", "predict"}
 
 
 def main() -> int:
     """Run one command; return its exit status. Ctrl-C prints one sentence even while the command line itself loads."""
-    if LEFT_ALONE.isdisjoint(sys.argv):
+    if "collect" not in sys.argv:  # collect runs a user's script.
         gc.set_threshold(*COLLECTIONS)
+    if LEFT_ALONE.isdisjoint(sys.argv):
         # OpenBLAS starts a thread for each core, a fifth of a short command's time; no other command needs one.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
