@@ -48,18 +48,16 @@ def what_ifs(ways: dict[str, int], cluster: str, *, selective: bool = False, chu
     if tensor > 1:
         sequence = ",sequence_parallel=true" if selective else ""
         found.append(f"tensor_parallel:workers={tensor},cluster={cluster},vocabulary=true{sequence}")
-    if selective:
-        found.append(CORE)
+    found.append(CORE if selective else "activation_checkpoint")  # of each block, not of embedding and head
     if stages > 1:
         mode = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
-        again = "" if selective else ",recompute=true"
+        copies = f",copies={data}" if data > 1 else ""
         found.append(
-            f"pipeline:stages={stages},micro_batches={passes},micro_batch={ways['micro_batch']},even=true{mode}{again},"
+            f"pipeline:stages={stages},micro_batches={passes},micro_batch={ways['micro_batch']},even=true{mode}{copies},"
             f"cluster={cluster}"
         )
-    else:
-        found += [] if selective else ["activation_checkpoint"]
-        found += [f"gradient_accumulation:passes={passes}"] if passes > 1 else []
+    elif passes > 1:
+        found.append(f"gradient_accumulation:passes={passes}")
     if data > 1:
         # Megatron-LM exchanges gradients after the backward pass.
         late = "" if stages > 1 else ",overlap=false"
