@@ -56,7 +56,8 @@ def transform(
 
     A micro-batch has `micro_batch` samples (recorded batches if their size is unknown); by default the recorded batch
     is divided among them. With `even` each stage has equally many repeated blocks, as by default in Megatron-LM. With
-    a cluster, the stages of `copies` pipelines are neighbours, and the next stages behind them.
+    a cluster, the same stages of `copies` pipelines (the workers of the data-parallel what-if that is named too) are
+    neighbours, and the next stages behind them.
     """
     chunks = chunks if schedule == "interleaved" else 1
     refuse_stages(graph, "pipeline")

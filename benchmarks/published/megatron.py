@@ -51,9 +51,8 @@ def what_ifs(ways: dict[str, int], cluster: str, *, selective: bool = False, chu
     found.append(CORE if selective else "activation_checkpoint")  # of each block, not of embedding and head
     if stages > 1:
         mode = f",schedule=interleaved,chunks={chunks}" if chunks > 1 else ""
-        copies = f",copies={data}" if data > 1 else ""
         found.append(
-            f"pipeline:stages={stages},micro_batches={passes},micro_batch={ways['micro_batch']},even=true{mode}{copies},"
+            f"pipeline:stages={stages},micro_batches={passes},micro_batch={ways['micro_batch']},even=true{mode},"
             f"cluster={cluster}"
         )
     elif passes > 1:

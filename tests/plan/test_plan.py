@@ -125,7 +125,6 @@ def test_a_pipeline_of_copies_that_fill_a_node_sends_between_nodes(predicted: Ba
         '[[level]]\nname = "nodes"\nbandwidth = "1Gbps"\n'
     )
     way = Plan(1, 2, 4, DDP, 1, 8, recompute=False)
-    assert "copies=4" in way.what_ifs(str(nodes), BATCH)[0]
     asked = asked_of(predicted, 8, str(nodes), global_batch=32)
     (one,) = Composer(predicted.graph, str(nodes)).estimates(iter([way]), None)
     row = _row(predicted, asked, one)
@@ -134,7 +133,11 @@ def test_a_pipeline_of_copies_that_fill_a_node_sends_between_nodes(predicted: Ba
     sent_ms = 8 * 4 * 128 * 512 * 4 * 8 / 1e9 * 1e3
     assert found.step_ms > sent_ms
     assert row.step_ms == pytest.approx(found.step_ms, rel=0.1)
-    within = apply(predicted, *(spec.replace("copies=4,", "") for spec in way.what_ifs(str(nodes), BATCH)))
+    piped, *others = way.what_ifs(str(nodes), BATCH)
+    named = apply(predicted, piped, *others)
+    assert [part.options.get("copies") for part in named.transforms] == [4, None]
+    assert named.predicted_ms == apply(predicted, f"{piped},copies=4", *others).predicted_ms == found.step_ms
+    within = apply(predicted, f"{piped},copies=1", *others)
     assert within.predicted_ms < sent_ms / 2
     # Copies that leave room in a node have their stages there.
     spread = Plan(1, 2, 2, DDP, 1, 16, recompute=False).what_ifs(str(nodes), BATCH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from whatif.graph.task_graph import TaskGraph
 from whatif.models.kernels.whole_graphs import check_kernels_known
 from whatif.prediction.baseline import Baseline
-from whatif.prediction.transform import LATE, PLACES, WHOLE, Transform, built_in_names, load_transform
+from whatif.prediction.transform import AXES, LATE, PLACES, WHOLE, Transform, built_in_names, load_transform
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import ByPriority, Schedule, simulate
@@ -53,7 +53,7 @@ def applied_in_turn(
     ``kept``: of earlier compositions of this graph, for those that begin alike; the latest are added. Raises
     WhatifError if one does not apply or breaks the graph.
     """
-    ordered = in_order(transforms)
+    ordered = _knowing_copies(in_order(transforms))
     names = tuple(map(spelled, ordered))
     parts: tuple[Applied, ...] = ()
     for place, transform in enumerate(ordered):
@@ -110,6 +110,19 @@ def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
         places.append(max(places, default=-1) if transform.place is None else order.index(transform.place))
     by_place = sorted(range(len(transforms)), key=places.__getitem__)
     return tuple(transforms[at] for at in by_place)
+
+
+def _knowing_copies(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return the transforms; a pipeline has as many ``copies`` as the data-parallel what-if has workers."""
+    workers = next((t.options.get("workers") for t in transforms if t.axis == AXES.index("data")), None)
+
+    def placed(transform: Transform) -> bool:
+        is_pipeline = transform.axis == AXES.index("pipeline")
+        return is_pipeline and "copies" in transform.parameters and "copies" not in transform.options
+
+    if workers is None:
+        return tuple(transforms)
+    return tuple(replace(t, options={**t.options, "copies": workers}) if placed(t) else t for t in transforms)
 
 
 def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:

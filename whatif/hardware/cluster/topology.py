@@ -56,9 +56,10 @@ class Cluster(Struct, frozen=True):
     gpu: str | None = None
     path: str = ""
 
-    def network(self, workers: int | None = None) -> Network:
-        """Return the network of the first ``workers`` workers, which fill members in order; None is all of them, with
-        one member in a level of open size.
+    def network(self, workers: int | None = None, inner: int = 1) -> Network:
+        """Return the network of the first ``workers`` groups of ``inner`` neighbours, which fill members in order.
+
+        ``workers`` None is all of the cluster, with one member in a level of open size.
 
         Raises WhatifError if there are not enough, or if they do not fill equal groups.
         """
@@ -69,23 +70,24 @@ class Cluster(Struct, frozen=True):
         if not cluster_levels:
             raise WhatifError(f"{self.path}: expected a [[level]], or two processors and a [[link]], got neither.")
         if workers is None:
-            workers = math.prod(level.workers or 1 for level in cluster_levels)
+            workers, inner = math.prod(level.workers or 1 for level in cluster_levels), 1
         if workers < 1:
             raise WhatifError(f"cluster {self.name!r}: expected 1 worker or more, got {workers}.")
-        remaining, levels = workers, []
+        remaining, levels = workers * inner, []
         for number, level in enumerate(cluster_levels):
             last = number == len(cluster_levels) - 1
             most = remaining if level.workers is None else level.workers
             members = min(remaining, most)
             if remaining % members or (last and remaining > members):
-                raise WhatifError(self._unequal(cluster_levels, workers))
+                raise WhatifError(self._unequal(cluster_levels, workers, inner))
             levels.append(Level(members, level.link, level.shared, level.kind))
             remaining //= members
         return Network(tuple(levels), gpu=self.gpu)
 
-    def _unequal(self, levels: tuple[ClusterLevel, ...], workers: int) -> str:
+    def _unequal(self, levels: tuple[ClusterLevel, ...], workers: int, inner: int) -> str:
+        got = f"{workers * inner} ({workers} groups of {inner} neighbours)" if inner > 1 else str(workers)
         sizes = " x ".join(str(level.workers or "any number") for level in levels)
         return (
-            f"cluster {self.name!r}: expected a number of workers that fills equal groups of {sizes}, got {workers}; "
+            f"cluster {self.name!r}: expected a number of workers that fills equal groups of {sizes}, got {got}; "
             "choose another number or cluster file, or bandwidth= without cluster= for equal links."
         )

@@ -97,9 +97,9 @@ def _of_cluster(
     latency_us: float | None,
 ) -> Network:  # fmt: skip
     """The network of a cluster's first workers, each one of a group of ``inner`` neighbours."""
-    network = cluster.network(None if workers is None else workers * inner)
+    network = cluster.network(workers, inner)
     if workers is None and network.workers == 1 and cluster.levels and cluster.levels[-1].workers is None:
-        network = cluster.network(default_workers * inner)
+        network = cluster.network(default_workers, inner)
     return _outermost(network, bandwidth, latency_us).around(inner)
 
 

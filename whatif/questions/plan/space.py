@@ -78,7 +78,7 @@ class Plan(Struct, frozen=True):
             order = f",schedule=interleaved,chunks={self.chunks}" if self.chunks > 1 else ""
             found.append(
                 f"pipeline:stages={self.pipeline},micro_batches={count},micro_batch={self.micro_batch}{order},"
-                f"{f'copies={self.data},' if self.data > 1 else ''}cluster={cluster}"
+                f"cluster={cluster}"
             )
         elif count > 1:
             found.append(f"gradient_accumulation:passes={count}")
