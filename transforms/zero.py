@@ -54,11 +54,11 @@ def transform(
     check_exchanges_nothing(graph, "zero")
     if network.workers == 1:
         return graph.unchanged("zero: one worker has no other to share its state with; nothing changes")
-    if stage == 3:
-        refuse_stages(graph, "zero:stage=3")
+    if stage > 1:
+        refuse_stages(graph, f"zero:stage={stage}")
     if is_pipelined(graph):
         graph = with_gradient_bytes(graph, gradient_mb, "zero")
-        return sharded_stages(graph, "zero", network, stage=stage, bucket_bytes=bucket.size_bytes).note(
+        return sharded_stages(graph, "zero", network).note(
             f"zero: {network.workers} copies of the pipeline share the state of each stage"
         )
     source, gradients = gradients_source(graph, gradient_mb), step_gradients(graph, gradient_mb, "zero")

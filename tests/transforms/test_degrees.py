@@ -17,7 +17,7 @@ ORDERS = tuple(permutations(AXES))
 
 degrees = st.fixed_dictionaries({
     "tensor": st.sampled_from([1, 2, 4]), "pipeline": st.integers(1, 3), "data": st.integers(1, 9),
-    "micro_batches": st.sampled_from([2, 3, 6]), "name": st.sampled_from(["distributed", "zero"]),
+    "micro_batches": st.sampled_from([2, 3, 6]), "name": st.sampled_from(["distributed:", "zero:stage=1,"]),
     "rates": st.fixed_dictionaries(dict.fromkeys(AXES, st.sampled_from([40, 400, 4_000, 40_000]))),
 })  # fmt: skip
 
@@ -33,7 +33,7 @@ def spelled(case: dict[str, object], rates: dict[str, int]) -> dict[str, str]:
     return {
         "tensor": f"tensor_parallel:workers={case['tensor']},bandwidth={rates['tensor']}Mbps",
         "pipeline": f"pipeline:{micro},bandwidth={rates['pipeline']}Mbps",
-        "data": f"{case['name']}:workers={case['data']},bandwidth={rates['data']}Mbps",
+        "data": f"{case['name']}workers={case['data']},bandwidth={rates['data']}Mbps",
     }
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Int64, Phase
 from whatif.hardware.cluster.network import Network
@@ -23,7 +22,7 @@ from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.memory_effects import change_memory
-from whatif.models.parallel.sharded_memory import with_sharded_gradients, with_sharded_state
+from whatif.models.parallel.sharded_memory import with_sharded_state
 from whatif.models.parallel.sharding import BUCKET_CALL
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import GRADIENTS, of_activations
@@ -41,7 +40,7 @@ def refuse_stages(graph: TaskGraph, name: str) -> None:
     if is_pipelined(graph):
         raise WhatifError(
             f"{name}: expected steps of a whole model, got a pipeline's stages; of what goes around these only "
-            "distributed and zero:stage=1 or 2 are modelled."
+            "distributed and zero:stage=1 are modelled (DeepSpeed's pipelines take no other stage of ZeRO)."
         )
 
 
@@ -97,20 +96,15 @@ def exchange_of_stages(graph: TaskGraph, name: str, network: Network, *, sharded
     return graph
 
 
-def sharded_stages(graph: TaskGraph, name: str, network: Network, *, stage: int, bucket_bytes: int) -> TaskGraph:
-    """Return the pipeline as one of as many replicas as ``network`` has workers, which shard each stage's state.
+def sharded_stages(graph: TaskGraph, name: str, network: Network) -> TaskGraph:
+    """Return the pipeline as one of as many replicas as ``network`` has workers, which share its state (ZeRO-1).
 
-    ``stage`` 1 keeps full gradients, 2 the worker's part and a bucket of ``bucket_bytes``. Raises as
-    ``exchange_of_stages``.
+    Raises as ``exchange_of_stages``.
     """
-
-    def shared(memory: Memory) -> Memory:
-        if stage == 1:
-            return with_sharded_state(memory, network.workers)
-        return with_sharded_gradients(memory, network.workers, bucket_bytes)
-
     graph = exchange_of_stages(graph, name, network, sharded=True)
-    return with_workers(change_memory(graph, shared), network.workers)
+    return with_workers(
+        change_memory(graph, lambda memory: with_sharded_state(memory, network.workers)), network.workers
+    )
 
 
 def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:
