@@ -7,10 +7,11 @@ Model:  stages 1 and 2 reduce-scatter every bucket of gradients, update a part o
         them in a step's last pass, stage 2 in each pass (DeepSpeed's stage_1_and_2.py). With overlap=true a bucket is
         sent as soon as it is full, during the backward pass, else after that pass (DeepSpeed's default below stage 3).
         DeepSpeed's buckets are larger than these 25 MiB, which are DDP's: use bucket=2GB. Stage 3 is `fsdp` with its
-        defaults; name `fsdp` for its options. A copy of each bucket and the calls cost their time; the update takes its
-        kernels' start-up and its share of the rest. On a CPU (gloo) every call blocks, takes its work from the core,
-        and a reduce-scatter is an all-reduce. Ignored: the slower kernels beside NCCL, offloading, partitions of the
-        activations. In the range: 34 % more than theory (Daydream §6.5).
+        defaults; name `fsdp` for its options. Around a pipeline only stage 1 is possible, as in DeepSpeed. A copy of
+        each bucket and the calls cost their time; the update takes its kernels' start-up and its share of the rest. On
+        a CPU (gloo) every call blocks, takes its work from the core, and a reduce-scatter is an all-reduce. Ignored:
+        the slower kernels beside NCCL, offloading, partitions of the activations. In the range: 34 % more than theory
+        (Daydream §6.5).
 Effort: medium: DeepSpeed around the model and the optimizer with zero_optimization.stage in its configuration.
 """
 
