@@ -12,10 +12,14 @@ import pytest
 import whatif
 from tests.transforms.pipelines import equal_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, load_transform
+from whatif.graph.memory import LayerMemory, Memory
 from whatif.models.exchange import more_passes
 from whatif.models.exchange.beside_kernels import BESIDE
 from whatif.models.exchange.exchanges import tensor_workers
+from whatif.models.layers.memory_effects import with_stages
 from whatif.prediction.predict import Baseline, Prediction, apply
+from whatif.report.perfetto import write_perfetto
+from whatif.simulation.simulator import simulate
 from whatif.simulation.transfers import hidden_ns, latency_of, workers_of
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -75,6 +79,19 @@ def test_no_axis_is_dropped() -> None:
         assert sent(together.graph, name) > 0
         slower = dict.fromkeys((("tensor", "pipeline", "rate")[number],), 20)
         assert apply(gpt2(), *three(**slower)).predicted_ms > together.predicted_ms + 1
+
+
+def test_the_fullest_stage_of_a_pipeline_is_another_one_once_its_copies_share_their_state(tmp_path: Path) -> None:
+    """The memory of the stage with the most state was reported, not that of the one with the most activations."""
+    pipeline, zero = load_transform(PIPELINE.format(pipeline=1000)), load_transform("zero:stage=1,workers=8")
+    first, last = (Memory(0, state, 0, (LayerMemory("", kept, 0),)) for state, kept in ((0, 900), (800, 200)))
+    graph = with_stages(pipeline(gpt2().graph), (first, last))
+    assert graph.info.peak_bytes == 1000
+    assert zero(graph).info.peak_bytes == 900
+    assert "zero: `memory` reports stage 0, now the fullest one" in zero(graph).notes
+    exported = str(tmp_path / "stages.json")
+    write_perfetto(exported, simulate(graph), None, without_profiler=False)
+    assert zero(whatif.read(exported)).info.peak_bytes == 900
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])

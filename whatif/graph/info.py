@@ -42,6 +42,7 @@ class GraphInfo:
     operators: tuple[Described, ...] = ()  # of the tasks, in the op database's terms, each once
     gradient_bytes: tuple[int, ...] = ()  # of a step by autograd's operators, in the order of completion
     memory: Memory | None = None  # memory of a step on the device; None if unknown
+    stages: tuple[Memory, ...] = ()  # that of each stage of a pipeline; ``memory`` is the fullest one's
     differentiates_gradients: bool = False  # whether a backward pass builds its own graph (create_graph=True)
     loads_in_processes: bool = False  # whether separate processes prepare the batches
     changes: tuple[Change, ...] = ()  # changes by transforms that later ones depend on

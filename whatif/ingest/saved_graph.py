@@ -204,7 +204,7 @@ def _info_type() -> type[msgspec.Struct]:
     # Fields that older files do not have.
     later = {
         "loads_in_processes": False, "changes": (), "findings": (), "checks": (), "copy_devices": 1,
-        "batch_factor": 1.0,
+        "batch_factor": 1.0, "stages": (),
     }  # fmt: skip
     columns = [(name, kind) for name, kind in hints.items() if name not in later]
     columns += [(name, hints[name], default) for name, default in later.items()]  # type: ignore[misc]

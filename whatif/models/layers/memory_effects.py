@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whatif.graph.memory import LayerMemory, Memory, recomputed, update_workspace
+from whatif.graph.memory import LayerMemory, Memory, fullest, recomputed, update_workspace
 from whatif.graph.types import Int64
 from whatif.models.layers.segments import places_within
 
@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 def change_memory(graph: TaskGraph, effect: Callable[[Memory], Memory]) -> TaskGraph:
     """Return the graph with its memory replaced by ``effect(memory)``; the same graph if its memory is unknown.
 
-    ``effect`` takes and returns a ``whatif.graph.memory.Memory``, which lists bytes layer by layer.
+    ``effect`` takes and returns a ``whatif.graph.memory.Memory``, which lists bytes layer by layer. Of a pipeline it
+    changes every stage: another one may then be the fullest.
     """
-    memory = graph.info.memory
-    return graph if memory is None else graph.replace(info=replace(graph.info, memory=effect(memory)))
+    if graph.info.memory is None:
+        return graph
+    if graph.info.stages:
+        return with_stages(graph, tuple(map(effect, graph.info.stages)))
+    return graph.replace(info=replace(graph.info, memory=effect(graph.info.memory)))
+
+
+def with_stages(graph: TaskGraph, stages: Sequence[Memory]) -> TaskGraph:
+    """Return the graph with the memory of each stage of a pipeline; that of a step is the fullest one's."""
+    return graph.replace(info=replace(graph.info, memory=fullest(stages)[1], stages=tuple(stages)))
 
 
 def with_share(memory: Memory, share: float) -> Memory:

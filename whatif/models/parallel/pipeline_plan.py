@@ -6,12 +6,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from whatif.graph.memory import peak
+from whatif.graph.memory import fullest, peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.models.exchange.exchanges import senders
 from whatif.models.exchange.more_passes import passes_represented
-from whatif.models.layers.memory_effects import change_memory, with_batch
+from whatif.models.layers.memory_effects import with_batch, with_stages
 from whatif.models.parallel.pipeline_memory import stage_memories
 from whatif.models.parallel.pipeline_schedule import Pass, most_in_flight
 from whatif.models.parallel.stage_work import (
@@ -230,11 +230,9 @@ def with_stage_memory(graph: TaskGraph, planned: Plan, orders: list[list[Pass]],
     found = stage_memories(
         memory, micro, row_part, flights, count, shares, parameters, factor, recompute=planned.recompute
     )
-    peaks = [peak(each).total for each in found]
-    fullest = int(np.argmax(peaks))
-    sizes_gb = ", ".join(f"{size / 1e9:.2f}" for size in peaks[:16]) + (", …" if stages > 16 else "")
-    return change_memory(graph, lambda _: found[fullest]).note(
-        f"pipeline: the stages need {sizes_gb} GB of memory; `memory` reports stage {fullest}"
+    sizes_gb = ", ".join(f"{peak(each).total / 1e9:.2f}" for each in found[:16]) + (", …" if stages > 16 else "")
+    return with_stages(graph, found).note(
+        f"pipeline: the stages need {sizes_gb} GB of memory; `memory` reports stage {fullest(found)[0]}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whatif.graph.memory import fullest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Int64, Phase
 from whatif.hardware.cluster.network import Network
@@ -102,9 +103,10 @@ def sharded_stages(graph: TaskGraph, name: str, network: Network) -> TaskGraph:
     Raises as ``exchange_of_stages``.
     """
     graph = exchange_of_stages(graph, name, network, sharded=True)
-    return with_workers(
-        change_memory(graph, lambda memory: with_sharded_state(memory, network.workers)), network.workers
-    )
+    changed = change_memory(graph, lambda memory: with_sharded_state(memory, network.workers))
+    changed = with_workers(changed, network.workers)
+    before, now = (fullest(each.info.stages)[0] if each.info.stages else 0 for each in (graph, changed))
+    return changed if before == now else changed.note(f"{name}: `memory` reports stage {now}, now the fullest one")
 
 
 def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:
