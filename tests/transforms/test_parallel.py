@@ -81,6 +81,22 @@ def test_no_axis_is_dropped() -> None:
         assert apply(gpt2(), *three(**slower)).predicted_ms > together.predicted_ms + 1
 
 
+def test_a_pipeline_has_as_many_copies_as_there_are_workers_if_none_are_named(tmp_path: Path) -> None:
+    """The stages were neighbours, beside eight copies."""
+    nodes = tmp_path / "nodes.toml"
+    node = '[[level]]\nname = "GPUs"\nworkers = 8\nbandwidth = "100Gbps"\n[[level]]\nname = "nodes"\n'
+    nodes.write_text(node + 'bandwidth = "1Gbps"\n')
+    named, left_open = (
+        apply(gpt2(), f"pipeline:stages=2,micro_batches=2,cluster={nodes}", f"distributed:{workers}cluster={nodes}")
+        for workers in ("workers=8,", "")
+    )
+    assert left_open.predicted_ms == named.predicted_ms
+    assert left_open.transforms[0].options["copies"] == 8
+    nodes.write_text(node + 'workers = 1\nbandwidth = "1Gbps"\n')
+    with pytest.raises(WhatifError, match=r"fills equal groups of 8 x 1, got 16 \(2 groups of 8 neighbours\)"):
+        apply(gpt2(), f"pipeline:stages=2,micro_batches=2,cluster={nodes}", f"distributed:cluster={nodes}")
+
+
 def test_the_fullest_stage_of_a_pipeline_is_another_one_once_its_copies_share_their_state(tmp_path: Path) -> None:
     """The memory of the stage with the most state was reported, not that of the one with the most activations."""
     pipeline, zero = load_transform(PIPELINE.format(pipeline=1000)), load_transform("zero:stage=1,workers=8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -53,17 +53,18 @@ def applied_in_turn(
     ``kept``: of earlier compositions of this graph, for those that begin alike; the latest are added. Raises
     WhatifError if one does not apply or breaks the graph.
     """
-    ordered = _knowing_copies(in_order(transforms))
-    names = tuple(map(spelled, ordered))
+    ordered = in_order(transforms)
+    begun: tuple[str, ...] = ()
     parts: tuple[Applied, ...] = ()
-    for place, transform in enumerate(ordered):
-        begun = names[: place + 1]
+    for transform in ordered:
+        placed = _knowing_copies(transform, ordered, graph)
+        begun = (*begun, spelled(placed))
         if kept is not None and begun in kept:
             graph, parts = kept[begun]
             continue
-        changed = transform(graph).check()
-        graph, parts = changed, (*parts, Applied.between(graph, changed, transform))
-        if kept is not None and begun != names:
+        changed = placed(graph).check()
+        graph, parts = changed, (*parts, Applied.between(graph, changed, placed))
+        if kept is not None and len(begun) < len(ordered):
             kept[begun] = graph, parts
             if len(kept) > _MOST_KEPT:
                 del kept[next(iter(kept))]
@@ -112,17 +113,19 @@ def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     return tuple(transforms[at] for at in by_place)
 
 
-def _knowing_copies(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return the transforms; a pipeline has as many ``copies`` as the data-parallel what-if has workers."""
-    workers = next((t.options.get("workers") for t in transforms if t.axis == AXES.index("data")), None)
+def _knowing_copies(transform: Transform, transforms: Sequence[Transform], graph: TaskGraph) -> Transform:
+    """Return the transform; a pipeline has as many ``copies`` as the data-parallel what-if has workers."""
+    data = next((t for t in transforms if t.axis == AXES.index("data")), None)
+    known = transform.axis != AXES.index("pipeline") or "copies" not in transform.parameters.keys() - transform.options
+    if data is None or known or "cluster" not in data.parameters:
+        return transform
+    from whatif.models.exchange.network_options import network_of  # takes time to load, as pipelines do
 
-    def placed(transform: Transform) -> bool:
-        is_pipeline = transform.axis == AXES.index("pipeline")
-        return is_pipeline and "copies" in transform.parameters and "copies" not in transform.options
-
-    if workers is None:
-        return tuple(transforms)
-    return tuple(replace(t, options={**t.options, "copies": workers}) if placed(t) else t for t in transforms)
+    named: dict[str, Any] = {
+        name: data.options.get(name) for name in ("workers", "bandwidth", "latency_us", "cluster", "table")
+    }
+    copies = network_of(graph, data.name, **named).workers
+    return replace(transform, options={**transform.options, "copies": copies})
 
 
 def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:
