@@ -201,6 +201,19 @@ def test_the_largest_batch_under_what_ifs_fits_and_one_more_does_not(
     assert report(capsys, str(GPT2), *names, "--capacity", capacity)["largest_batch"] == largest
 
 
+def test_the_largest_batch_of_a_pipeline_is_divided_among_its_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `micro_batch` the batch changed nothing: at least 1,048,576 samples fitted anywhere."""
+    pipeline = "pipeline:stages=2,micro_batches=4"
+    named = report(capsys, str(GPT2), f"{pipeline},micro_batch=2", "--capacity", "4GB")["largest_batch"]
+    found = report(capsys, str(GPT2), pipeline, "--solve", "batch", "--capacity", "4GB")["largest_batch"]
+    assert named == found
+    assert 4 <= found["batch_size"] < 256
+    # Fewer samples than micro-batches were an error.
+    words = ["memory", str(GPT2), pipeline, "--solve", "batch", "--capacity", "100MB"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("Even a batch of 4 samples does not fit")
+
+
 def test_the_smallest_batch_has_the_same_range_where_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     largest = report(capsys, str(GPT2), "fsdp:workers=8", "--capacity", "100MB")["largest_batch"]
     assert largest["batch_size"] == 0
@@ -298,6 +311,8 @@ def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert "expected --capacity SIZE" in refused(capsys, trace, "--solve", "batch")
     assert "expected one what-if whose number of workers is open" in refused(capsys, *gpt2, "workers")
     assert "got fsdp and tensor_parallel" in refused(capsys, *gpt2, "workers", "fsdp", "tensor_parallel")
+    # It answered for another number than the one that is named.
+    assert "got fsdp:workers=8; leave out its workers=." in refused(capsys, *gpt2, "workers", "fsdp:workers=8")
     metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
     unknown = str(write_trace(tmp_path / "unknown.json", two_linear_layers(), whatif=metadata))
     wrong = refused(capsys, unknown, "--solve", "batch", "--capacity", "3KB")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.helpers import need, replace
 from tests.plan.conftest import BATCH
@@ -23,7 +24,7 @@ from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan import search
 from whatif.questions.plan.estimate import Composer, median_step
 from whatif.questions.plan.launch import launch_flags
-from whatif.questions.plan.search import Row, _row, asked_of, plan, simulated
+from whatif.questions.plan.search import Row, _key, _row, asked_of, plan, simulated
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.report.text_plan import reasons
@@ -150,6 +151,18 @@ def test_devices_that_fill_no_nodes_are_no_pipelines(predicted: Baseline) -> Non
     """Of 12 GPUs two stages of six copies were counted as within a node of eight. It is not said to be memory."""
     with pytest.raises(WhatifError, match="no groups of 12 devices"):
         plan(predicted, [asked_of(predicted, 12, CLUSTER, global_batch=96)])
+
+
+@pytest.mark.parametrize("by", ["throughput", "cost"])
+def test_of_equally_good_plans_that_without_recomputation_is_first(predicted: Baseline, by: str) -> None:
+    prices = Prices("USD", {"H100-SXM-80": 2.0})
+    asked = asked_of(predicted, 4, CLUSTER, global_batch=32, prices=prices)
+    (one,) = Composer(predicted.graph, CLUSTER).estimates(iter([Plan(1, 1, 4, DDP, 8, 1, recompute=False)]), None)
+    row = _row(predicted, asked, one)
+    again = structs.replace(row, plan=structs.replace(row.plan, recompute=True))
+    assert sorted([again, row], key=_key(by)) == [row, again]
+    slower = structs.replace(row, step_ms=2 * row.step_ms, samples_per_s=row.samples_per_s / 2)
+    assert sorted([slower, again], key=_key(by)) == [again, slower]
 
 
 def test_copies_that_share_within_a_node(predicted: Baseline) -> None:

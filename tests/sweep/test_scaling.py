@@ -77,6 +77,14 @@ def test_strong_scaling_shares_the_batch(resnet: Baseline) -> None:
     assert found.rows[1].samples_per_s == pytest.approx(1e3 * 32 / four.predicted_ms)
 
 
+@pytest.mark.parametrize("setting", ["batch_size:size=16", "pipeline:stages=2,micro_batches=2,micro_batch=4"])
+def test_a_batch_that_is_set_is_not_shared(resnet: Baseline, setting: str) -> None:
+    """Each worker had all of it, and the throughput was that of sharing it: 4 workers trained 0.97 times as much."""
+    with pytest.raises(WhatifError, match=f"got {setting}, which sets it; leave out (size|micro_batch)="):
+        curve(resnet, [setting, "distributed"], [1, 2], strong=True)
+    curve(resnet, ["batch_size:factor=2", "distributed"], [1, 2], strong=True)
+
+
 def test_a_batch_is_shared_by_no_more_workers_than_it_has_samples(resnet: Baseline) -> None:
     found = curve(resnet, ["distributed"], [32, 33], strong=True)
     assert found.rows[0].step_ms is not None

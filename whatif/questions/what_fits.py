@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -41,6 +42,7 @@ class LargestBatch(Struct, frozen=True):
     high_bytes: int  # the upper end of the peak's range, which may be more than fits
     capacity_bytes: int  # of the device under the what-ifs
     step: Trial | Refused | None  # None if not even the smallest fits
+    smallest: int = 1  # the smallest batch tried: a pipeline has no fewer samples than micro-batches
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as one JSON object; sizes in bytes, times in ms."""
@@ -123,37 +125,47 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the most samples (hundredths of the recorded batch if its size is unknown) whose peak fits.
 
-    The batch is changed before ``what_ifs``, replacing any change of it among them. Raises WhatifError if one of them
-    does not apply.
+    The batch is changed before ``what_ifs``, replacing any change of it among them, and what a pipeline says of the
+    samples of its micro-batches. Raises WhatifError if one of them does not apply.
     """
-    others = [t for t in what_ifs if t.name != _BATCH]
+    others = [
+        replace(t, options={name: value for name, value in t.options.items() if name != "micro_batch"})
+        for t in what_ifs if t.name != _BATCH
+    ]  # fmt: skip
     unit = batch or 100
     peaks: dict[int, int] = {}
+    reasons: list[WhatifError] = []
 
     def changed(samples: int) -> tuple[Transform, ...]:
         option = f"size={samples}" if batch else f"factor={samples / unit!r}"
         return (load_transform(f"{_BATCH}:{option}"), *others)
 
-    def does_not_fit(samples: int) -> bool:
+    def does_not_fit(samples: int) -> bool | None:
         if not others:
             peaks[samples] = peak(with_batch(memory, samples / unit)).total
-        else:
+            return peaks[samples] > capacity_bytes
+        try:
             peaks[samples] = trier.peak_bytes_of(changed(samples))
+        except WhatifError as error:  # a pipeline has more micro-batches
+            reasons.append(error)
+            return None
         return peaks[samples] > capacity_bytes
 
     # A larger batch never takes less.
-    beyond = first_number(does_not_fit, unit, MOST_TIMES * unit)
-    fits = MOST_TIMES * unit if beyond is None else beyond - 1
+    first_number(does_not_fit, unit, MOST_TIMES * unit)
+    if not peaks:
+        raise reasons[0]
+    fits = max((samples for samples, bytes_ in peaks.items() if bytes_ <= capacity_bytes), default=0)
     written = tuple(map(spelled, others))
     step = trier.attempt(changed(fits)) if fits else None
-    peak_bytes = peaks[fits or 1]
+    peak_bytes = peaks[fits or min(peaks)]
     high_bytes = peak_range_bytes(peak_bytes, others)[1]
     samples = fits if batch else None
-    return LargestBatch(written, samples, fits / unit, peak_bytes, high_bytes, capacity_bytes, step)
+    return LargestBatch(written, samples, fits / unit, peak_bytes, high_bytes, capacity_bytes, step, min(peaks))
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
-    """Find the fewest workers for the what-if that leaves their number open, or that is the only one with workers.
+    """Find the fewest workers for the what-if that leaves their number open.
 
     Raises WhatifError if there is none or several such, or if no number of workers is possible.
     """
@@ -183,12 +195,12 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
 
 def _of_workers(what_ifs: Sequence[Transform]) -> Transform:
     able = [t for t in what_ifs if "workers" in t.parameters]
-    open_ones = [t for t in able if "workers" not in t.options]
-    chosen = open_ones or able
+    chosen = [t for t in able if "workers" not in t.options]
     if len(chosen) != 1:
-        got = " and ".join(t.name for t in chosen) or "none"
+        got = " and ".join(t.name for t in chosen) or " and ".join(map(spelled, able)) or "none"
+        advice = "say workers=N for the others" if chosen or not able else "leave out its workers="
         raise WhatifError(
             f"memory: --solve workers: expected one what-if whose number of workers is open, as in fsdp, got {got}; "
-            "say workers=N for the others."
+            f"{advice}."
         )
     return chosen[0]

@@ -167,7 +167,8 @@ def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:
 def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[str]:
     beside = _with(summary, largest)
     if largest.step is None:
-        least = "a hundredth of the recorded batch" if largest.samples is None else "a batch of one sample"
+        one = "one sample" if largest.smallest == 1 else f"{largest.smallest:,} samples"
+        least = "a hundredth of the recorded batch" if largest.samples is None else f"a batch of {one}"
         return [f"Even {least} does not fit{beside and f' {beside}'}: it takes {size(largest.peak_bytes)}."]
     # The limit of the search: a larger one may fit as well.
     least = "at least " if largest.factor >= MOST_TIMES else ""

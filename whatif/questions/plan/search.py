@@ -402,7 +402,8 @@ def steps_in(baseline: Baseline) -> int:
 
 
 def _key(by: str) -> Any:
-    return (lambda row: row.cost) if by == "cost" else (lambda row: -row.samples_per_s)
+    """The order of rows ``by`` throughput or cost; of equal ones first what recomputes nothing."""
+    return lambda row: (row.cost if by == "cost" else -row.samples_per_s, row.plan.recompute)
 
 
 def _simulated(

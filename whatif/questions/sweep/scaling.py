@@ -29,6 +29,8 @@ MOST_WORKERS = 1_000_000
 LOADERS = ("data_loading",)
 # What-ifs whose workers hold parts of one model, so that they share the batch in any case.
 SHARING = ("tensor_parallel", "dts")
+# Options that set the samples of a pass, whatever its batch was before.
+SETTING_BATCH = {"batch_size": "size", "pipeline": "micro_batch"}
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
 WORTH_PCT = 80.0
 
@@ -175,10 +177,16 @@ def scaling(
     worker alone runs without them, and without those that then do not apply. The collectives of a recording of
     several workers are issued again for each number, including one. ``strong``: the recorded batch is shared by all
     workers. Raises WhatifError if no what-if has the option, if a recording of several workers shows no collectives,
-    or if they apply to no number.
+    if one sets the batch that is to be shared, or if they apply to no number.
     """
     spreading = _spreading(transforms)
     together = any(t.name in SHARING for t, spreads in zip(transforms, spreading, strict=True) if spreads)
+    setting = next((t for t in transforms if SETTING_BATCH.get(t.name) in t.options), None)
+    if strong and not together and setting:
+        raise WhatifError(
+            f"scaling: expected --strong to divide the batch among the workers, got {spelled(setting)}, which sets it; "
+            f"leave out {SETTING_BATCH[setting.name]}=."
+        )
     from whatif.models.parallel.other_workers import recorded_on_several  # loads what merges ranks: not for `apply`
 
     several = recorded_on_several(baseline.graph)
