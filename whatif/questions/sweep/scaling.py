@@ -215,6 +215,8 @@ def scaling(
                 "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
             }
             point_notes = ()  # of a step that is not shown
+        elif strong and not together and samples and fields["step_ms"]:  # a worker's share is rounded
+            fields = {**fields, "samples_per_s": 1e3 * samples / fields["step_ms"]}
         rows.append(Workers(count, **fields))
         notes = point_notes or notes
     spread_out = [row for row in rows if row.count > 1]  # one alone goes without the what-ifs, so it always has a step
