@@ -18,6 +18,7 @@ from whatif.models.exchange.beside_kernels import BESIDE
 from whatif.models.exchange.exchanges import tensor_workers
 from whatif.models.layers.memory_effects import with_stages
 from whatif.prediction.predict import Baseline, Prediction, apply
+from whatif.questions.advice.trial import Trial, Trier
 from whatif.report.perfetto import write_perfetto
 from whatif.simulation.simulator import simulate
 from whatif.simulation.transfers import hidden_ns, latency_of, workers_of
@@ -86,11 +87,15 @@ def test_a_pipeline_has_as_many_copies_as_there_are_workers_if_none_are_named(tm
     nodes = tmp_path / "nodes.toml"
     node = '[[level]]\nname = "GPUs"\nworkers = 8\nbandwidth = "100Gbps"\n[[level]]\nname = "nodes"\n'
     nodes.write_text(node + 'bandwidth = "1Gbps"\n')
-    named, left_open = (
-        apply(gpt2(), f"pipeline:stages=2,micro_batches=2,cluster={nodes}", f"distributed:{workers}cluster={nodes}")
+    specs = [
+        (f"pipeline:stages=2,micro_batches=2,cluster={nodes}", f"distributed:{workers}cluster={nodes}")
         for workers in ("workers=8,", "")
-    )
+    ]
+    named, left_open = (apply(gpt2(), *pair) for pair in specs)
     assert left_open.predicted_ms == named.predicted_ms
+    # `memory` and `advise` try what-ifs one behind another.
+    tried = [Trier(gpt2(), may_move=True).attempt(list(map(load_transform, pair))) for pair in specs]
+    assert {one.predicted_ms for one in tried if isinstance(one, Trial)} == {named.predicted_ms}
     assert left_open.transforms[0].options["copies"] == 8
     nodes.write_text(node + 'workers = 1\nbandwidth = "1Gbps"\n')
     with pytest.raises(WhatifError, match=r"fills equal groups of 8 x 1, got 16 \(2 groups of 8 neighbours\)"):

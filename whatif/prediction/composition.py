@@ -56,14 +56,17 @@ def applied_in_turn(
     ordered = in_order(transforms)
     begun: tuple[str, ...] = ()
     parts: tuple[Applied, ...] = ()
-    for transform in ordered:
-        placed = _knowing_copies(transform, ordered, graph)
-        begun = (*begun, spelled(placed))
+    copied = copied_pipeline(ordered)
+    for place in range(len(ordered)):
+        if place == copied:
+            ordered = with_copies(ordered, place, graph)
+        transform = ordered[place]
+        begun = (*begun, spelled(transform))
         if kept is not None and begun in kept:
             graph, parts = kept[begun]
             continue
-        changed = placed(graph).check()
-        graph, parts = changed, (*parts, Applied.between(graph, changed, placed))
+        changed = transform(graph).check()
+        graph, parts = changed, (*parts, Applied.between(graph, changed, transform))
         if kept is not None and len(begun) < len(ordered):
             kept[begun] = graph, parts
             if len(kept) > _MOST_KEPT:
@@ -113,19 +116,29 @@ def in_order(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     return tuple(transforms[at] for at in by_place)
 
 
-def _knowing_copies(transform: Transform, transforms: Sequence[Transform], graph: TaskGraph) -> Transform:
-    """Return the transform; a pipeline has as many ``copies`` as the data-parallel what-if has workers."""
-    data = next((t for t in transforms if t.axis == AXES.index("data")), None)
-    known = transform.axis != AXES.index("pipeline") or "copies" not in transform.parameters.keys() - transform.options
-    if data is None or known or "cluster" not in data.parameters:
-        return transform
+def copied_pipeline(transforms: Sequence[Transform]) -> int | None:
+    """Return the place of the pipeline whose option ``copies`` follows from the data-parallel what-if, if any."""
+    if not any(t.axis == AXES.index("data") and "cluster" in t.parameters for t in transforms):
+        return None
+    pipelines = (place for place, t in enumerate(transforms) if t.axis == AXES.index("pipeline"))
+    return next((at for at in pipelines if "copies" in transforms[at].parameters.keys() - transforms[at].options), None)
+
+
+def with_copies(transforms: Sequence[Transform], place: int, graph: TaskGraph) -> tuple[Transform, ...]:
+    """Return the transforms; the pipeline at ``place`` has as many copies as the data-parallel what-if has workers.
+
+    ``graph`` is that to which the pipeline is applied.
+    """
     from whatif.models.exchange.network_options import network_of  # takes time to load, as pipelines do
 
+    data = next(t for t in transforms if t.axis == AXES.index("data"))
     named: dict[str, Any] = {
         name: data.options.get(name) for name in ("workers", "bandwidth", "latency_us", "cluster", "table")
     }
+    pipeline = transforms[place]
     copies = network_of(graph, data.name, **named).workers
-    return replace(transform, options={**transform.options, "copies": copies})
+    changed = replace(pipeline, options={**pipeline.options, "copies": copies})
+    return (*transforms[:place], changed, *transforms[place + 1 :])
 
 
 def compose(graph: TaskGraph, transforms: Sequence[Transform]) -> TaskGraph:

@@ -17,12 +17,14 @@ from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline, bounds_ns
 from whatif.prediction.composition import (
     Applied,
+    copied_pipeline,
     in_order,
     is_without_effect,
     new_notes,
     single_schedule,
     spelled,
     spelled_together,
+    with_copies,
 )
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
@@ -262,6 +264,9 @@ class Trier:
         transforms = in_order(transforms)
         if not transforms:
             return self.baseline.graph, ()
+        copied = copied_pipeline(transforms)
+        if copied is not None:
+            transforms = with_copies(transforms, copied, self._applied(transforms[:copied])[0])
         key = tuple(spelled(t) for t in transforms)
         found = self._kept.pop(key, None)
         if found is None:
