@@ -273,6 +273,18 @@ def test_a_what_if_that_comes_too_late_for_an_export_says_so(own_traces: Path, t
         assert not any(late in note for note in apply(out, in_time).graph.notes)
 
 
+@pytest.mark.parametrize(("option", "noted"), [("", True), (",copies=4", False)])
+def test_an_exported_pipeline_does_not_know_of_copies(
+    own_traces: Path, tmp_path: Path, option: str, noted: bool
+) -> None:
+    """Its stages are neighbours in a node; with both applied together they are as far apart as the copies put them."""
+    baseline, out = Baseline.of(whatif.read(own_traces / "transformer_cpu.json.gz")), tmp_path / "out.json.gz"
+    held = f"pipeline:stages=2,micro_batches=2{option}"
+    write_perfetto(out, baseline.timeline, apply(baseline, held).timeline, held)
+    notes = apply(out, "distributed:workers=4,bandwidth=10Gbps").graph.notes
+    assert any("out.json.gz holds a pipeline without copies" in note for note in notes) == noted
+
+
 def test_several_ranks_are_processes_and_arrows_join_their_collectives(own_traces: Path, tmp_path: Path) -> None:
     folder = own_traces / "ranks_cpu" / "even"
     out = tmp_path / "ranks.json"

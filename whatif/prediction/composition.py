@@ -84,12 +84,19 @@ def applied_in_turn(
 
 
 def _out_of_order(graph: TaskGraph, transforms: Sequence[Transform]) -> Iterator[str]:
-    """Return notes on ``transforms`` that come too late: an exported prediction has what-ifs that belong after them."""
+    """Return notes on ``transforms`` that an exported prediction did not know, or has what-ifs that belong behind."""
     simulated = graph.info.recorded.simulated
-    names = [spec.partition(":")[0] for spec in simulated.what_ifs.split(" + ")] if simulated else []
+    specs = simulated.what_ifs.split(" + ") if simulated else []
+    names = [spec.partition(":")[0] for spec in specs]
     # Scripts named in a file are not run.
     saved = [load_transform(name) for name in names if name in built_in_names()]
+    alone = any(spec.partition(":")[0] == "pipeline" and "copies=" not in spec for spec in specs)
     for transform in transforms:
+        if alone and transform.axis == AXES.index("data"):
+            yield (
+                f"{transform.name}: {Path(graph.info.path).name} holds a pipeline without copies, whose stages are "
+                "neighbours; apply both together to the recording, or name its copies=N"
+            )
         late = [prior.name for prior in saved if transform.place and in_order([prior, transform])[-1] is not transform]
         if late:
             yield (
