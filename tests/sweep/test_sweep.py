@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, need
+from tests.helpers import CPU, STREAM, Build, need, replace
 from whatif import TaskGraph, WhatifError, load_transform
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import Transform
@@ -212,3 +212,19 @@ def test_a_function_cannot_be_sent_to_another_process(resnet: Baseline) -> None:
     for nothing in (0, "slurm", "dask:", "-1"):
         with pytest.raises(WhatifError, match="expected a number of processes, dask:ADDRESS or ray:ADDRESS"):
             swept(resnet, ["distributed"], "bucket_mb=1,2", jobs=nothing)
+
+
+def test_steps_of_unknown_batches_are_compared_by_sample(resnet: Baseline) -> None:
+    """One worker was best, as its step is the shortest; that of four trains four times as many samples."""
+    unknown = Baseline.of(resnet.graph.replace(info=replace(resnet.graph.info, batch_size=None)))
+    names = ["distributed:bandwidth=100Gbps", "gradient_accumulation"]
+    for vary in ("distributed.workers=1,2,4", "gradient_accumulation.passes=1,2,4"):
+        found, known = (swept(baseline, names, vary) for baseline in (unknown, resnet))
+        assert [point.samples_per_s for point in found.points] == [None] * 3
+        assert [point.share for point in found.points] == [point.share for point in known.points]
+        assert found.best is not None
+        assert known.best is not None
+        assert found.best.values == known.best.values == ("4",)
+        assert found.times_as_fast(found.best) == pytest.approx(known.times_as_fast(known.best))
+        assert found.to_dict()["best_by"] == "samples_per_s"
+        assert headline(found).split(" with ")[0].endswith("most samples a second")

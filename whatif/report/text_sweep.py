@@ -85,8 +85,9 @@ def headline(found: Sweep) -> str:
     if len(found.points) > 1 and max(steps) - min(steps) <= SAME_STEP * min(steps):
         values = "every value" if len(steps) == len(found.points) else "every value that applies"
         return f"{names}: {step} with {values} ({times} {times_header(found)})"
-    if found.by_throughput and best.samples_per_s is not None:
-        return f"{names}: most samples a second with {at}: {rate(best.samples_per_s)} ({times} as many), {step} a step"
+    if found.by_throughput:
+        samples = "" if best.samples_per_s is None else f": {rate(best.samples_per_s)}"
+        return f"{names}: most samples a second with {at}{samples} ({times} as many), {step} a step"
     return f"{names}: shortest with {at}: {step} ({times} {times_header(found)})"
 
 

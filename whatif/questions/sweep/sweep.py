@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from whatif.graph.info import GraphInfo
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
@@ -30,9 +31,6 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.runtime.progress import Progress
 
-# Numbers of samples that differ by a smaller share are equal: they are computed from a rate.
-SAME_SAMPLES = 1e-6
-
 
 class Point(Struct, frozen=True):
     """The prediction at one value of each varied option; times in ms, None if the what-ifs do not apply there."""
@@ -46,6 +44,7 @@ class Point(Struct, frozen=True):
     energy_j: float | None = None  # of all devices at their power limit; None if it is unknown
     peak_bytes: int | None = None  # the fullest device's; None if the recording does not show what a step keeps
     reason: str = ""  # why the what-ifs do not apply
+    share: float = 1.0  # the samples of its step over those of the recorded one
 
     def to_dict(self, options: Sequence[str], baseline_ms: float) -> dict[str, Any]:
         """Return the point as a JSON object."""
@@ -55,6 +54,7 @@ class Point(Struct, frozen=True):
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "speedup": baseline_ms / self.step_ms if self.step_ms else None,
+            "samples_factor": self.share,
             "samples_per_s": self.samples_per_s,
             "devices": self.devices,
             "energy_j": self.energy_j,
@@ -84,36 +84,24 @@ class Sweep(Struct, frozen=True):
     @property
     def by_throughput(self) -> bool:
         """Whether the points train on different numbers of samples: then samples a second compare them."""
-        samples = self._samples()
-        return bool(samples) and max(samples) > (1 + SAME_SAMPLES) * min(samples)
+        return len({point.share for point in self.points if point.step_ms}) > 1
 
     @property
     def by_sample(self) -> bool:
         """Whether they train on other numbers of samples than the recorded step."""
-        recorded = self.baseline.graph.info.samples or 0
-        return any(abs(count - recorded) > SAME_SAMPLES * recorded for count in self._samples())
-
-    def _samples(self) -> list[float]:
-        """How many samples the step of each point trains on; nothing if the recording lacks its batch size."""
-        steps = [(point.step_ms, point.samples_per_s) for point in self.points if point.step_ms]
-        return [ms * rate / 1e3 for ms, rate in steps if rate is not None and ms is not None]
+        return any(point.share != 1 for point in self.points if point.step_ms)
 
     @property
     def best(self) -> Point | None:
         """The point with the shortest step, or the most samples a second; None if the what-ifs apply nowhere."""
         found = [point for point in self.points if point.step_ms is not None]
         if self.by_throughput:
-            return max(found, key=lambda point: point.samples_per_s or 0.0)
+            return max(found, key=lambda point: self.times_as_fast(point) or 0.0)
         return min(found, key=lambda point: point.step_ms or 0.0, default=None)
 
     def times_as_fast(self, point: Point) -> float | None:
         """Return how many times as fast as the recorded step a point is, per sample if their numbers differ."""
-        baseline_ms, samples = self.baseline.step_ms, self.baseline.graph.info.samples
-        if not point.step_ms:
-            return None
-        if self.by_sample and samples:
-            return (point.samples_per_s or 0.0) * baseline_ms / (1e3 * samples)
-        return baseline_ms / point.step_ms
+        return point.share * self.baseline.step_ms / point.step_ms if point.step_ms else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as a JSON object with the keys that scripts rely on."""
@@ -231,7 +219,7 @@ def _at_once(
             rows = np.stack(columns, axis=1) / 1e6
             for place, (step_ms, low_ms, high_ms) in zip(piece.places.tolist(), rows.tolist(), strict=True):
                 at = row[int(order[place])]
-                facts = _point_facts(piece.first, totals(piece.first, step_ms, baseline.clock))
+                facts = _point_facts(baseline, piece.first, totals(piece.first, step_ms, baseline.clock))
                 found[at] = Point(combinations[at], step_ms, low_ms, high_ms, **facts)
     except WhatifError:
         return notes  # each of the others reports its own reason
@@ -239,8 +227,19 @@ def _at_once(
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    return _point_facts(prediction.graph, prediction.totals)
+    return _point_facts(prediction.baseline, prediction.graph, prediction.totals)
 
 
-def _point_facts(graph: TaskGraph, total: Totals) -> dict[str, Any]:
-    return {**total.to_dict(), "peak_bytes": graph.info.peak_bytes}
+def _point_facts(baseline: Baseline, graph: TaskGraph, total: Totals) -> dict[str, Any]:
+    share = _share(baseline.graph.info, graph.info)
+    return {**total.to_dict(), "peak_bytes": graph.info.peak_bytes, "share": share}
+
+
+def _share(before: GraphInfo, after: GraphInfo) -> float:
+    """The samples of a step of all workers over those before the change, also if neither is known."""
+    if before.samples and after.samples:
+        return after.samples / before.samples
+    if before.ranks:  # each may have its own batch
+        return (after.workers or len(after.ranks)) / (before.workers or len(before.ranks))
+    old, new = (info.batch_factor * info.passes * (info.workers or 1) for info in (before, after))
+    return new / old
