@@ -102,6 +102,14 @@ def test_a_pipeline_has_as_many_copies_as_there_are_workers_if_none_are_named(tm
         apply(gpt2(), f"pipeline:stages=2,micro_batches=2,cluster={nodes}", f"distributed:cluster={nodes}")
 
 
+def test_a_stage_that_updates_nearly_all_parameters_makes_a_step_longer() -> None:
+    """The cut was taken with which the first stage was ready soonest: the last one had nearly the whole model."""
+    gpt2_h100 = Baseline.of(whatif.read(TRACES / "predicted" / "gpt2_h100_predicted.json.gz"))
+    found = apply(gpt2_h100, "pipeline:stages=2,micro_batches=1,bandwidth=4000Gbps")
+    assert found.predicted_ms < 80
+    assert (found.graph.info.peak_bytes or 0) < 0.6 * (gpt2_h100.graph.info.peak_bytes or 0)
+
+
 def test_the_fullest_stage_of_a_pipeline_is_another_one_once_its_copies_share_their_state(tmp_path: Path) -> None:
     """The memory of the stage with the most state was reported, not that of the one with the most activations."""
     pipeline, zero = load_transform(PIPELINE.format(pipeline=1000)), load_transform("zero:stage=1,workers=8")

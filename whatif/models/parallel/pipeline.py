@@ -24,7 +24,6 @@ from whatif.graph.types import (
 )
 from whatif.hardware.cluster.collectives import Cost
 from whatif.hardware.cluster.network import Network
-from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.durations.estimator import mark
 from whatif.models.exchange import gloo
 from whatif.models.exchange.collective_tasks import (
@@ -55,11 +54,11 @@ class _Filled(NamedTuple):
 def fastest_of(
     graph: TaskGraph, planned: Sequence[Plan], orders: list[list[Pass]], network: Network
 ) -> tuple[Plan, TaskGraph]:
-    """Return the plan with the shortest simulated step of the first stage over the network, and its pipeline.
+    """Return the plan with the shortest simulated step of all stages over the network, and its pipeline.
 
     The stages run ``orders``, one list of passes for each. Each stage is a rank with a CPU thread and, if the recording
-    has a GPU, a stream; the first one's steps are timed. A stage sends while it computes. The bytes of its gradients
-    are at its last backward pass in the column ``GRADIENTS``.
+    has a GPU, a stream; a step ends with the last one's update. A stage sends while it computes. The bytes of its
+    gradients are at its last backward pass in the column ``GRADIENTS``.
     """
     frames: dict[Shape, Frame] = {}  # plans differ in durations, not in tasks
 
@@ -74,8 +73,7 @@ def fastest_of(
         return _with_gradients(changed, filled.frame, plan.stage_gradients(len(orders)))
 
     def step_ns(plan: Plan) -> int:
-        timeline = simulate(pipeline(plan, one_step(plan.work)))
-        return int(timeline.end_ns[ranks_of(timeline.graph) == 0].max())
+        return simulate(pipeline(plan, one_step(plan.work))).makespan_ns
 
     best = planned[0] if len(planned) == 1 else min(planned, key=step_ns)
     made = pipeline(best, best.work)
