@@ -311,8 +311,7 @@ def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert "expected --capacity SIZE" in refused(capsys, trace, "--solve", "batch")
     assert "expected one what-if whose number of workers is open" in refused(capsys, *gpt2, "workers")
     assert "got fsdp and tensor_parallel" in refused(capsys, *gpt2, "workers", "fsdp", "tensor_parallel")
-    # It answered for another number than the one that is named.
-    assert "got fsdp:workers=8; leave out its workers=." in refused(capsys, *gpt2, "workers", "fsdp:workers=8")
+    assert "got none; name such a what-if." in refused(capsys, *gpt2, "workers", "amp")
     metadata = {key: value for key, value in METADATA.items() if key != "batch_size"}
     unknown = str(write_trace(tmp_path / "unknown.json", two_linear_layers(), whatif=metadata))
     wrong = refused(capsys, unknown, "--solve", "batch", "--capacity", "3KB")

@@ -165,7 +165,7 @@ def largest_batch(
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
-    """Find the fewest workers for the what-if that leaves their number open.
+    """Find the fewest workers for the what-if that leaves their number open, or that is the only one with workers.
 
     Raises WhatifError if there is none or several such, or if no number of workers is possible.
     """
@@ -195,10 +195,10 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
 
 def _of_workers(what_ifs: Sequence[Transform]) -> Transform:
     able = [t for t in what_ifs if "workers" in t.parameters]
-    chosen = [t for t in able if "workers" not in t.options]
+    chosen = [t for t in able if "workers" not in t.options] or able
     if len(chosen) != 1:
-        got = " and ".join(t.name for t in chosen) or " and ".join(map(spelled, able)) or "none"
-        advice = "say workers=N for the others" if chosen or not able else "leave out its workers="
+        got = " and ".join(t.name for t in chosen) or "none"
+        advice = "say workers=N for the others" if chosen else "name such a what-if"
         raise WhatifError(
             f"memory: --solve workers: expected one what-if whose number of workers is open, as in fsdp, got {got}; "
             f"{advice}."
