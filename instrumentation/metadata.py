@@ -1,7 +1,6 @@
 """Metadata of a recording besides its events: optimizer, input, precision and machine."""
 
 import functools
-import os
 import platform
 import sys
 import weakref
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from whatif.runtime.threads import usable_cores
 
 from .gpu import GPU
 from .layers import HookHere, Hooks
@@ -32,18 +33,11 @@ def describe_environment(cuda: bool) -> dict[str, Any]:
         "cudnn": cudnn.version() if cuda else None,
         "gpu": GPU.properties().name if cuda else None,
         "cpu": _cpu_name(),
-        "cpu_cores": _usable_cores(),
+        "cpu_cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "libraries": _library_versions(),
     }
-
-
-def _usable_cores() -> int:
-    """Return the number of cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _library_versions() -> dict[str, str]:

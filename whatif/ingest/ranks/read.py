@@ -39,6 +39,7 @@ from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import local_copy
 from whatif.runtime.jobs import each
 from whatif.runtime.progress import Progress
+from whatif.runtime.threads import usable_cores
 from whatif.simulation.transfers import LATENCY, WORKERS
 
 # Ranks of one run on clocks that a time server keeps differ by milliseconds; a larger difference is reported.
@@ -124,7 +125,7 @@ def _usual_jobs(files: Sequence[str]) -> int:
                  for file in files if os.path.isfile(file))  # fmt: skip
     if packed < _WORTH_BYTES or find_spec("joblib") is None:
         return 1
-    return max(1, min(len(files), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    return max(1, min(len(files), usable_cores()))
 
 
 def _ranks_of(file: str) -> list[tuple[str, _SentRank]]:
