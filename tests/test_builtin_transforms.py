@@ -12,6 +12,7 @@ import pytest
 import whatif
 from tests.helpers import Event, launched, mark, op, read_events, replace, with_metadata
 from whatif import TaskGraph, WhatifError
+from whatif.models import backward_ends
 from whatif.prediction.baseline import Baseline
 
 RESNET, TRANSFORMER = "resnet18_cifar_cpu.json.gz", "transformer_cpu.json.gz"
@@ -70,6 +71,7 @@ def test_a_recording_without_steps_is_one_step_of_several_passes(shared_traces: 
     path = shared_traces / "triosim-vgg13-h100" / "vgg13_bs512_adam.json.gz"
     graph, marked = graph_of(path), whatif.read(path, step_count=1)
     assert (graph.step < 0).all()
+    assert backward_ends(graph).tolist() == backward_ends(marked).tolist() != []
     for names in (["gradient_accumulation:passes=3"], ["gradient_accumulation:passes=8", "zero:workers=64"]):
         found, expected = whatif.apply(graph, *names), whatif.apply(marked, *names)
         assert found.predicted_ms == pytest.approx(expected.predicted_ms, rel=1e-3)

@@ -25,8 +25,7 @@ def transform(graph: TaskGraph, *, passes: int = 4) -> TaskGraph:
     if not 1 <= passes <= 10_000:
         raise WhatifError(f"gradient_accumulation: expected from 1 to 10,000 passes, got {passes}.")
     backward = graph.select(phase=Phase.BACKWARD)
-    in_steps = bool((graph.step >= 0).any())
-    if not (len(backward_ends(graph)) if in_steps else (backward & graph.on_cpu).any()):
+    if not len(backward_ends(graph)):
         got = "none"
         if backward.any():
             got = "one inside of CUDA graphs; name gradient_accumulation before cuda_graph, or record without graphs"

@@ -11,9 +11,9 @@ import whatif
 from tests.helpers import Event, extra_data, mark, op, read_events, replace
 from tests.ingest.drawn import two_passes
 from whatif import TaskGraph
-from whatif.models.exchange.buckets import gradients_source, step_gradients, step_of
+from whatif.models.exchange.buckets import gradients_source, step_gradients
 from whatif.models.layers.found_gradients import FoundGradients, accumulations, found_gradients
-from whatif.models.layers.gradients import superseded
+from whatif.models.layers.gradients import step_of, superseded
 
 VGG13, RESNET50, RESNET18 = 133_047_848, 25_557_032, 11_689_512
 

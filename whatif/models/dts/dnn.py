@@ -16,7 +16,7 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.models.durations.estimator import moving
-from whatif.models.exchange.buckets import step_of
+from whatif.models.layers.gradients import step_of
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.models.layers.segments import prefixes
 from whatif.runtime.errors import WhatifError

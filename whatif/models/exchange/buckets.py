@@ -17,7 +17,7 @@ from whatif.graph.types import (
 )
 from whatif.models.exchange.more_passes import passes_represented
 from whatif.models.layers.found_gradients import FoundGradients, finished, found_gradients
-from whatif.models.layers.gradients import ready_gradients, superseded
+from whatif.models.layers.gradients import ready_gradients, step_of, superseded
 from whatif.models.layers.layer_facts import gradient_bytes, layer_codes
 from whatif.runtime.errors import WhatifError
 from whatif.units import counted
@@ -134,12 +134,6 @@ def _backward_work(graph: TaskGraph) -> Bool:
     worker = graph.on_device
     last = (step_of(graph) >= 0) & (passes_represented(graph) == 0)
     return np.asarray(worker & (graph.phase == Phase.BACKWARD) & last, dtype=np.bool_)
-
-
-def step_of(graph: TaskGraph) -> Int64:
-    """Return the step of each task, shape (n_tasks,); a recording without step marks is one step."""
-    steps = graph.step.astype(np.int64)
-    return steps if bool((steps >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
 
 
 def _by_layer(graph: TaskGraph, work: Bool) -> StepGradients:

@@ -19,11 +19,11 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import mark, moving, put
 from whatif.models.exchange import gloo
 from whatif.models.exchange.beside_kernels import scale_traffic
-from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import all_reduces, attach_model, estimated
 from whatif.models.exchange.stragglers import waiting_for_peers
 from whatif.models.layers.calls import calls_of, last_gpu_before, operator_cost_ns, task_before
 from whatif.models.layers.columns import named, with_values
+from whatif.models.layers.gradients import step_of
 from whatif.simulation.transfers import parts_of, workers_of
 
 COMPRESS, DECOMPRESS, EXCHANGE = "compress gradients", "decompress gradients", "sparse all-gather"

@@ -37,7 +37,7 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, later, mark, moving
 from whatif.models.exchange import gloo
 from whatif.models.exchange.beside_kernels import slow_kernels_beside
-from whatif.models.exchange.buckets import StepGradients, step_of
+from whatif.models.exchange.buckets import StepGradients
 from whatif.models.exchange.collective_tasks import (
     ALL_REDUCE,
     CALL_LOW_NS,
@@ -53,6 +53,7 @@ from whatif.models.exchange.collective_tasks import (
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, usual_launch_ns
 from whatif.models.layers.columns import named
+from whatif.models.layers.gradients import step_of
 from whatif.models.layers.memory_effects import change_memory
 from whatif.simulation.transfers import Parts
 

@@ -9,7 +9,7 @@ from whatif.graph.types import Bool, Float64, Phase, TaskKind
 from whatif.models.durations.work_done import with_work
 from whatif.models.exchange.collective_tasks import all_reduces
 from whatif.models.layers.calls import launches_of
-from whatif.models.layers.gradients import add_in_passes, additions, backward_ends
+from whatif.models.layers.gradients import add_in_passes, additions, backward_ends, step_of
 from whatif.models.layers.repeat import repeat
 from whatif.simulation.transfers import LATENCY, ON_CPU, of_activations
 
@@ -26,22 +26,17 @@ def with_passes(graph: TaskGraph, passes: int) -> TaskGraph:
 
     Every pass but the first adds its gradients to the existing ones. Gradient exchange and update happen once, in the
     last pass or after it. A pass begins on the CPU when the previous backward pass has ended there; a GPU may still be
-    running. A recording without step marks is one step.
+    running.
     """
-    if not (graph.step >= 0).any():
-        found = with_passes(graph.replace(step=np.zeros(len(graph), dtype=np.int32)), passes)
-        return found.replace(step=np.full(len(found), -1, dtype=np.int32))
-    recorded = graph
+    recorded, step = graph, step_of(graph)
     of_pass = _of_pass(graph)
     graph = _waiting_as_often(graph, passes)
     ends = backward_ends(graph)
     forward = np.flatnonzero(of_pass & graph.on_cpu & (graph.phase == Phase.FORWARD))
-    steps, at = np.unique(graph.step[forward], return_index=True)
-    both = np.intersect1d(graph.step[ends], steps, return_indices=True)
+    steps, at = np.unique(step[forward], return_index=True)
+    both = np.intersect1d(step[ends], steps, return_indices=True)
     copies = min(passes - 1, max(MOST_TASKS // max(int(of_pass.sum()), 1), 1))
-    graph, run = repeat(
-        graph, of_pass, copies + 1, graph.step.astype(np.int64), ends=ends[both[1]], begins=forward[at][both[2]]
-    )
+    graph, run = repeat(graph, of_pass, copies + 1, step, ends=ends[both[1]], begins=forward[at][both[2]])
     graph = _scaled_to(graph, (run >= 0) & (run < copies), (passes - 1) / copies)
     times = np.append(np.full(copies, (passes - 2) / copies), 1.0)
     if copies == passes - 1:
@@ -63,17 +58,22 @@ def _of_pass(graph: TaskGraph) -> Bool:
     passing = np.isin(graph.phase, PASSING)
     summed = all_reduces(graph) & (graph.phase == Phase.BACKWARD) & ~of_activations(graph)
     once = summed | launches_of(graph, summed)
-    in_step = np.isin(graph.step, graph.step[backward_ends(graph)])
+    in_step = _with_backward(graph)
     launched = graph.launch_of >= 0
     if launched.any():  # tasks launched before the recording began are a cut-off pass without calls
         once = once | (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & ~launched)
     return np.asarray(passing & in_step & ~once & (graph.on_gpu | graph.on_cpu | of_activations(graph)), np.bool_)
 
 
+def _with_backward(graph: TaskGraph) -> Bool:
+    """The tasks of the steps that have a backward pass."""
+    step = step_of(graph)
+    return np.isin(step, step[backward_ends(graph)])
+
+
 def _waiting_as_often(graph: TaskGraph, passes: int) -> TaskGraph:
     """Put the unexplained waits of all passes into the last pass."""
-    waits = (graph.kind == TaskKind.WAIT) & np.isin(graph.phase, PASSING)
-    waits &= np.isin(graph.step, graph.step[backward_ends(graph)])
+    waits = (graph.kind == TaskKind.WAIT) & np.isin(graph.phase, PASSING) & _with_backward(graph)
     if not waits.any():
         return graph
     centre, low, high = (column[waits] * passes for column in (graph.duration_ns, graph.low_ns, graph.high_ns))

@@ -8,7 +8,7 @@ from whatif.graph.insert import NewTasks
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import BEFORE_NAME, Int64, Phase, TaskKind
-from whatif.models.exchange.buckets import step_of
+from whatif.models.layers.gradients import step_of
 from whatif.models.layers.repeat import repeat
 from whatif.simulation.steps import COUNTED
 

@@ -38,7 +38,7 @@ from whatif.models.durations.estimator import (
 )
 from whatif.models.durations.memory_rate import CPU_COPY_GBYTE_S, memory_gbyte_s
 from whatif.models.exchange import gloo
-from whatif.models.exchange.buckets import StepGradients, at_share, step_of
+from whatif.models.exchange.buckets import StepGradients, at_share
 from whatif.models.exchange.collective_tasks import (
     FAMILY,
     add_channel,
@@ -49,6 +49,7 @@ from whatif.models.exchange.next_step import with_next_step
 from whatif.models.exchange.priority import PRIORITY
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.columns import named
+from whatif.models.layers.gradients import step_of
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import Parts
 

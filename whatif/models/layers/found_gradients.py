@@ -17,7 +17,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
 from whatif.ingest.step_rows import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
-from whatif.models.layers.gradients import superseded
+from whatif.models.layers.gradients import step_of, superseded
 from whatif.models.layers.update_tasks import step_kernels
 
 # Elements per chunk of torch's foreach and fused optimizers (ATen/native/cuda/MultiTensorApply.cuh: kChunkSize,
@@ -93,7 +93,7 @@ def _by_optimizer(graph: TaskGraph) -> FoundGradients | None:
     kernels = _middle(graph, np.flatnonzero(step_kernels(graph) & known))
     if not len(kernels):  # the begin of the update is unknown
         kernels = _middle(graph, np.flatnonzero((graph.family == KernelFamily.OPTIMIZER) & known))
-    steps = graph.step.astype(np.int64) if bool((graph.step >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
+    steps = step_of(graph)
     operators = accumulations(graph, steps)
     numbers, counts = np.unique(steps[operators], return_counts=True)
     tensors = int(np.median(counts)) if len(numbers) else 0

@@ -113,11 +113,23 @@ def superseded(graph: TaskGraph) -> Bool:
     return np.where(launch >= 0, found[launch], found)
 
 
+def step_of(graph: TaskGraph) -> Int64:
+    """Return the step of each task, shape (n_tasks,); a recording without step marks is one step."""
+    steps = graph.step.astype(np.int64)
+    return steps if bool((steps >= 0).any()) else np.zeros(len(graph), dtype=np.int64)
+
+
 def backward_ends(graph: TaskGraph) -> Int64:
     """Return the id of the last CPU task of the backward pass of each step that has one, shape (n,)."""
-    tasks = np.flatnonzero(graph.on_cpu & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
-    steps, last = np.unique(graph.step[tasks][::-1], return_index=True)
-    return tasks[::-1][last] if len(steps) else tasks
+    return _last_of_steps(graph, graph.on_cpu.mask)
+
+
+def _last_of_steps(graph: TaskGraph, chosen: Bool) -> Int64:
+    """The last of the chosen tasks in the backward pass of each step, shape (n,)."""
+    steps = step_of(graph)
+    tasks = np.flatnonzero(chosen & (graph.phase == Phase.BACKWARD) & (steps >= 0))
+    _, last = np.unique(steps[tasks][::-1], return_index=True)
+    return tasks[::-1][last]
 
 
 def additions(graph: TaskGraph) -> Bool:
@@ -147,9 +159,7 @@ def adding_ns(
 
 def _captured_ends(graph: TaskGraph) -> Int64:
     """Return the last kernel of each step's backward pass that is in a CUDA graph, shape (n,)."""
-    tasks = np.flatnonzero((graph.kind == graph.kernel_kind) & (graph.phase == Phase.BACKWARD) & (graph.step >= 0))
-    _, last = np.unique(graph.step[tasks][::-1], return_index=True)
-    ends = tasks[::-1][last]
+    ends = _last_of_steps(graph, graph.kind == graph.kernel_kind)
     launches = np.bincount(graph.launch_of[graph.launch_of >= 0], minlength=len(graph))
     call = graph.launch_of[ends]
     return ends[(call >= 0) & (launches[call] > 1)]
@@ -177,8 +187,9 @@ def add_in_passes(graph: TaskGraph, run: Int64, times: Float64, costs_of: TaskGr
     each task's pass, -1 outside of all; a pass adds its gradients ``times`` (n_passes,). Where no layer is known, they
     are added at the end of the step's backward work.
     """
-    inside = (graph.kind == graph.kernel_kind) & (graph.step >= 0) & (run >= 0)
-    found = _ready_in_parts(graph, np.where(inside, graph.step.astype(np.int64) * len(times) + run, -1))
+    steps = step_of(graph)
+    inside = (graph.kind == graph.kernel_kind) & (steps >= 0) & (run >= 0)
+    found = _ready_in_parts(graph, np.where(inside, steps * len(times) + run, -1))
     size, often = found.size_bytes, times[found.step % len(times)]
     if not size.any():
         return add_gradients(graph, round(float(times.sum())), costs_of=costs_of)

@@ -27,10 +27,10 @@ from whatif.hardware.cluster.nccl import COLLECTIVES
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
-from whatif.models.exchange.buckets import step_of
 from whatif.models.exchange.collective_tasks import OVERLAPPED, attach_model, recorded_workers
 from whatif.models.exchange.stragglers import sizes_of_groups, waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
+from whatif.models.layers.gradients import step_of
 from whatif.models.parallel.sharding import update_share
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import Parts, of_activations, workers_of

@@ -14,7 +14,7 @@ from whatif.graph.types import (
     Phase,
     TaskKind,
 )
-from whatif.models.exchange.buckets import step_of
+from whatif.models.layers.gradients import step_of
 
 
 class Passes(NamedTuple):

@@ -19,12 +19,13 @@ from whatif.graph.types import Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import Estimates, Source, put, shortest_kernel_ns
 from whatif.models.exchange.beside_kernels import slow_kernels_beside
-from whatif.models.exchange.buckets import StepGradients, step_of
+from whatif.models.exchange.buckets import StepGradients
 from whatif.models.exchange.collective_tasks import CALL_LOW_NS, CALL_NS, with_workers
 from whatif.models.exchange.exchanges import REDUCE_SCATTER, CallTime, Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, task_before
 from whatif.models.layers.columns import with_values
+from whatif.models.layers.gradients import step_of
 from whatif.models.layers.memory_effects import change_memory
 from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import Passes, Use, passes

@@ -17,10 +17,11 @@ from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import moving
 from whatif.models.exchange import gloo
 from whatif.models.exchange.beside_kernels import traffic_ns
-from whatif.models.exchange.buckets import MEBIBYTE, StepGradients, bucket_of, step_of
+from whatif.models.exchange.buckets import MEBIBYTE, StepGradients, bucket_of
 from whatif.models.exchange.collective_tasks import CALL_NS
 from whatif.models.exchange.data_parallel import COPY_CALL
 from whatif.models.layers.calls import usual_launch_ns
+from whatif.models.layers.gradients import step_of
 from whatif.models.parallel.sharding import BUCKET_CALL, UNIT_CALL
 from whatif.units import Size
 
