@@ -95,6 +95,6 @@ def test_what_cannot_be_varied_is_reported_in_a_sentence(text: str, part: str) -
 
 def test_numbers_of_workers() -> None:
     assert parse_workers("4,1,2,4") == (1, 2, 4)
-    for text in ("0", "-1", "2.5", "many", "1,,2", "99999999"):
+    for text in ("0", "-1", "2.5", "many", "1,,2", "100001", "99999999"):
         with pytest.raises(WhatifError, match=r"^--workers: expected"):
             parse_workers(text)

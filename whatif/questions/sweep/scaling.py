@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from whatif.models.exchange.collective_tasks import communicates
+from whatif.models.exchange.network_options import MOST_WORKERS
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
@@ -24,7 +25,6 @@ from whatif.runtime.notebook_view import plot
 from whatif.runtime.progress import Progress, reported
 
 OPTION = "workers"
-MOST_WORKERS = 1_000_000
 # What-ifs whose workers are no machines but processes that load data.
 LOADERS = ("data_loading",)
 # What-ifs whose workers hold parts of one model, so that they share the batch in any case.
