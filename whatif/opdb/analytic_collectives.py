@@ -36,9 +36,9 @@ LOW_FACTOR, HIGH_FACTOR = 1.2, 2.0
 
 def answers_collective(gpu: Gpu, ops: Operators) -> Bool:
     """Return a mask, shape (n,), of the collectives that can be estimated from the device's facts."""
-    names = np.array([name in (*COLLECTIVES, "all_to_all") for name in ops.texts["name"].table] or [False])
+    names = ops.texts["name"].among(*COLLECTIVES, "all_to_all")
     ranks = ops.integers["ranks"]
-    known = names[ops.texts["name"].codes] & (ops.integers["nodes"] == 1) & (ranks > 1) & (ranks <= MOST_WORKERS)
+    known = names & (ops.integers["nodes"] == 1) & (ranks > 1) & (ranks <= MOST_WORKERS)
     return np.asarray(known & knows(gpu))
 
 

@@ -81,10 +81,8 @@ def under_load_s(gpu: Gpu, ops: Operators) -> Float64:
     """
     if ops.family != "matmul" or gpu.bf16_sustained_tflops is None:
         return np.zeros(len(ops))
-    dtypes = ops.texts["dtype"]
-    half = np.array([dtype in ("fp16", "bf16") for dtype in dtypes.table] or [False])[dtypes.codes]
     found = sustained_s(gpu, ops)
-    return np.asarray(np.where(half & (found > UNDER_LOAD_S), found, 0.0))
+    return np.asarray(np.where(ops.texts["dtype"].among("fp16", "bf16") & (found > UNDER_LOAD_S), found, 0.0))
 
 
 def least_s(gpu: Gpu, ops: Operators) -> Float64:

@@ -86,10 +86,6 @@ def _logs(columns: Mapping[str, npt.NDArray[np.generic]]) -> _Columns:
     return {f"log2 {name}": np.log2(np.maximum(np.asarray(c, dtype=np.float64), 1e-12)) for name, c in columns.items()}
 
 
-def _floats(ops: Operators) -> _Columns:
-    return {name: column.astype(np.float64) for name, column in ops.integers.items()}
-
-
 def _rates(ops: Operators, sheet: Sheet) -> Float64:
     table = [sheet.tflops.get(dtype, sheet.tflops["fp32"]) for dtype in ops.texts["dtype"].table] or [1.0]
     return np.asarray(np.array(table)[ops.texts["dtype"].codes])
@@ -129,7 +125,7 @@ def _device_columns(ops: Operators, sheet: Sheet) -> _Columns:
 
 def _product(ops: Operators) -> _Columns:
     """The (batched) matrix product of an operator; for a convolution that of its implicit GEMM."""
-    c = _floats(ops)
+    c = ops.floats
     if ops.family == "matmul":
         return {name: c[name] for name in ("batch", "m", "n", "k")}
     groups = np.maximum(c["groups"], 1)
@@ -180,7 +176,7 @@ def _matmul(ops: Operators, sheet: Sheet) -> _Columns:
 
 
 def _conv(ops: Operators, sheet: Sheet) -> _Columns:
-    c, p = _floats(ops), _product(ops)
+    c, p = ops.floats, _product(ops)
     sizes = {name: c[name] for name in FAMILIES["conv"].sizes}
     out = {"out_h": output_size(c, "h"), "out_w": output_size(c, "w")}
     modes = {name: c[name] for name in ("kernel_h", "kernel_w", "stride_h", "dilation_h", "groups")}
@@ -224,14 +220,14 @@ def _winograd(c: _Columns, out_h: Float64, out_w: Float64, sheet: Sheet) -> _Col
 
 
 def _elementwise(ops: Operators, sheet: Sheet) -> _Columns:
-    c = _floats(ops)
+    c = ops.floats
     waves = c["elements"] / (_ELEMENTS_AN_SM * sheet.sm_count)
     columns = {"elements": c["elements"], "tensors": c["tensors"], "waves": waves, "whole waves": np.ceil(waves)}
     return {**_logs(columns), **_roof_columns(ops, sheet), **_divisible({"elements": c["elements"]})}
 
 
 def _normalization(ops: Operators, sheet: Sheet) -> _Columns:
-    c = _floats(ops)
+    c = ops.floats
     # One row per block, or per warp if rows are short.
     blocks = {"rows an SM": c["rows"] / sheet.sm_count, "whole rows an SM": np.ceil(c["rows"] / sheet.sm_count / 8)}
     padded = {"whole columns": np.ceil(c["columns"] / 1024) * 1024 / c["columns"], "warps": np.ceil(c["columns"] / 32)}
@@ -248,7 +244,7 @@ def _normalization(ops: Operators, sheet: Sheet) -> _Columns:
 
 
 def _attention(ops: Operators, sheet: Sheet) -> _Columns:
-    c = _floats(ops)
+    c = ops.floats
     blocks = c["batch"] * c["heads"] * np.ceil(c["query_length"] / 128)
     blocks_and_waves = {"blocks an SM": blocks / sheet.sm_count, "waves": np.ceil(blocks / sheet.sm_count)}
     sizes = {name: c[name] for name in FAMILIES["attention"].attributes}

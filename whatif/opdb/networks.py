@@ -99,9 +99,8 @@ class NetworkModel(Struct, frozen=True):
 
     def _parts(self, ops: Operators) -> Iterator[tuple[Bool, int, Network]]:
         """Yield for each network a mask of its operators, the index of its name, and the network itself."""
-        column = ops.texts["name"]
         for (name, *fixed), network in zip(self.of.tolist(), self.networks, strict=True):
-            rows = np.array([called == self.names[name] for called in column.table] or [False])[column.codes]
+            rows = ops.texts["name"].among(self.names[name])
             for attribute, value, is_used in zip(FAMILIES[self.family].attributes, fixed, self.used[name], strict=True):
                 if not is_used:
                     rows &= ops.integers[attribute] == value

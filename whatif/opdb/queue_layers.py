@@ -48,7 +48,7 @@ def queue_s(gpu: Gpu, ops: Operators) -> Float64:
         if units is None or not len(rows):
             continue
         part = ops.take(rows)
-        c = {name: column.astype(np.float64) for name, column in part.integers.items()}
+        c = part.floats
         if ops.family == "matmul":
             found[rows] = product_s(
                 units, c["batch"], c["m"], c["n"], c["k"], element_bytes=DTYPE_BYTES[dtype],

@@ -49,6 +49,10 @@ class Texts(Struct, frozen=True):
         """The texts of ``rows``: ids or a mask."""
         return Texts(self.codes[rows], self.table)
 
+    def among(self, *wanted: str) -> Bool:
+        """Mask of the rows whose text is one of ``wanted``, shape (n,)."""
+        return np.array([text in wanted for text in self.table] or [False])[self.codes]
+
     def hashes(self) -> UInt64:
         """A 64-bit hash of each text, shape (n,)."""
         return np.array([text_code(text) for text in self.table] or [0], dtype=np.uint64)[self.codes]
@@ -87,6 +91,11 @@ class Operators(Struct, frozen=True, dict=True):
         modes = {name: self.integers[name] for name in FAMILIES[self.family].modes}
         hashes = {name: column.hashes() for name, column in self.texts.items()}
         return mixed(op_keys(self.family, hashes, modes) ^ np.uint64(text_code("group")))
+
+    @property
+    def floats(self) -> dict[str, Float64]:
+        """The integers as floats, in which products of sizes do not overflow."""
+        return {name: column.astype(np.float64) for name, column in self.integers.items()}
 
     @property
     def dtypes(self) -> list[str]:

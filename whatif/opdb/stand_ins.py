@@ -60,16 +60,14 @@ def stand_ins(
         texts[column] = Texts(codes, covered)
     integers = dict(ops.integers)
     if ops.family == "conv" and "dgrad" in ops.texts["phase"].table:
-        is_dgrad = np.array([given == "dgrad" for given in ops.texts["phase"].table])[ops.texts["phase"].codes]
         strided = (ops.integers["stride_h"] > 1) | (ops.integers["stride_w"] > 1)
-        swap = is_dgrad & ~strided
+        swap = ops.texts["phase"].among("dgrad") & ~strided
         for channel, swapped in (("in_channels", "out_channels"), ("out_channels", "in_channels")):
             integers[channel] = np.where(swap, ops.integers[swapped], ops.integers[channel])
     if ops.family in _MOVERS and dtype == "fp32":
         size = _MOVERS[ops.family]
-        halved = np.array([given in _HALF_AS_LONG for given in ops.texts["dtype"].table] or [False])
         half = (integers[size] + 1) // 2
-        integers[size] = np.where(halved[ops.texts["dtype"].codes], half, integers[size])
+        integers[size] = np.where(ops.texts["dtype"].among(*_HALF_AS_LONG), half, integers[size])
     return known, replace(ops, texts=texts, integers=integers), extra
 
 

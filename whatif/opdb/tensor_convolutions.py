@@ -62,14 +62,14 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     Excludes layout changes around them (``layout_changes``). NaN in formats that the device has no tensor
     cores for. A call that computes both gradients takes as long as both.
     """
-    dtypes, forward = ops.texts["dtype"], _is_text(ops, "phase", "fwd")
+    dtypes, forward = ops.texts["dtype"], ops.texts["phase"].among("fwd")
     sustained = np.array([_rates(gpu, dtype) for dtype in dtypes.table] or [(np.nan, np.nan)])[dtypes.codes]
     rates = np.where(forward, sustained[:, 0], sustained[:, 1])
-    gradients = _is_text(ops, "phase", "bwd") + 1.0
+    gradients = ops.texts["phase"].among("bwd") + 1.0
     memory_s = work(ops)[1] / 1e9 / memory_gbyte_s(gpu)
     groups = ops.integers["groups"] > 1
     table = np.array([FACTORS[name] for name in FACTORS])
-    factor = table[kinds(ops), _is_text(ops, "layout", NHWC).astype(np.int64)]
+    factor = table[kinds(ops), ops.texts["layout"].among(NHWC).astype(np.int64)]
     dense = np.maximum(_tiled_flops(ops) * gradients / rates, memory_s) * factor
     # The arithmetic of a depthwise convolution is negligible beside its bytes.
     grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
@@ -140,16 +140,11 @@ def converted(operator: Described, dtype: str, layout: str) -> Described:
     return replace(operator, dtype=dtype, layout=layout if operator.family == "conv" else operator.layout)
 
 
-def _is_text(ops: Operators, column: str, text: str) -> Bool:
-    texts = ops.texts[column]
-    return np.array([entry == text for entry in texts.table] or [False])[texts.codes]
-
-
 def _tiled_flops(ops: Operators) -> Float64:
     """The operations of the implicit product in whole tiles; of one gradient if a call computes both."""
-    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    c = ops.floats
     taps, outputs = c["kernel_h"] * c["kernel_w"], c["batch"] * output_size(c, "h") * output_size(c, "w")
-    dgrad, wgrad = _is_text(ops, "phase", "dgrad"), _is_text(ops, "phase", "wgrad")
+    dgrad, wgrad = ops.texts["phase"].among("dgrad"), ops.texts["phase"].among("wgrad")
     inputs = c["batch"] * c["in_h"] * c["in_w"]
     strides = np.maximum(c["stride_h"] * c["stride_w"], 1)
     m = np.where(wgrad, c["in_channels"] * taps, np.where(dgrad, inputs, outputs))

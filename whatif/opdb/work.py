@@ -28,7 +28,7 @@ def work(ops: Operators) -> tuple[Float64, Float64]:
 
 
 def _work(ops: Operators) -> tuple[Float64, Float64]:
-    columns = {name: column.astype(np.float64) for name, column in ops.integers.items()}
+    columns = ops.floats
     sizes = np.array([DTYPE_BYTES.get(dtype, 4.0) for dtype in ops.texts["dtype"].table] or [4.0])
     element_bytes = sizes[ops.texts["dtype"].codes]
     if ops.family == "other":
@@ -38,7 +38,7 @@ def _work(ops: Operators) -> tuple[Float64, Float64]:
     flops, elements = _RULES[ops.family](columns)
     if ops.family == "conv":
         # Computing both gradients is two products that share the output's gradient.
-        is_both = np.array([phase == "bwd" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
+        is_both = ops.texts["phase"].among("bwd")
         flops, elements = flops * (1 + is_both), elements * (1 + is_both)
     return flops, elements * element_bytes
 

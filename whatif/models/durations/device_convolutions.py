@@ -42,20 +42,20 @@ def convolution_ns(ops: Operators, gpu: Gpu, dtype: str, *, channels_last: Bool 
     vector = flops / (np.where(grouped, *rates) * 1e3)
     if not on_tensor_cores(gpu, dtype):
         return np.asarray(np.maximum(vector, memory), dtype=np.float64)
-    forward = np.array([phase == "fwd" for phase in ops.texts["phase"].table] or [True])[ops.texts["phase"].codes]
+    forward = ops.texts["phase"].among("fwd")
     narrow = np.minimum(c["in_channels"], c["out_channels"]) / _WIDE_CHANNELS
     share = np.where(forward, *(compute_share(gpu, dtype, family).centre for family in ("conv", "conv_backward")))
     share = share * np.clip(narrow**_NARROW_EXPONENT, _NARROWEST_SHARE, 1.0) * _whole_waves(ops, gpu)
     product = np.where(grouped, vector, flops / (gpu.matrix_tflops(dtype) * 1e3 * share))
-    recorded = np.array([layout == NHWC for layout in ops.texts["layout"].table] or [False])[ops.texts["layout"].codes]
+    recorded = ops.texts["layout"].among(NHWC)
     changes = (c["in_channels"] > _IMAGE_CHANNELS) & ~grouped & ~recorded & ~np.asarray(channels_last, dtype=np.bool_)
     return np.asarray(np.maximum(product, memory) + np.where(changes, 2 * memory, 0.0), dtype=np.float64)
 
 
 def _whole_waves(ops: Operators, gpu: Gpu) -> Float64:
     """The share of the device that whole waves of tiles fill; weight gradients split their sum instead."""
-    c = {name: column.astype(np.float64) for name, column in ops.integers.items()}
-    weights = np.array([phase == "wgrad" for phase in ops.texts["phase"].table] or [False])[ops.texts["phase"].codes]
+    c = ops.floats
+    weights = ops.texts["phase"].among("wgrad")
     rows = np.ceil(c["batch"] * output_size(c, "h") * output_size(c, "w") / _TILE)
     tiles = np.maximum(rows * np.ceil(c["out_channels"] / _TILE), 1)
     # Smaller tiles and split sums fill half of the remaining device: our estimate.
