@@ -112,6 +112,15 @@ def widths(figure: Figure, axes: int = 0) -> list[float]:
 # -- breakdown, of predictions and of recordings ----------------------------------------------------------------------
 
 
+def test_the_recorded_step_is_named_if_the_cost_of_the_profiler_was_estimated(shared_traces: Path) -> None:
+    from whatif.report.plot_breakdown import prediction_figure
+
+    graph = whatif.read(shared_traces / "kineto-resnet50-v100" / "num_workers_4.2021-06.pt.trace.json.gz")
+    figure = prediction_figure(apply(Baseline.of(graph), "scale:kind=gpu,factor=0.5"))
+    (diamond,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert diamond.get_label() == "recorded, with the profiler's cost"
+
+
 def test_bars_are_the_parts_of_the_prediction(prediction: Prediction) -> None:
     from whatif.report.plot_breakdown import prediction_figure
 

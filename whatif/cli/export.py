@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     transforms = [load_transform(name) for name in names]
     graph, _ = read_traces(paths, args)
     baseline = baseline_of(args, graph, refuses=bool(names))
-    corrected = baseline.calibration is not None and baseline.calibration.is_without_profiler
+    corrected = baseline.is_without_profiler
     prediction = None
     with patience("writing"):
         if not transforms:

@@ -70,6 +70,16 @@ class Baseline(Struct, frozen=True, dict=True):
         return self.step_ns / 1e6
 
     @property
+    def is_without_profiler(self) -> bool:
+        """Whether the profiler's cost was removed, as measured or as estimated."""
+        return self.calibration is not None and self.calibration.is_without_profiler
+
+    @property
+    def meets_untraced(self) -> bool:
+        """Whether the step is corrected to the one that was measured without the profiler."""
+        return self.calibration is not None and self.calibration.untraced is not None
+
+    @property
     def as_recorded(self) -> Baseline | None:
         """The baseline including the profiler's cost, if that was estimated and removed; else None."""
         recorded = self.calibration.recorded if self.calibration else None

@@ -60,8 +60,7 @@ def prediction_figure(prediction: Prediction) -> Figure:
     ]
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
     # The bars exclude the profiler's overhead, if any; the recorded step includes it.
-    corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
-    legend_label = "recorded, with the profiler's cost" if corrected else "recorded"
+    legend_label = "recorded, with the profiler's cost" if baseline.is_without_profiler else "recorded"
     return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", legend_label)
 
 

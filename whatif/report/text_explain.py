@@ -47,8 +47,7 @@ def print_explanation(explanation: Explanation) -> None:
             out.say(explanation.slack, "dim")
         if explanation.as_recorded:
             out.say(f"As recorded, with the profiler: {explanation.as_recorded}", "dim")
-        corrected = baseline.calibration is not None and baseline.calibration.untraced is not None
-        recorded = f", {ms(baseline.measured_ns / 1e6)} ms with the profiler" if corrected else ""
+        recorded = f", {ms(baseline.measured_ns / 1e6)} ms with the profiler" if baseline.meets_untraced else ""
         out.step(baseline, recorded)
         if has_gpu:
             parts = explanation.breakdown.to_dict()

@@ -36,7 +36,7 @@ class MeasuredStep(Struct, frozen=True):
         Raises WhatifError if the recording has no step that takes time.
         """
         graph, clock = baseline.graph, baseline.clock
-        if baseline.calibration is not None and baseline.calibration.untraced is not None:
+        if baseline.meets_untraced:
             untraced, _ = untraced_step(graph, clock)
             if untraced is not None:
                 known = untraced.q25_ns < untraced.q75_ns

@@ -300,7 +300,7 @@ def _doubts(baseline: Baseline, path: Path, *, force: bool) -> tuple[str, ...]:
 
 def _measured(pair: Pair, baseline: Baseline, changed: Baseline) -> tuple[float, Pair]:
     """The step of a named pair's changed recording, ms: without the profiler if the baseline is, too."""
-    if baseline.calibration is not None and baseline.calibration.untraced is not None:
+    if baseline.meets_untraced:
         untraced, _ = untraced_step(changed.graph, baseline.clock)
         if untraced is not None:
             return untraced.median_ns / 1e6, replace(pair, clock="untraced")
