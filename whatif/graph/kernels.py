@@ -50,6 +50,11 @@ MATRIX_FAMILIES = (KernelFamily.GEMM, KernelFamily.CONVOLUTION, KernelFamily.ATT
 DTYPES = ("", "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int")
 
 
+def dtype_code(name: str) -> int:
+    """Return the code of a number format; that of unknown ones for a name that is not in ``DTYPES``."""
+    return DTYPES.index(name) if name in DTYPES else 0
+
+
 # First match wins, on the lower-case name. Comments give the reasons for the order.
 _FAMILIES = (
     (KernelFamily.COPY, r"^memcpy|^copy(buffer|device|host)"),

@@ -10,11 +10,11 @@ import numpy as np
 from whatif.graph.columns import compact, filled
 from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import (
-    DTYPES,
     KernelFamily,
     classify_kernel,
     classify_operator,
     collective_of,
+    dtype_code,
 )
 from whatif.graph.order import each_once, order_by, places
 from whatif.graph.task_graph import TaskGraph
@@ -210,7 +210,7 @@ def _families(names: tuple[str, ...], name: Array, columns: dict[str, Array]) ->
             (classify_operator(names[code]), "") if operators else classify_kernel(names[code])
         )
         families[code] = kernel_family
-        dtypes[code] = DTYPES.index(kernel_dtype) if kernel_dtype in DTYPES else 0
+        dtypes[code] = dtype_code(kernel_dtype)
     family, dtype = np.full(len(name), -1, dtype=np.int8), np.zeros(len(name), dtype=np.int8)
     family[kernels], dtype[kernels] = families.take(name[kernels]), dtypes.take(name[kernels])
     family[np.flatnonzero(columns["kind"] == TaskKind.MEMCPY)] = KernelFamily.COPY

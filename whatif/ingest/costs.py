@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whatif.graph.kernels import DTYPES, MATRIX_FAMILIES
+from whatif.graph.kernels import MATRIX_FAMILIES, dtype_code
 from whatif.graph.order import each_once
 from whatif.graph.types import (
     Array,
@@ -41,7 +41,7 @@ def task_costs(events: Events, columns: dict[str, Array], family: Int8, calls: C
     dtypes = [
         c.dtype if c else input_dtype(*events.shapes[shape][:2]) for c, (_, shape) in zip(costs, distinct, strict=True)
     ]
-    op_dtype = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in dtypes], dtype=np.int8)[which]
+    op_dtype = np.array([dtype_code(d) for d in dtypes], dtype=np.int8)[which]
 
     dtype[task] = op_dtype
     matrix = among(family[task], MATRIX_FAMILIES)

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from whatif.graph.edit import as_ids
-from whatif.graph.kernels import DTYPES
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
@@ -26,7 +25,13 @@ from whatif.graph.types import (
     TaskKind,
     among,
 )
-from whatif.models.durations.database import SOURCE_OF_ANSWER, estimator_of, grouped_operators, same_source_ratio
+from whatif.models.durations.database import (
+    SOURCE_OF_ANSWER,
+    dtype_as_called,
+    estimator_of,
+    grouped_operators,
+    same_source_ratio,
+)
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.devices import cpu_called
@@ -198,7 +203,7 @@ def _changed(
             column[places[rows]] = values
         source_by_row[places[rows]] = SOURCE_OF_ANSWER[ratios.answered_by]
     # An earlier what-if may have put a task into another format than its operator was recorded in.
-    recorded = np.array([DTYPES.index(op.dtype) if op.dtype in DTYPES else 0 for op in table] + [0])[called]
+    recorded = dtype_as_called(graph)[ids]
     same = (graph.dtype[ids] == recorded) | (graph.dtype[ids] == 0) | (recorded == 0)
     good = same & among(graph.kind[ids], (TaskKind.KERNEL, TaskKind.CPU_OP))
     ratio, low, high = (np.where(good, column[called], np.nan) for column in by_row)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from whatif.graph.described import Described
-from whatif.graph.kernels import MATRIX_FAMILIES
+from whatif.graph.kernels import MATRIX_FAMILIES, dtype_code
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int8, Int64, among
 from whatif.models.durations.estimator import Source, device
@@ -67,6 +67,12 @@ def _opened(device: str, _database: Path) -> Estimator:
 def grouped_operators(table: tuple[Described, ...]) -> list[tuple[Int64, Operators]]:
     """Return ``operators_of`` a recording's table, cached: what-ifs call it often with the same table."""
     return operators_of(table)
+
+
+def dtype_as_called(graph: TaskGraph) -> Int8:
+    """Return the number format in which each task's operator was called, as a code, shape (n_tasks,); 0 if unknown."""
+    codes = np.array([*(dtype_code(operator.dtype) for operator in graph.info.operators), 0], dtype=np.int8)
+    return codes[graph.called]  # -1 is the last entry
 
 
 def usual_calls_ns(graph: TaskGraph, tasks: Int64) -> tuple[Float64, Float64]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _WITH_SHEET = ("elementwise", "matmul")
 
 
-def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[Int64, Operators, Ratios]]:
-    """Return, for each family, places in a table of operators, these operators, and their time on ``new`` over ``old``.
+def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[Int64, Ratios]]:
+    """Return, for each family, places in a table of operators, and these operators' time on ``new`` over ``old``.
 
     Only operators in a format for which both devices have units, or neither. Sources go down to other devices'
     measurements, with data sheets for ``_WITH_SHEET``. Operators with data sheets alone are left to kernels' rooflines.
@@ -37,7 +37,7 @@ def by_operator(table: tuple[Described, ...], old: Gpu, new: Gpu) -> list[tuple[
 @lru_cache(maxsize=64)
 def _by_operator(
     table: tuple[Described, ...], gpus: tuple[Gpu, Gpu], sides: tuple[Estimator, Estimator]
-) -> list[tuple[Int64, Operators, Ratios]]:
+) -> list[tuple[Int64, Ratios]]:
     """Cached ``by_operator``: the result depends only on devices, their databases and the operators."""
     (old, new), found = gpus, []
     for place, ops in grouped_operators(table):
@@ -52,7 +52,7 @@ def _by_operator(
             worst = AnswerSource.ANALYTIC if ops.family in _WITH_SHEET else AnswerSource.LEARNED_ACROSS
             ratios = same_source_ratio(subset, subset, *sides, worst=worst)
             ratios.ratio[ratios.answered_by == AnswerSource.ANALYTIC] = np.nan
-        found.append((place[rows], subset, ratios))
+        found.append((place[rows], ratios))
     return found
 
 

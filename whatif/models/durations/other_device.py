@@ -23,7 +23,7 @@ from whatif.graph.types import (
 )
 from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import memory_gbyte_s, on_tensor_cores
-from whatif.models.durations.database import SOURCE_OF_ANSWER, grouped_operators
+from whatif.models.durations.database import SOURCE_OF_ANSWER, dtype_as_called, grouped_operators
 from whatif.models.durations.device_convolutions import convolution_ns
 from whatif.models.durations.device_operators import by_operator
 from whatif.models.durations.device_scaling import (
@@ -78,11 +78,11 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
     copies = np.flatnonzero(graph.kind[tasks] == TaskKind.MEMCPY)
     found.put(copies, _copies(graph, tasks[copies], old, new))
     other_units = _convolutions(graph, tasks, (old, new), (dtype, new_dtype), found)
-    for place, ops, ratios in by_operator(graph.info.operators, old, new):
+    called = dtype_as_called(graph)
+    for place, ratios in by_operator(graph.info.operators, old, new):
         at, row = _tasks_of(graph, tasks, place)
         # An earlier what-if may have put a task into another format than its operator was recorded in.
-        recorded = np.array([DTYPES.index(d) if d in DTYPES else 0 for d in ops.texts["dtype"].table] or [0])
-        recorded = recorded[ops.texts["dtype"].codes][row]
+        recorded = called[tasks[at]]
         good = np.isfinite(ratios.ratio[row]) & (dtype[at] == new_dtype[at]) & ~other_units[at]
         good &= (dtype[at] == recorded) | (dtype[at] == 0) | (recorded == 0)
         at, row = at[good], row[good]
@@ -108,8 +108,7 @@ def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple
     computed as if they came after. The factors have shape (tasks,), 1 for unchanged tasks.
     """
     by, gained, old = np.ones(len(tasks)), np.ones(len(tasks)), device(graph)
-    called = np.array([DTYPES.index(op.dtype) if op.dtype in DTYPES else 0 for op in graph.info.operators] + [0])
-    called = called[graph.called].astype(np.int8)
+    called = dtype_as_called(graph)
     half = is_half(graph.dtype) & ~is_half(called) & (called > 0) & among(graph.family, MATRIX_FAMILIES)
     changed = np.flatnonzero(half[tasks])
     if old is None or not len(changed) or graph.info.recorded.predicted is not None:
