@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -163,8 +164,13 @@ class Events(Struct, frozen=True, dict=True):
     @property
     def base_ns(self) -> int:
         """The header's base of the trace's times, ns; 0 without a valid one."""
-        base = self.header.get("baseTimeNanoseconds")
-        return base if type(base) is int and 0 <= base < 2**62 else 0
+        return base_ns_of(self.header)
+
+
+def base_ns_of(header: Mapping[str, Any]) -> int:
+    """Return the base of a trace's times from its header, ns; 0 without a valid one."""
+    base = header.get("baseTimeNanoseconds")
+    return base if type(base) is int and 0 <= base < 2**62 else 0
 
 
 # The columns of ``Events`` and their types, from its annotations.

@@ -23,6 +23,7 @@ from whatif.graph.order import order_by
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Array, Int32, Int64, ThreadKind
 from whatif.ingest.decimal_ns import parse_us_as_ns
+from whatif.ingest.events import base_ns_of
 from whatif.ingest.file_bytes import FileBytes
 from whatif.ingest.json_chunks import EventArray
 from whatif.ingest.kineto_fields import NOTHING, Scalar, as_int, as_text
@@ -158,8 +159,7 @@ def _read(path: Path) -> tuple[_Timed, _Timed, int]:
         duration_ns, duration_status = parse_us_as_ns([dur for _, dur in times])
         bad = (start_status != 0) | (duration_status != 0) | (duration_ns < 0)
         rows.start_ns, rows.end_ns = start_ns, np.where(bad, start_ns, start_ns + duration_ns)
-    base = array.header.get("baseTimeNanoseconds")
-    return frames, operators, base if type(base) is int and 0 <= base < 2**62 else 0
+    return frames, operators, base_ns_of(array.header)
 
 
 class _Namer:

@@ -46,14 +46,18 @@ class Clock(Struct, frozen=True):
         return np.asarray(time_ns - self.offset_ns - drifted, dtype=np.int64)
 
 
+def meetings(ranks: Sequence[Collectives]) -> list[Bool]:
+    """Return for each rank a mask of the collectives that no rank leaves before the last one has arrived."""
+    return [np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks]
+
+
 def find_clocks(ranks: Sequence[Collectives], matched: Match, origins_ns: Sequence[int]) -> list[Clock]:
     """Return the clock of each rank; the first one's is the common one.
 
     Ranks without a collective in common with the first one are aligned by way of others; those without any keep the
     times of their own clocks.
     """
-    operations = [np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks]
-    meeting = matched.column(operations).astype(np.bool_) if len(matched.rank) else np.zeros(0, dtype=np.bool_)
+    meeting = matched.column(meetings(ranks)).astype(np.bool_) if len(matched.rank) else np.zeros(0, dtype=np.bool_)
     collective, rank = matched.collective[meeting], matched.rank[meeting]
     end_ns = matched.column([c.end_ns for c in ranks])[meeting] if len(matched.rank) else np.empty(0, dtype=np.int64)
     clocks = [Clock(offset_ns=origins_ns[0] - origin_ns) for origin_ns in origins_ns]

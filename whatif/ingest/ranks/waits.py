@@ -15,7 +15,7 @@ import numpy as np
 
 from whatif.graph.order import each_once
 from whatif.graph.types import Bool, Int64
-from whatif.ingest.ranks.clocks import MEETING, Clock
+from whatif.ingest.ranks.clocks import Clock, meetings
 from whatif.ingest.ranks.collectives import Collectives
 from whatif.ingest.ranks.match import Match
 
@@ -38,7 +38,7 @@ def find_waits(ranks: Sequence[Collectives], matched: Match, clocks: Sequence[Cl
     arrival_ns = matched.column([clock.common_ns(c.start_ns) for c, clock in zip(ranks, clocks, strict=True)])
     # Durations are on the rank's own clock: its drift within one collective is negligible.
     spent_ns = matched.column([c.end_ns - c.start_ns for c in ranks])
-    meeting = matched.column([np.array([name in MEETING for name in c.operation], dtype=np.bool_) for c in ranks])
+    meeting = matched.column(meetings(ranks))
     first = matched.first
     if not len(first):
         empty = np.empty(0, dtype=np.int64)
