@@ -69,10 +69,14 @@ def with_workers(graph: TaskGraph, workers: int) -> TaskGraph:
     return graph.replace(info=replace(graph.info, workers=workers))
 
 
+def exchanging(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the communication among workers: all but that of activations."""
+    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
+
+
 def communicates(graph: TaskGraph) -> bool:
     """Return whether the steps exchange gradients: by their tasks, or on a CPU by the recorder's metadata."""
-    exchanged = (graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph)
-    return bool(exchanged.any()) or _reported_workers(graph) is not None
+    return bool(exchanging(graph).any()) or _reported_workers(graph) is not None
 
 
 def check_exchanges_nothing(graph: TaskGraph, name: str, *, updates: bool = True) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Int64, Phase
+from whatif.graph.types import Array, Int64
 from whatif.models.durations.estimator import Estimates, Source, put, scaled, shortest_kernel_ns
 from whatif.models.durations.measured import LARGEST_RATIO, SMALLEST_RATIO
 from whatif.models.layers.columns import named
 from whatif.models.layers.memory_effects import change_memory, updated_as
-from whatif.models.layers.update_tasks import FUSED_NAMES, implementation, step_kernels
+from whatif.models.layers.update_tasks import FUSED_NAMES, implementation, step_kernels, update_in_marks
 from whatif.runtime.errors import WhatifError
 
 # In a step the gradients have left the cache: our estimate of the effect.
@@ -49,7 +49,7 @@ def _update_work(graph: TaskGraph) -> Array:
     """All CPU work inside the optimizer's marks, without a closure's passes; without marks, the update's operators."""
     if not graph.in_optimizer.any():
         return step_kernels(graph)
-    return (graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)).mask
+    return update_in_marks(graph).mask
 
 
 def n_operations(graph: TaskGraph) -> int:

@@ -28,7 +28,7 @@ from whatif.models.durations.estimator import Estimates, Source, mark, shortest_
 from whatif.models.kernels.launches import stays_outside
 from whatif.models.layers.calls import operator_cost_ns
 from whatif.models.layers.gradients import ReadyGradients, ready_gradients
-from whatif.models.layers.update_tasks import implementation, step_kernels
+from whatif.models.layers.update_tasks import implementation, step_kernels, update_in_marks
 from whatif.runtime.errors import WhatifError
 
 PIECE_NAME = "update (as soon as the gradient is there)"
@@ -131,8 +131,7 @@ def _updates_between_passes(graph: TaskGraph, kernels: Bool) -> bool:
 def _host_work(graph: TaskGraph, kernels: Bool, steps: Array, *, on_gpu: bool) -> Bool:
     """The CPU's work for the update: all in the optimizer's marks, else the calls of its kernels and their gaps."""
     if graph.in_optimizer.any():
-        update = graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)
-        return (update & np.isin(graph.step, steps) & ~stays_outside(graph)).mask
+        return (update_in_marks(graph) & np.isin(graph.step, steps) & ~stays_outside(graph)).mask
     host = np.zeros(len(graph), dtype=np.bool_)
     if on_gpu:
         calls = graph.launch_of[kernels]

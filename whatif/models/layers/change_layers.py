@@ -21,7 +21,7 @@ from whatif.models.durations.estimator import put, scaled
 from whatif.models.layers.calls import launches_of
 from whatif.models.layers.layer_facts import gradient_bytes
 from whatif.models.layers.memory_effects import change_memory, with_share
-from whatif.models.layers.update_tasks import implementation, step_kernels
+from whatif.models.layers.update_tasks import implementation, step_kernels, update_in_marks
 from whatif.runtime.errors import WhatifError
 
 
@@ -124,8 +124,7 @@ def _smaller_update(graph: TaskGraph, layers: Bool) -> TaskGraph:
     names = [gradient.layer for gradient in graph.info.recorded.gradients]
     removed = {graph.layers[code] for code in np.flatnonzero(layers).tolist()}
     share = sum(name in removed for name in names) / max(len(names), 1)
-    update = graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)
-    return graph.scale(update & ~kernels, 1 - share)
+    return graph.scale(update_in_marks(graph) & ~kernels, 1 - share)
 
 
 def _without_memory(graph: TaskGraph, layers: Bool) -> TaskGraph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.kernels import KernelFamily
+from whatif.graph.selection import Selection
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Phase, TaskKind, among
 
@@ -31,6 +32,11 @@ def step_kernels(graph: TaskGraph) -> Bool:
     last_backward = np.full(int(graph.step.max(initial=0)) + 2, -1, dtype=np.int64)
     np.maximum.at(last_backward, graph.step[backward] + 1, backward)
     return np.asarray(update & (np.arange(len(graph)) > last_backward[graph.step + 1]), dtype=np.bool_)
+
+
+def update_in_marks(graph: TaskGraph) -> Selection:
+    """Return the CPU work inside the optimizer's marks, without a closure's passes; empty without marks."""
+    return graph.on_cpu & graph.in_optimizer & graph.select(phase=Phase.UPDATE)
 
 
 def implementation(graph: TaskGraph) -> str:

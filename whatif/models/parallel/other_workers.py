@@ -20,20 +20,20 @@ from whatif.graph.info import GraphInfo
 from whatif.graph.kernels import collective_of
 from whatif.graph.recorded import Recorded
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Bool, Float64, Int64, TaskKind
+from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.cluster.collectives import MODELS
 from whatif.hardware.cluster.links import LATENCY_US, Link
 from whatif.hardware.cluster.nccl import COLLECTIVES
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.models.exchange import gloo
-from whatif.models.exchange.collective_tasks import OVERLAPPED, attach_model, recorded_workers
+from whatif.models.exchange.collective_tasks import OVERLAPPED, attach_model, exchanging, recorded_workers
 from whatif.models.exchange.stragglers import sizes_of_groups, waiting_for_peers
 from whatif.models.layers.found_gradients import found_gradients
 from whatif.models.layers.gradients import step_of
 from whatif.models.parallel.sharding import update_share
 from whatif.runtime.errors import WhatifError
-from whatif.simulation.transfers import Parts, of_activations, workers_of
+from whatif.simulation.transfers import Parts, workers_of
 from whatif.units import counted
 
 # Attached: collectives that stay as recorded on any number of workers.
@@ -61,7 +61,7 @@ class _Rounds(NamedTuple):
 
 def recorded_on_several(graph: TaskGraph) -> bool:
     """Return whether the recording has collectives, and no what-if has inserted any."""
-    found = _exchanging(graph)
+    found = exchanging(graph)
     return bool(found.any()) and bool((graph.start_ns[found] >= 0).all())
 
 
@@ -76,10 +76,10 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     path = graph.info.path or "this recording"
     if recorded is None or recorded < 2:
         raise WhatifError(f"{name}: expected a recording that shows its number of workers, got {path}.")
-    exchanging = _exchanging(graph)
+    exchanged = exchanging(graph)
     # One worker has no peers, whatever an unnamed collective does.
-    everybody = _of_all(graph, exchanging, recorded, (*COLLECTIVES, "") if workers == 1 else COLLECTIVES)
-    found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanging & ~everybody
+    everybody = _of_all(graph, exchanged, recorded, (*COLLECTIVES, "") if workers == 1 else COLLECTIVES)
+    found, stays = _collectives(graph, np.flatnonzero(everybody)), exchanged & ~everybody
     staying = np.flatnonzero(stays)
     among = zip(graph.name[staying].tolist(), sizes_of_groups(graph, staying).tolist(), strict=True)
     others = sorted(
@@ -102,7 +102,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     if network is not None and network.unused:
         notes.append(f"{name}: {network.unused}")
     if others:
-        pct = 100 * graph.duration_ns[staying].sum() / max(graph.duration_ns[exchanging].sum(), 1)
+        pct = 100 * graph.duration_ns[staying].sum() / max(graph.duration_ns[exchanged].sum(), 1)
         verb = "stays" if len(others) == 1 else "stay"
         notes.append(
             f"{name}: {', '.join(others)} {verb} as recorded on {recorded} workers, {pct:.0f} % of the time of "
@@ -148,14 +148,10 @@ def _info(graph: TaskGraph, workers: int) -> GraphInfo:
     return replace(graph.info, workers=workers, recorded=meta)
 
 
-def _exchanging(graph: TaskGraph) -> Bool:
-    return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
-
-
-def _of_all(graph: TaskGraph, exchanging: Bool, count: int, kinds: Collection[str]) -> Bool:
+def _of_all(graph: TaskGraph, exchanged: Bool, count: int, kinds: Collection[str]) -> Bool:
     """Return a mask, shape (n_tasks,), of the collectives of the given ``kinds`` among all ``count`` workers."""
     known = np.array([collective_of(name, "") in kinds for name in graph.names], dtype=np.bool_)
-    everybody = exchanging & known.take(graph.name)
+    everybody = exchanged & known.take(graph.name)
     # Collectives that an earlier what-if kept as recorded stay so.
     everybody &= ~np.asarray(graph.attached.get(STAYING, False), dtype=np.bool_)
     tasks = np.flatnonzero(everybody)
