@@ -170,8 +170,8 @@ def _jobs(text: str) -> str:
 def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str], str]:
     """Split ``NAME [NAME ...] TRACE`` of a command. Raises UsageError if the order is wrong or one is missing."""
     *names, last = words
-    early = [word for word in names if _is_trace(word)]
-    if early and not _is_trace(last):
+    early = [word for word in names if is_trace(word)]
+    if early and not is_trace(last):
         order = shlex.join([*(word for word in words if word != early[0]), early[0]])
         raise UsageError(f"{command}: the trace comes last; try `whatif {command} {order}`.")
     if early:
@@ -179,7 +179,7 @@ def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str
             f"{command}: expected one trace, as the last argument, got another file {early[0]!r} before it; "
             "a transform script's name ends in .py."
         )
-    if not names and _is_trace(last):
+    if not names and is_trace(last):
         raise UsageError(
             f"{command}: expected NAME and TRACE, got only the trace {last!r}; `whatif transforms` lists names."
         )
@@ -195,8 +195,8 @@ def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str
 def trace_then_names(words: list[str], command: str) -> tuple[str, list[str]]:
     """Split ``TRACE [NAME ...]`` of a command. Raises UsageError if the order is wrong."""
     first, *names = words
-    late = [word for word in names if _is_trace(word)]
-    if late and not _is_trace(first):
+    late = [word for word in names if is_trace(word)]
+    if late and not is_trace(first):
         output = {"export": " -o out.json", "report": " -o report.html"}.get(command, "")
         order = shlex.join([late[0], *(word for word in words if word != late[0])])
         raise UsageError(f"{command}: the trace comes first; try `whatif {command} {order}{output}`.")
@@ -210,7 +210,8 @@ def trace_then_names(words: list[str], command: str) -> tuple[str, list[str]]:
     return first, names
 
 
-def _is_trace(word: str) -> bool:
+def is_trace(word: str) -> bool:
+    """Return whether a word of a command line is the file or address of a trace, and no script."""
     return is_address(word) or (os.path.isfile(word) and not word.endswith(".py"))
 
 

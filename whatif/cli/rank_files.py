@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whatif.cli.options import add_jobs, names_then_trace, trace_then_names
+from whatif.cli.options import add_jobs, is_trace, names_then_trace, trace_then_names
 from whatif.cli.reading import progress_bar, read_trace, remember_cut
 from whatif.cli.status import UsageError
 from whatif.runtime.files import is_address, is_folder
@@ -87,9 +87,7 @@ def traces_then_names(words: Sequence[str], command: str) -> tuple[list[str], li
 
 
 def _is_recording(word: str) -> bool:
-    if is_address(word):
-        return True
-    return (os.path.isfile(word) and not word.endswith(".py")) or (os.path.isdir(word) and not _is_name(word))
+    return is_trace(word) or (os.path.isdir(word) and not _is_name(word))
 
 
 def _is_name(word: str) -> bool:

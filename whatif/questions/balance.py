@@ -7,7 +7,7 @@ import numpy as np
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase, TaskKind
 from whatif.ingest.ranks.merge import place_of_threads, rank_numbers
-from whatif.questions.stragglers import steady_steps, work_ms
+from whatif.questions.stragglers import in_steps, steady_steps, work_ms
 from whatif.runtime.errors import WhatifError
 
 
@@ -22,8 +22,7 @@ def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
             f"{name}: expected the recordings of several ranks, got {graph.info.path or 'one rank'} alone; name all "
             "files of the run, or their folder."
         )
-    steps = steady_steps(graph)
-    inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
+    inside = in_steps(graph, steady_steps(graph))
     place = place_of_threads(graph)
     factor = np.ones(len(graph))
     for work in ((graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask, graph.on_cpu.mask):

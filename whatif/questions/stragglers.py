@@ -257,6 +257,11 @@ def steady_steps(graph: TaskGraph) -> Array:
     return np.unique(graph.step[graph.step >= 0])
 
 
+def in_steps(graph: TaskGraph, steps: Array) -> Bool:
+    """Return a mask, shape (n_tasks,), of the tasks of ``steps``; of all tasks without any."""
+    return np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
+
+
 def work_ms(graph: TaskGraph, tasks: Int64, codes: Array, n_codes: int) -> Float64:
     """Return the time of ``tasks`` (ids, of ranks) by rank and code, ms in all, shape (n_ranks, n_codes)."""
     place = place_of_threads(graph).take(graph.thread[tasks])
@@ -267,7 +272,7 @@ def work_ms(graph: TaskGraph, tasks: Int64, codes: Array, n_codes: int) -> Float
 
 def _excess(graph: TaskGraph, steps: Array, index: int, late_ms: float) -> tuple[Excess, ...]:
     """What takes one rank longer than the median of the others, by phase, family and layer, the largest first."""
-    inside = np.isin(graph.step, steps) if len(steps) else np.ones(len(graph), dtype=np.bool_)
+    inside = in_steps(graph, steps)
     found: list[Excess] = []
     sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
     sides.append(("CPU", graph.on_cpu))
