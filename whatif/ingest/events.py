@@ -55,6 +55,12 @@ class EventCategory(IntEnum):
     MODULE = 8  # an nn.Module call, from python_function events
 
 
+# The categories of events on the host and on the device, and of copies: their events have fields of their own.
+HOST_CATEGORIES = (EventCategory.CPU_OP, EventCategory.ANNOTATION)
+DEVICE_CATEGORIES = (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET, EventCategory.SYNC)
+COPY_CATEGORIES = (EventCategory.MEMCPY, EventCategory.MEMSET)
+
+
 class Flows(Struct, frozen=True):
     """Forward-to-backward flow arrows, one row each. Times and tracks identify the events they start and end in."""
 
@@ -155,7 +161,7 @@ class Events(Struct, frozen=True, dict=True):
     @cached_property
     def on_host(self) -> Int64:
         """The rows of operators and annotations, ascending."""
-        return self.of_categories(EventCategory.CPU_OP, EventCategory.ANNOTATION)
+        return self.of_categories(*HOST_CATEGORIES)
 
     def of_categories(self, *categories: EventCategory) -> Int64:
         """Return the rows of several categories, ascending."""

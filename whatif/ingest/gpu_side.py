@@ -18,7 +18,7 @@ from whatif.graph.types import (
     among,
 )
 from whatif.ingest.calls import CallKind, call_kinds
-from whatif.ingest.events import MISSING, EventCategory, Events
+from whatif.ingest.events import HOST_CATEGORIES, MISSING, EventCategory, Events
 from whatif.ingest.grouped import Grouped, by_track
 from whatif.ingest.nest import loops
 from whatif.ingest.rows import running_maximum
@@ -126,7 +126,7 @@ def _polling_tracks(events: Events, calls: Grouped, kinds: Int8) -> set[int]:
     # The first calls of most threads show it.
     polling = {t for t, rows in calls.items() if not any(works[events.name[part]].any() for part in (rows[:99], rows))}
     if polling:
-        for category in (EventCategory.CPU_OP, EventCategory.ANNOTATION):
+        for category in HOST_CATEGORIES:
             polling.difference_update(each_once(events.track[events.of_category[category]]).tolist())
     return polling
 

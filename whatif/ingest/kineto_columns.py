@@ -15,7 +15,19 @@ import numpy.typing as npt
 
 from whatif.graph.types import Int64
 from whatif.ingest.decimal_ns import TimeStatus, parse_us_as_ns
-from whatif.ingest.events import COLUMN_DTYPES, MISSING, Allocations, EventCategory, Events, Flows, Stamps, put_in_order
+from whatif.ingest.events import (
+    COLUMN_DTYPES,
+    COPY_CATEGORIES,
+    DEVICE_CATEGORIES,
+    HOST_CATEGORIES,
+    MISSING,
+    Allocations,
+    EventCategory,
+    Events,
+    Flows,
+    Stamps,
+    put_in_order,
+)
 from whatif.ingest.json_chunks import decoded, of_short_texts
 from whatif.ingest.kineto_fields import (
     ALLOCATION,
@@ -49,9 +61,7 @@ DROPPED_NEGATIVE = "negative duration"
 DROPPED_ALLOCATION = "allocation with an unreadable time or size"
 DROPPED_BEGIN = "begin without duration"  # ph "B", whose end is another event
 
-_CPU = np.array([EventCategory.CPU_OP, EventCategory.ANNOTATION], np.int8)
-_GPU = np.array([EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET, EventCategory.SYNC], np.int8)
-_COPY = np.array([EventCategory.MEMCPY, EventCategory.MEMSET], np.int8)
+_CPU, _GPU, _COPY = (np.array(some, np.int8) for some in (HOST_CATEGORIES, DEVICE_CATEGORIES, COPY_CATEGORIES))
 
 
 class ColumnBuilder:

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import structs
 
 from whatif.graph.columns import COLUMNS, TASK_COLUMNS
+from whatif.graph.edit import MAX_DURATION_NS
 from whatif.graph.info import GraphInfo
 from whatif.graph.recorded import AUTOCAST_CASTS, AUTOCAST_SHARE, Simulated
 from whatif.graph.task_graph import TaskGraph
@@ -45,8 +46,6 @@ GRAPH_FIELD = '\n],\n"whatif_graph":'
 # A file that asks for more tasks than this is damaged: ids have 31 bits.
 MOST_ROWS = 2**31 - 1
 MOST_STEPS = 2**30
-# Thirteen days, which also limits the duration of a task.
-MOST_LAG_NS = 2**50
 # Columns are repetitive: the fastest level compresses them as well as the others.
 ZLIB_LEVEL = 1
 
@@ -311,14 +310,14 @@ def _check_codes(graph: TaskGraph, path: str) -> None:
         ("anchor", edges.anchor, 0, len(Anchor) - 1),
         ("source", edges.source, 0, len(graph) - 1),
         ("target", edges.target, 0, len(graph) - 1),
-        ("lag_ns", edges.lag_ns, -MOST_LAG_NS, MOST_LAG_NS),
+        ("lag_ns", edges.lag_ns, -MAX_DURATION_NS, MAX_DURATION_NS),
         ("task", waits.task, 0, len(graph) - 1),
         ("scope", waits.scope, -1, len(graph.threads) - 1),
-        ("lag_ns", waits.lag_ns, -MOST_LAG_NS, MOST_LAG_NS),
+        ("lag_ns", waits.lag_ns, -MAX_DURATION_NS, MAX_DURATION_NS),
     ):
         if codes.dtype.kind != "i" or (len(codes) and not (low <= int(codes.min()) and int(codes.max()) <= high)):
             raise _damaged(path, f"a dependency's {name} is outside {low}..{high}")
-    if any(abs(thread.lag_ns) > MOST_LAG_NS for thread in graph.threads):
+    if any(abs(thread.lag_ns) > MAX_DURATION_NS for thread in graph.threads):
         raise _damaged(path, "a thread's lag is longer than thirteen days")
     if any(not -1 <= number < 2**31 for each in graph.threads for number in (each.device, each.stream, each.rank)):
         raise _damaged(path, "a thread's device, stream or rank has more than 31 bits")

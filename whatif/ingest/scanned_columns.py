@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whatif.graph.types import Array, Bool, Int64
-from whatif.ingest.events import MISSING, EventCategory
+from whatif.ingest.events import COPY_CATEGORIES, DEVICE_CATEGORIES, HOST_CATEGORIES, MISSING, EventCategory
 from whatif.ingest.kineto_fields import (
     CATEGORIES,
     MODULE_PREFIX,
@@ -49,9 +49,8 @@ if TYPE_CHECKING:
 
 # Masks over the categories of duration events: of the CPU, of the GPU, copies.
 _IS_CPU, _IS_GPU, _IS_COPY = (np.zeros(len(EventCategory), np.bool_) for _ in range(3))
-_IS_CPU[[EventCategory.CPU_OP, EventCategory.ANNOTATION]] = True
-_IS_GPU[[EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET, EventCategory.SYNC]] = True
-_IS_COPY[[EventCategory.MEMCPY, EventCategory.MEMSET]] = True
+for _mask, _some in ((_IS_CPU, HOST_CATEGORIES), (_IS_GPU, DEVICE_CATEGORIES), (_IS_COPY, COPY_CATEGORIES)):
+    _mask[list(_some)] = True
 
 _UNKNOWN = -(2**62)
 
