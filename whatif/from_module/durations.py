@@ -135,6 +135,5 @@ def work_on_host(estimator: Asked, graph: OperatorGraph) -> list[list[Kernel]]:
 
 def itself(operation: Operation) -> Described | None:
     """Return an operation as a database operator: of its family, else described by all of its inputs."""
-    types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
-    call = operation.name, operation.dims, types, operation.concrete
+    call = operation.name, operation.dims, operation.recorded_types, operation.concrete
     return describe(*call) or describe_other(*call)

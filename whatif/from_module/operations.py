@@ -32,6 +32,11 @@ class Operation(Struct, frozen=True):
     autocast_casts: int = 0
     recomputes: int = -1  # the sequence number of an operator of the forward pass that a node runs again
 
+    @property
+    def recorded_types(self) -> list[str]:
+        """The types as a profiler writes them: without those of a list's tensors."""
+        return ["TensorList" if kind.startswith("TensorList") else kind for kind in self.types]
+
 
 class LayerCall(Struct, frozen=True):
     """One forward call of a layer: operations [first, last)."""

@@ -122,9 +122,8 @@ def _node(graph: OperatorGraph, span: Span, counted: int) -> _Event:
 
 def _operator(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     operation = graph.operations[span.operation]
-    types = ["TensorList" if kind.startswith("TensorList") else kind for kind in operation.types]
     args: dict[str, Any] = {
-        "Input Dims": operation.dims, "Input type": types, "Concrete Inputs": operation.concrete,
+        "Input Dims": operation.dims, "Input type": operation.recorded_types, "Concrete Inputs": operation.concrete,
     }  # fmt: skip
     forward = not operation.node and operation.phase == Phase.FORWARD
     sequence = operation.sequence if forward else operation.recomputes
