@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from whatif.opdb.exact import SIGMAS_OF_90
 from whatif.questions.validate.validate_records import StepTime
 
 # Draws of the bootstrap: with other draws the spread of a pair in traces/ changes by at most a tenth.
 DRAWS = 4_000
-# Standard deviations on either side that hold 90 % of a normal error. Percentiles of the draws are unstable: with four
-# rounds, the 5th is sometimes the lowest round and sometimes the next one.
-SIGMAS = 1.645
 
 
 class Truth(Struct, frozen=True):
@@ -61,4 +59,6 @@ def spread_pct(times: Sequence[float], over: Sequence[float] = (1.0,)) -> float:
         np.median(np.asarray(rounds)[generator.integers(0, len(rounds), (DRAWS, len(rounds)))], axis=1)
         for rounds in (times, over)
     )
-    return float(100 * SIGMAS * np.std(above / below) / (statistics.median(times) / statistics.median(over)))
+    # Percentiles of the draws are unstable: with four rounds, the 5th is sometimes the lowest round and sometimes the
+    # next one.
+    return float(100 * SIGMAS_OF_90 * np.std(above / below) / (statistics.median(times) / statistics.median(over)))
