@@ -13,6 +13,7 @@ import whatif
 from tests.transforms.pipelines import equal_layers
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, load_transform
 from whatif.graph.memory import LayerMemory, Memory
+from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange import more_passes
 from whatif.models.exchange.beside_kernels import BESIDE
 from whatif.models.exchange.exchanges import tensor_workers
@@ -21,7 +22,7 @@ from whatif.prediction.predict import Baseline, Prediction, apply
 from whatif.questions.advice.trial import Trial, Trier
 from whatif.report.perfetto import write_perfetto
 from whatif.simulation.simulator import simulate
-from whatif.simulation.transfers import hidden_ns, latency_of, workers_of
+from whatif.simulation.transfers import GRADIENTS, hidden_ns, latency_of, workers_of
 
 TRACES = Path(__file__).parents[2] / "traces"
 TENSOR = "tensor_parallel:workers=2,bandwidth={tensor}Mbps"
@@ -121,6 +122,19 @@ def test_the_fullest_stage_of_a_pipeline_is_another_one_once_its_copies_share_th
     exported = str(tmp_path / "stages.json")
     write_perfetto(exported, simulate(graph), None, without_profiler=False)
     assert zero(whatif.read(exported)).info.peak_bytes == 900
+
+
+def test_ddp_adds_a_stages_own_gradients_to_its_memory() -> None:
+    """The largest stage's were added to whichever stage was the fullest."""
+    graph = load_transform(PIPELINE.format(pipeline=1000))(gpt2().graph)
+    size_bytes = np.asarray(graph.attached[GRADIENTS])
+    first, last = (int(size_bytes[ranks_of(graph) == stage].max()) for stage in (0, 1))
+    assert first != last
+    ddp = load_transform("distributed:workers=8")
+    for kept in ((1000, 1000), (10**9, 1000), (1000, 10**9)):
+        stages = [Memory(0, 0, 0, (LayerMemory("", each, 0),)) for each in kept]
+        found = ddp(with_stages(graph, stages)).info.peak_bytes
+        assert found == max(kept[0] + first, kept[1] + last)
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])

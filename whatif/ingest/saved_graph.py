@@ -181,6 +181,8 @@ def graph_of_text(text: bytes, path: str) -> TaskGraph:
     _check_codes(graph, path)
     if GRADIENTS in graph.attached:  # older files mark stages by nothing else
         graph = graph.with_change(Change.IN_STAGES)
+        if not graph.info.stages and graph.info.memory is not None:  # and have the memory of the fullest only
+            graph = graph.replace(info=replace(graph.info, stages=(graph.info.memory,)))
     try:
         return graph.check()
     except (WhatifError, IndexError) as error:

@@ -141,11 +141,16 @@ def as_workers(graph: TaskGraph, workers: int, bucket_bytes: int, *, bucket_view
     With ``bucket_view`` a layer's separate gradient lives until it is copied into its bucket.
     """
 
-    def with_buckets(memory: Memory) -> Memory:
-        with_space = replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
+    def changed(memory: Memory) -> Memory:
+        with_space = with_buckets(memory, bucket_bytes)
         return replace(with_space, gradients_leave=True, gradients_in_forward=False) if bucket_view else with_space
 
-    return with_workers(change_memory(graph, with_buckets), workers)
+    return with_workers(change_memory(graph, changed), workers)
+
+
+def with_buckets(memory: Memory, bucket_bytes: int) -> Memory:
+    """Return the memory with DDP's buckets, which stay from step to step."""
+    return replace(memory, inputs=memory.inputs + bucket_bytes, buffers=memory.buffers + bucket_bytes)
 
 
 def _buckets(gradients: StepGradients, bucket: Int64) -> _Buckets:

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whatif.graph.memory import fullest
+from whatif.graph.memory import Memory, fullest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Change, Int64, Phase
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import ranks_of
 from whatif.models.exchange.buckets import checked_bytes
 from whatif.models.exchange.collective_tasks import with_workers
-from whatif.models.exchange.data_parallel import as_workers
+from whatif.models.exchange.data_parallel import with_buckets
 from whatif.models.exchange.exchanges import Exchange, exchange
 from whatif.models.exchange.stragglers import with_slowest
 from whatif.models.layers.calls import calls_of, task_before
-from whatif.models.layers.memory_effects import change_memory
+from whatif.models.layers.memory_effects import with_stages
 from whatif.models.parallel.sharded_memory import with_sharded_state
 from whatif.models.parallel.sharding import BUCKET_CALL
 from whatif.runtime.errors import WhatifError
@@ -103,23 +103,31 @@ def sharded_stages(graph: TaskGraph, name: str, network: Network) -> TaskGraph:
     Raises as ``exchange_of_stages``.
     """
     graph = exchange_of_stages(graph, name, network, sharded=True)
-    changed = change_memory(graph, lambda memory: with_sharded_state(memory, network.workers))
-    changed = with_workers(changed, network.workers)
-    before, now = (fullest(each.info.stages)[0] if each.info.stages else 0 for each in (graph, changed))
-    return changed if before == now else changed.note(f"{name}: `memory` reports stage {now}, now the fullest one")
+    found = [with_sharded_state(memory, network.workers) for memory in graph.info.stages]
+    return with_workers(_with_stages(graph, name, found), network.workers)
 
 
 def copied_stages(graph: TaskGraph, name: str, network: Network, gradient_mb: float | None) -> TaskGraph:
     """Return the pipeline as one of as many replicas as ``network`` has workers, with all-reduces of each stage.
 
-    Its memory includes a second copy of a stage's gradients. Raises as ``with_gradient_bytes``.
+    The memory of each stage includes a second copy of its gradients. Raises as ``with_gradient_bytes``.
     """
     graph = exchange_of_stages(with_gradient_bytes(graph, gradient_mb, name), name, network)
-    most = int(np.asarray(graph.attached[GRADIENTS]).max())
-    return as_workers(graph, network.workers, most).note(
+    size_bytes, ranks = np.asarray(graph.attached[GRADIENTS]), ranks_of(graph)
+    found = [with_buckets(memory, int(size_bytes[ranks == k].max())) for k, memory in enumerate(graph.info.stages)]
+    return with_workers(_with_stages(graph, name, found), network.workers).note(
         f"{name}: each stage all-reduces its gradients among {network.workers} copies of the pipeline after its last "
         f"backward pass, network: {network.described}; the batch is per copy"
     )
+
+
+def _with_stages(graph: TaskGraph, name: str, found: list[Memory]) -> TaskGraph:
+    """The graph with the memory of its stages, and a note if another one is then the fullest."""
+    if not found:
+        return graph
+    before, now = (fullest(memories)[0] for memories in (graph.info.stages, found))
+    graph = with_stages(graph, found)
+    return graph if before == now else graph.note(f"{name}: `memory` reports stage {now}, now the fullest one")
 
 
 def _ends(graph: TaskGraph, stage: int) -> _Ends:

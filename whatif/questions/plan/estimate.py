@@ -208,11 +208,11 @@ class Composer:
         if memory is None:
             return None
         if plan.pipeline == 1:
-            return peak(self._sharded(self._alone_memory(memory, plan), plan, int(self.gradients.sum()))).total
+            return peak(self._sharded(self._alone_memory(memory, plan), int(self.gradients.sum()), plan)).total
         begins = self._begins(plan)
-        largest_bytes = int(by_stage(part_bytes(self.model.gradient_bytes, begins), plan.pipeline).max())
-        found = self._stage_memories(memory, plan, begins)
-        return max(peak(self._sharded(stage_memory, plan, largest_bytes)).total for stage_memory in found)
+        size_bytes = by_stage(part_bytes(self.model.gradient_bytes, begins), plan.pipeline).astype(np.int64).tolist()
+        stages = zip(self._stage_memories(memory, plan, begins), size_bytes, strict=True)
+        return max(peak(self._sharded(*stage, plan)).total for stage in stages)
 
     def _stage_memories(self, memory: Memory, plan: Plan, begins: Int64) -> list[Memory]:
         key = (plan.micro_batch, plan.passes, plan.chunks, begins.tobytes())  # copies may share state and gradients
@@ -240,7 +240,7 @@ class Composer:
             self._micro[plan.micro_batch] = with_batch(memory, plan.micro_batch / self.batch)
         return self._micro[plan.micro_batch]
 
-    def _sharded(self, memory: Memory, plan: Plan, bucket_bytes: int) -> Memory:
+    def _sharded(self, memory: Memory, bucket_bytes: int, plan: Plan) -> Memory:
         if plan.data == 1:
             return memory
         if plan.level == DDP:
