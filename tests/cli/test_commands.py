@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import Event, call, copy, launched, mark, module, op, write_trace
+from tests.memory_traces import two_linear_layers
 from whatif.cli.main import main
 
 INFO_KEYS = {
@@ -23,7 +24,8 @@ EXPLAIN_KEYS = {
 }  # fmt: skip
 APPLY_KEYS = {
     "trace", "transforms", "steps", "measured_ms", "untraced_ms", "baseline_ms", "replay_error_pct", "predicted_ms",
-    "low_ms", "high_ms", "speedup", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown", "warnings",
+    "low_ms", "high_ms", "speedup", "samples_factor", "step_clock", "gpu_busy_ms", "unexplained_wait_pct", "breakdown",
+    "warnings",
 }  # fmt: skip
 PARTS = {"cpu_only_ms", "gpu_only_ms", "cpu_gpu_ms", "communication_ms", "idle_ms"}
 V100 = [{"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34089730048}]
@@ -102,6 +104,19 @@ def test_apply(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "apply", "scale:kind=gpu,factor=0.5", trace)
     assert text.startswith("scale:kind=gpu,factor=0.5: 1.000 → 0.55")
     assert "× as fast" in text.splitlines()[0]
+    assert "samples" not in text
+
+
+def test_apply_compares_samples_where_the_batch_is_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the longer step of a worker was said: eight GPUs were "0.97× as fast"."""
+    trace = str(write_trace(tmp_path / "two layers.json", two_linear_layers()))
+    spec = "distributed:workers=8,gradient_mb=1"
+    found = report(capsys, "apply", spec, trace)
+    assert found["samples_factor"] == 8
+    times = f"{8 * found['speedup']:.2f}×"
+    assert f"8× as many samples in a step, {times} as many a second" in output(capsys, "apply", spec, trace)
 
 
 def test_options_may_stand_between_names_and_trace(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ def test_sweep_as_json_and_plot(trace: str, tmp_path: Path, capsys: pytest.Captu
     assert as_json["varied"] == ["workers", "bandwidth"]
     assert len(as_json["points"]) == 14
     assert set(as_json["points"][0]) == {
-        "workers", "bandwidth", "predicted_ms", "low_ms", "high_ms", "speedup", "samples_per_s",
-            "devices", "energy_j", "peak_memory_bytes",
+        "workers", "bandwidth", "predicted_ms", "low_ms", "high_ms", "speedup", "samples_factor",
+        "samples_per_s", "devices", "energy_j", "peak_memory_bytes",
     }  # fmt: skip
     assert as_json["plot"] == str(plot)
     assert plot.read_bytes().startswith(b"<?xml")

@@ -26,7 +26,7 @@ from whatif.prediction.composition import (
     spelled_together,
 )
 from whatif.prediction.doubts import doubts_of, why_nothing_changes
-from whatif.prediction.totals import Totals, totals
+from whatif.prediction.totals import Totals, samples_factor, totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.prediction.trust import Trust, trust_of
 from whatif.runtime.errors import WhatifError
@@ -106,6 +106,11 @@ class Prediction:
         """Baseline over predicted step; infinite if the predicted step is 0."""
         return self.baseline_ms / self.predicted_ms if self.predicted_ms else float("inf")
 
+    @property
+    def samples_factor(self) -> float:
+        """The samples of a predicted step, of all workers together, over those of a recorded one."""
+        return samples_factor(self.baseline.graph, self.graph)
+
     @cached_property
     def breakdown(self) -> Breakdown:
         """The parts of the predicted step."""
@@ -161,6 +166,7 @@ class Prediction:
             "low_ms": self.low_ms,
             "high_ms": self.high_ms,
             "speedup": self.speedup if np.isfinite(self.speedup) else None,
+            "samples_factor": self.samples_factor,
             "step_clock": self.baseline.clock,
             "gpu_busy_ms": {"baseline": self.baseline.breakdown.gpu_busy_ms, "predicted": self.breakdown.gpu_busy_ms},
             "unexplained_wait_pct": self.baseline.unexplained_wait_pct,

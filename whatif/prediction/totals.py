@@ -44,3 +44,14 @@ def totals(graph: TaskGraph, step_ms: float, clock: str) -> Totals:
     # A span covers an unknown part of a step, or several steps: it gives no rate.
     samples = None if clock == "span" else graph.info.samples
     return Totals(step_ms / 1e3, graph.info.devices, samples, None if gpu is None else gpu.power_watt)
+
+
+def samples_factor(before: TaskGraph, after: TaskGraph) -> float:
+    """Return the samples of a step of all workers over those of one before the change, also if neither is known."""
+    old, new = before.info, after.info
+    if old.samples and new.samples:
+        return new.samples / old.samples
+    if old.ranks:  # each may have its own batch
+        return (new.workers or len(new.ranks)) / (old.workers or len(old.ranks))
+    one, other = (info.batch_factor * info.passes * (info.workers or 1) for info in (old, new))
+    return other / one

@@ -52,6 +52,10 @@ def print_prediction(prediction: Prediction) -> None:
         if isinstance(rates, dict):
             out.say()
             out.say(f"  {rate(rates['baseline'])} → {rate(rates['predicted'])} samples/s")
+        elif prediction.samples_factor != 1:
+            times = prediction.samples_factor
+            out.say()
+            out.say(f"  {times:.4g}× as many samples in a step, {times * prediction.speedup:.2f}× as many a second")
         if len(prediction.transforms) > 1:
             _print_contributions(out, prediction, ms)
         out.say()

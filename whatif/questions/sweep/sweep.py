@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from whatif.graph.info import GraphInfo
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.baseline import Baseline, range_ns
 from whatif.prediction.composition import (
@@ -22,7 +21,7 @@ from whatif.prediction.composition import (
 )
 from whatif.prediction.predict import Prediction
 from whatif.prediction.ranges import simulated_at
-from whatif.prediction.totals import Totals, totals
+from whatif.prediction.totals import Totals, samples_factor, totals
 from whatif.prediction.transform import Transform
 from whatif.questions.sweep.batch import pieces
 from whatif.questions.sweep.spread import predicted, spread
@@ -231,15 +230,5 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
 
 
 def _point_facts(baseline: Baseline, graph: TaskGraph, total: Totals) -> dict[str, Any]:
-    share = _share(baseline.graph.info, graph.info)
+    share = samples_factor(baseline.graph, graph)
     return {**total.to_dict(), "peak_bytes": graph.info.peak_bytes, "share": share}
-
-
-def _share(before: GraphInfo, after: GraphInfo) -> float:
-    """The samples of a step of all workers over those before the change, also if neither is known."""
-    if before.samples and after.samples:
-        return after.samples / before.samples
-    if before.ranks:  # each may have its own batch
-        return (after.workers or len(after.ranks)) / (before.workers or len(before.ranks))
-    old, new = (info.batch_factor * info.passes * (info.workers or 1) for info in (before, after))
-    return new / old
