@@ -25,7 +25,7 @@ from whatif.questions.plan import search
 from whatif.questions.plan.estimate import Composer, median_step
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, _key, _row, asked_of, plan, simulated
-from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, plans_of
+from whatif.questions.plan.space import DDP, FSDP, HYBRID, LEVELS, ZERO_1, ZERO_2, Plan, micro_batches, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.report.text_plan import reasons
 from whatif.runtime.errors import WhatifError
@@ -49,7 +49,14 @@ def every(baseline: Baseline, gpus: int, batch: int, tensor: int, *, recompute: 
     """Return all plans of one way of cutting, estimated, whatever they keep."""
     inner = Plan(tensor, 1, 1, DDP, 1, 1, recompute).inner(CLUSTER)
     composer = Composer(compose(baseline.graph, [load_transform(spec) for spec in inner]), CLUSTER)
-    ways = plans_of(tensor, gpus, batch, most_stages=composer.most_stages, most_samples=BATCH * 2, recompute=recompute)
+    ways = plans_of(
+        tensor,
+        gpus,
+        batch,
+        most_stages=composer.most_stages,
+        micros=micro_batches(BATCH, BATCH * 2),
+        recompute=recompute,
+    )
     asked = asked_of(baseline, gpus, CLUSTER, global_batch=batch)
     return [_row(baseline, asked, one) for one in composer.estimates(ways, None)]
 
@@ -179,8 +186,16 @@ def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
     assert whole is not None
     assert (row.peak_bytes or 0) > whole
     assert 'init_device_mesh("cuda", (2, 8))' in launch_flags(way, CLUSTER)["FSDP2"]
-    spaces = [plans_of(1, gpus, 64, most_stages=1, most_samples=BATCH, recompute=False, node=8) for gpus in (8, 16)]
+    micros = micro_batches(BATCH, BATCH)
+    spaces = [plans_of(1, gpus, 64, most_stages=1, micros=micros, recompute=False, node=8) for gpus in (8, 16)]
     assert [any(one.level == HYBRID for one in space) for space in spaces] == [False, True]
+
+
+def test_the_recorded_batch_is_one_of_the_micro_batches() -> None:
+    """Only powers of two were tried: a recording of 12 samples had no plan of its own step."""
+    assert micro_batches(12, 50) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert micro_batches(8, 16) == [1, 2, 4, 8, 16]
+    assert micro_batches(12, 4) == [1, 2, 3, 4]
 
 
 def test_a_plan_of_two_passes_is_what_its_what_ifs_say(predicted: Baseline) -> None:

@@ -27,7 +27,7 @@ from whatif.prediction.totals import totals
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, median_step, steady_passes
 from whatif.questions.plan.launch import BATCH, launch_flags
-from whatif.questions.plan.space import DDP, FSDP, Plan, plans_of
+from whatif.questions.plan.space import DDP, FSDP, Plan, micro_batches, plans_of
 from whatif.questions.recommend.prices import Prices
 from whatif.questions.sweep.spread import spread
 from whatif.runtime.errors import WhatifError
@@ -317,12 +317,12 @@ def _estimated(
         return [], 0, str(error), None
     if composer.batch != (baseline.graph.info.batch_size or 1):
         raise _changes_batch(", ".join(_names_changing_batch(baseline.graph, asked.what_ifs)))
-    most_samples = min(asked.global_batch, MOST_TIMES * composer.batch)
+    micros = micro_batches(composer.batch, min(asked.global_batch, MOST_TIMES * composer.batch))
     levels = load_cluster(asked.cluster).levels
     node = (levels[0].workers or 0) if len(levels) > 1 else 0
     plans = list(
         plans_of(
-            tensor, asked.gpus, asked.global_batch, most_stages=composer.most_stages, most_samples=most_samples,
+            tensor, asked.gpus, asked.global_batch, most_stages=composer.most_stages, micros=micros,
             recompute=recompute, node=node,
         )
     )  # fmt: skip

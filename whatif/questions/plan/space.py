@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -94,21 +94,32 @@ def divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
+def micro_batches(batch: int, most: int) -> list[int]:
+    """Return the micro-batches to try, up to ``most`` samples: powers of two, also times the recorded batch's odd part.
+
+    So the recorded ``batch`` is one of them, and its halves and multiples.
+    """
+    odd = batch // (batch & -batch)
+    sizes = {part << power for part in (1, odd) for power in range(most.bit_length())}
+    return sorted(size for size in sizes if size <= most)
+
+
 def plans_of(
-    tensor: int, devices: int, global_batch: int, *, most_stages: int, most_samples: int, recompute: bool, node: int = 0
-) -> Iterator[Plan]:
+    tensor: int, devices: int, global_batch: int, *, most_stages: int, micros: Sequence[int], recompute: bool,
+    node: int = 0,
+) -> Iterator[Plan]:  # fmt: skip
     """Yield the plans on ``devices`` devices that split blocks across ``tensor`` of them.
 
-    ``node``: the devices in one node if the cluster has nodes; hybrid FSDP shards among them. Micro-batches are
-    powers of two up to ``most_samples`` that divide what each copy trains of ``global_batch``.
+    ``node``: the devices in one node if the cluster has nodes; hybrid FSDP shards among them. Of the micro-batches
+    ``micros`` those are tried that divide what each copy trains of ``global_batch``.
     """
     for pipeline in divisors(devices // tensor):
         data = devices // tensor // pipeline
         if pipeline > most_stages or global_batch % data:
             continue
         per_copy = global_batch // data
-        for micro in (2**power for power in range(most_samples.bit_length())):
-            if micro > most_samples or per_copy % micro or per_copy // micro > MOST_PASSES:
+        for micro in micros:
+            if per_copy % micro or per_copy // micro > MOST_PASSES:
                 continue
             passes = per_copy // micro
             if passes < pipeline:  # most of it would be bubble
