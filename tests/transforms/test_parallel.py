@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import whatif
 from tests.transforms.pipelines import equal_layers
@@ -122,6 +123,15 @@ def test_the_fullest_stage_of_a_pipeline_is_another_one_once_its_copies_share_th
     exported = str(tmp_path / "stages.json")
     write_perfetto(exported, simulate(graph), None, without_profiler=False)
     assert zero(whatif.read(exported)).info.peak_bytes == 900
+
+
+def test_a_trial_counts_the_samples_of_all_workers() -> None:
+    """The report showed the longer step of one worker as the speed-up."""
+    found = Trier(gpt2(), may_move=True).attempt([load_transform("distributed:workers=8")])
+    assert isinstance(found, Trial)
+    assert (found.samples, found.workers, found.same_training) == (8, 8, False)
+    # All wait at once.
+    assert structs.replace(found, waiting_ms=1.0).recorded_samples_ms == found.predicted_ms / 8
 
 
 def test_ddp_adds_a_stages_own_gradients_to_its_memory() -> None:

@@ -110,6 +110,7 @@ class Trial(Struct, frozen=True):
     baseline_ms: float
     predicted_ns: float
     samples: float  # per step, as a multiple of the recorded step's
+    workers: float  # that train together, as a multiple of the recorded ones
     work: Work
     waiting_ms: float  # waiting of the recorded step that nothing in the recording explains
     n_tasks: int  # of the changed graph
@@ -144,8 +145,8 @@ class Trial(Struct, frozen=True):
         return 100.0 * (1 - after_ms / self.baseline_ms) if self.baseline_ms else 0.0
 
     def _for_recorded_samples_ms(self, step_ms: float, waiting_ms: float) -> float:
-        # It is unknown whether the waiting comes once a step, so more samples are not assumed to share it.
-        return (step_ms + (self.samples - 1) * waiting_ms) / self.samples
+        # It is unknown whether a worker's waiting comes once a step, so more samples are not assumed to share it.
+        return (step_ms + (self.samples / self.workers - 1) * waiting_ms) / self.samples
 
     def is_like(self, other: Trial) -> bool:
         """Whether another form of the same what-ifs has the same result."""
@@ -219,12 +220,13 @@ class Trier:
             timeline = simulate(changed.check(), schedule)
         except WhatifError as error:
             return Refused(written, chosen, Refusal.FAILED, str(error))
-        clock = self.baseline.clock
+        clock, workers = self.baseline.clock, _workers(before.info, changed.info)
         return Trial(
             transforms=chosen,
             baseline_ms=self.baseline.step_ms,
             predicted_ns=step_ns(timeline.step_times_ns(clock), changed, clock),
-            samples=_samples(before.info, changed.info),
+            samples=_samples(before.info, changed.info) * workers,
+            workers=workers,
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
             n_tasks=len(changed),
@@ -284,8 +286,13 @@ def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
     return sentence.removeprefix(f"{transforms[0].name}: ") if len(transforms) == 1 else sentence
 
 
+def _workers(before: GraphInfo, after: GraphInfo) -> float:
+    """The number of workers over that before the change."""
+    return (after.workers or 1) / (before.workers or 1) if not before.ranks else 1.0
+
+
 def _samples(before: GraphInfo, after: GraphInfo) -> float:
-    """The samples of a step over those of the step before the change."""
+    """The samples of one worker's step over those before the change."""
     if before.batch_size and after.batch_size:
         return after.batch_size / before.batch_size
     return after.batch_factor / before.batch_factor
