@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,19 @@ from whatif.prediction.baseline import Baseline
 MODEL = "examples/train_transformer.py:Transformer"
 SHAPE = '{"width": 512, "layers": 4, "heads": 8, "context": 128}'
 BATCH = 8
+CLUSTER = "dgx-h100"
+
+
+def assert_torchrun_starts(line: str, devices: int) -> None:
+    """Check with torchrun's parser that a command starts the given number of processes."""
+    need("torch")
+    from torch.distributed.run import get_args_parser
+
+    command = shlex.split(line)
+    assert command[0] == "torchrun"
+    args = get_args_parser().parse_args(command[1:])
+    assert int(args.nnodes) * int(args.nproc_per_node) == devices
+    assert args.training_script == "train.py"
 
 
 @pytest.fixture(scope="session")
