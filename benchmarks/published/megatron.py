@@ -28,7 +28,7 @@ DEVICE = "A100-SXM-80"
 MODEL = f"{Path(__file__).with_name('gpt.py')}:GPT"
 VTRAIN_CLUSTER = str(Path(__file__).with_name("a100_800g.toml"))
 # The preset's rate of a card, which all such groups of a node share.
-ONE_CARD, SHARING = "24GB/s", (2, 4)
+ONE_CARD = "24GB/s"
 # Selective recomputation repeats the core of the attention.
 CORE = r"activation_checkpoint:layers=blocks\.[0-9]+\.attention\.core"
 
@@ -42,12 +42,12 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
 
 
 def what_ifs(
-    ways: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1, sharing: tuple[int, ...] = ()
+    ways: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1, one_card: bool = False
 ) -> list[str]:
     """Return the what-ifs that turn a micro-batch into an iteration: ``ways`` has the columns of either table.
 
-    ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it. ``sharing``: with so
-    many members of a data-parallel group in a node of eight GPUs, its groups share ``ONE_CARD``.
+    ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it. ``one_card``: the
+    data-parallel groups with two or four members in a node of eight GPUs share ``ONE_CARD``.
     """
     tensor, data, stages = ways["tensor"], ways["data"], ways["pipeline"]
     passes = ways["global_batch"] // (data * ways["micro_batch"])
@@ -67,7 +67,7 @@ def what_ifs(
     if data > 1:
         # Megatron-LM exchanges gradients after the backward pass.
         late = "" if stages > 1 else ",overlap=false"
-        rate = f",bandwidth={ONE_CARD}" if 8 // tensor in sharing else ""
+        rate = f",bandwidth={ONE_CARD}" if one_card and tensor in (2, 4) else ""
         found.append(f"distributed:workers={data},cluster={cluster}{rate}{late}")
     return found
 
@@ -98,7 +98,7 @@ def score_vtrain(truth: Path) -> list[Row]:
     for row, ways in _rows(truth / "vtrain_a100_multi_node.csv"):
         size = f"{row['parameters_billion']} B"
         what = f"{size}, t {ways['tensor']} d {ways['data']} p {ways['pipeline']}, micro-batch {ways['micro_batch']}"
-        specs = what_ifs(ways, VTRAIN_CLUSTER, sharing=SHARING)
+        specs = what_ifs(ways, VTRAIN_CLUSTER, one_card=True)
         rows.append(_row(f"vTrain, {size}", what, ways, specs, float(row["iteration_ms"])))
     return rows
 

@@ -51,7 +51,10 @@ def samples_factor(before: TaskGraph, after: TaskGraph) -> float:
     old, new = before.info, after.info
     if old.samples and new.samples:
         return new.samples / old.samples
-    if old.ranks:  # each may have its own batch
-        return (new.workers or len(new.ranks)) / (old.workers or len(old.ranks))
-    one, other = (info.batch_factor * info.passes * (info.workers or 1) for info in (old, new))
+    return workers_factor(before, after) * (new.batch_factor * new.passes) / (old.batch_factor * old.passes)
+
+
+def workers_factor(before: TaskGraph, after: TaskGraph) -> float:
+    """Return the number of workers that train together over that before the change."""
+    one, other = (info.workers or len(info.ranks) or 1 for info in (before.info, after.info))
     return other / one

@@ -72,6 +72,9 @@ PLACE, PLACES = "PLACE", (
 # These apply to the work of all workers, but need the operators of a pass: it is one task once this axis is applied.
 LATE, WHOLE = ("launches", "loading"), "pipeline"
 
+# Options of built-in scripts that set the samples of a pass, whatever its batch was before.
+SETTING_BATCH = {"batch_size": "size", "pipeline": "micro_batch"}
+
 # A script that sets this sees all ranks of a graph at once; any other gets one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.composition import spelled
-from whatif.prediction.transform import AXES, Transform, load_transform
+from whatif.prediction.transform import AXES, SETTING_BATCH, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.runtime.errors import WhatifError
 
@@ -129,7 +129,7 @@ def largest_batch(
     samples of its micro-batches. Raises WhatifError if one of them does not apply.
     """
     others = [
-        replace(t, options={name: value for name, value in t.options.items() if name != "micro_batch"})
+        replace(t, options={name: value for name, value in t.options.items() if name != SETTING_BATCH.get(t.name)})
         for t in what_ifs if t.name != _BATCH
     ]  # fmt: skip
     unit = batch or 100

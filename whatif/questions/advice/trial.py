@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from whatif.graph.info import GraphInfo
 from whatif.graph.memory import Memory
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
@@ -26,6 +25,7 @@ from whatif.prediction.composition import (
     spelled_together,
     with_copies,
 )
+from whatif.prediction.totals import samples_factor, workers_factor
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
 from whatif.questions.explain import Explanation, explain
@@ -220,13 +220,13 @@ class Trier:
             timeline = simulate(changed.check(), schedule)
         except WhatifError as error:
             return Refused(written, chosen, Refusal.FAILED, str(error))
-        clock, workers = self.baseline.clock, _workers(before.info, changed.info)
+        clock = self.baseline.clock
         return Trial(
             transforms=chosen,
             baseline_ms=self.baseline.step_ms,
             predicted_ns=step_ns(timeline.step_times_ns(clock), changed, clock),
-            samples=_samples(before.info, changed.info) * workers,
-            workers=workers,
+            samples=samples_factor(before, changed),
+            workers=workers_factor(before, changed),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
             work=Work.of(changed, clock),
             n_tasks=len(changed),
@@ -284,15 +284,3 @@ class Trier:
 def _without_name(sentence: str, transforms: tuple[Transform, ...]) -> str:
     """A transform's sentence without its name, which every list shows next to it."""
     return sentence.removeprefix(f"{transforms[0].name}: ") if len(transforms) == 1 else sentence
-
-
-def _workers(before: GraphInfo, after: GraphInfo) -> float:
-    """The number of workers over that before the change."""
-    return (after.workers or 1) / (before.workers or 1) if not before.ranks else 1.0
-
-
-def _samples(before: GraphInfo, after: GraphInfo) -> float:
-    """The samples of one worker's step over those before the change."""
-    if before.batch_size and after.batch_size:
-        return after.batch_size / before.batch_size
-    return after.batch_factor / before.batch_factor

@@ -17,7 +17,7 @@ from whatif.models.exchange.network_options import MOST_WORKERS
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
-from whatif.prediction.transform import Transform, load_transform
+from whatif.prediction.transform import SETTING_BATCH, Transform, load_transform
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
 from whatif.runtime.errors import WhatifError
@@ -29,8 +29,6 @@ OPTION = "workers"
 LOADERS = ("data_loading",)
 # What-ifs whose workers hold parts of one model, so that they share the batch in any case.
 SHARING = ("tensor_parallel", "dts")
-# Options that set the samples of a pass, whatever its batch was before.
-SETTING_BATCH = {"batch_size": "size", "pipeline": "micro_batch"}
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
 WORTH_PCT = 80.0
 
