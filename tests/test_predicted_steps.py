@@ -14,6 +14,7 @@ import whatif
 from tests.helpers import need
 from whatif.cli.main import main
 from whatif.graph.types import TaskKind
+from whatif.prediction.predict import Baseline, apply
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces" / "predicted"
 STEPS = sorted(FOLDER.glob("*.json.gz"))
@@ -59,6 +60,21 @@ def test_commands_say_that_it_is_predicted(step: Path, command: list[str], capsy
     as_json: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert as_json.get("replay_error_pct") is None
     assert as_json.get("measured_ms") is None
+
+
+@pytest.mark.parametrize(
+    "what_if",
+    [
+        "tensor_parallel:workers=4", "batch_size:factor=2", "pipeline:stages=2,micro_batches=4",
+        "pipeline:stages=4,micro_batches=8", "pipeline:stages=4,micro_batches=1",
+    ],
+)  # fmt: skip
+def test_other_shapes_and_stages_of_a_predicted_step_are_as_certain(what_if: str) -> None:
+    """Their operators are estimated anew, or summed: no error is added to that of the step itself."""
+    baseline = Baseline.of(whatif.read(FOLDER / "gpt2_h100_predicted.json.gz"))
+    itself, changed = apply(baseline), apply(baseline, what_if)
+    assert changed.low_ms < changed.predicted_ms < changed.high_ms
+    assert changed.high_ms / changed.low_ms < 1.1 * itself.high_ms / itself.low_ms
 
 
 def test_report_and_export_say_it_too(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from whatif.graph.types import Phase
 from whatif.hardware.gpu import load_gpu
 from whatif.ingest.graph_of_events import NOT_RECORDED
 from whatif.opdb.default import estimator
+from whatif.prediction.predict import apply
 
 MODELS = Path(__file__).with_name("predicted_models.py")
 pytestmark = pytest.mark.usefixtures("no_database")
@@ -69,6 +70,14 @@ def test_resnet50_on_a_v100(shared_traces: Path) -> None:
     # Momentum takes three operators for each of 161 tensors; that PyTorch also set 161 gradients to zero.
     assert mine["ELEMENTWISE", "UPDATE"] == 3 * 161 == recorded["ELEMENTWISE", "UPDATE"] - 161
     assert mine_ms == pytest.approx(recorded_ms, rel=0.35)
+
+
+def test_another_batch_is_what_would_be_predicted_for_it() -> None:
+    few, many = (predicted("Vgg13", (samples, 3, 224, 224), "H100-SXM-80", "adam").prediction for samples in (32, 64))
+    for mine, factor, other in ((few, 2, many), (many, 0.5, few)):
+        found = apply(mine.baseline, f"batch_size:factor={factor}")
+        assert found.predicted_ms == pytest.approx(other.predicted_ms, rel=0.03)
+        assert (found.low_ms, found.high_ms) == pytest.approx((other.low_ms, other.high_ms), rel=0.05)
 
 
 def test_a_host_that_runs_ahead_changes_no_step() -> None:

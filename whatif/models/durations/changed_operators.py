@@ -27,6 +27,7 @@ from whatif.graph.types import (
 )
 from whatif.models.durations.database import (
     SOURCE_OF_ANSWER,
+    chain_ratio,
     dtype_as_called,
     estimator_of,
     grouped_operators,
@@ -181,11 +182,11 @@ def _changed(
     *,
     worst: AnswerSource = WORST,
 ) -> Changed:
-    """The ratio of each task whose operator ``change`` can convert."""
+    """The ratio of each task whose operator ``change`` can convert; of predicted ones by any source."""
     ids = as_ids(graph, tasks)
-    table, name = graph.info.operators, _device_name(graph)
-    side = estimator_of(name) if name and table else None
-    if side is None or (worst <= WORST and not _was_measured(side)):
+    table, predicted = graph.info.operators, graph.info.is_predicted
+    side = side_of(graph) if table else None
+    if side is None or not (predicted or worst > WORST or _was_measured(side)):
         nothing = np.full(len(ids), np.nan)
         return Changed(nothing, nothing, nothing, np.zeros(len(ids), dtype=np.int8))
     called = graph.called[ids]
@@ -198,7 +199,8 @@ def _changed(
         rows = np.flatnonzero(able & used[places])
         if ops.family == "other" or not len(rows):
             continue
-        ratios = same_source_ratio(ops.take(rows), changed.take(rows), side, side, worst=worst)
+        old, new = ops.take(rows), changed.take(rows)
+        ratios = chain_ratio(old, new, side, side) if predicted else same_source_ratio(old, new, side, side, worst=worst)
         for column, values in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places[rows]] = values
         source_by_row[places[rows]] = SOURCE_OF_ANSWER[ratios.answered_by]

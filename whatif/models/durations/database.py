@@ -156,6 +156,16 @@ def same_source_ratio(
     return Ratios(ratio, low, high, answered_by)
 
 
+def chain_ratio(before: Operators, after: Operators, old: Estimator, new: Estimator) -> Ratios:
+    """Return the times as ``same_source_ratio`` of predicted operators: each of any source, and each end over its own.
+
+    Times the estimate of the old chain, and its ends, it is the estimate of the new one: that of the old has no error.
+    """
+    first, second = old.estimate(before), new.estimate(after)
+    ratio, low, high = (getattr(second, name) / getattr(first, name) for name in ("t_s", "low_s", "high_s"))
+    return Ratios(ratio, low, high, second.answered_by)
+
+
 def _mostly_launch(answers: Answers) -> Bool:
     """Mask of the answers whose measured times include a launch and are too short to subtract it, shape (n,)."""
     launched = np.array([basis.has_launch for basis in answers.bases] or [False])

@@ -24,7 +24,7 @@ from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns
 from whatif.ingest.operator_calls import as_attention
 from whatif.models.durations.changed_operators import Changed, side_of
-from whatif.models.durations.database import SOURCE_OF_ANSWER, Ratios, estimator_of, same_source_ratio
+from whatif.models.durations.database import SOURCE_OF_ANSWER, Ratios, chain_ratio, estimator_of, same_source_ratio
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
 from whatif.opdb import data_sheet
@@ -278,9 +278,8 @@ def moving_on_device(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
         return found
     sizes, inverse = np.unique(_rounded(graph.size_bytes[tasks[known]].astype(np.float64)), return_inverse=True)
     ops = elementwise_of(sizes)
-    old, answers = side.estimate(ops), estimator_of(new.name).estimate(ops)
-    ratios = [getattr(answers, name) / getattr(old, name) for name in ("t_s", "low_s", "high_s")]
-    changed = Changed(ratios[0], ratios[1], ratios[2], SOURCE_OF_ANSWER[answers.answered_by])
+    ratios = chain_ratio(ops, ops, side, estimator_of(new.name))
+    changed = Changed(ratios.ratio, ratios.low, ratios.high, SOURCE_OF_ANSWER[ratios.answered_by])
     found.put(known, changed.take(inverse.reshape(-1)))
     return found
 
@@ -342,15 +341,12 @@ def _priced(
         first = side.estimate(old)
         t[places] = first.t_s
         if by_chain:
-            answers = new_side.estimate(new)
-            columns = [answers.t_s / first.t_s, answers.low_s / first.low_s, answers.high_s / first.high_s]
-            answered_by = answers.answered_by
+            ratios = chain_ratio(old, new, side, new_side)
         else:
             ratios = same_source_ratio(old, new, side, new_side, worst=AnswerSource.ANALYTIC)
-            columns, answered_by = [ratios.ratio, ratios.low, ratios.high], ratios.answered_by
-        for column, values in zip((ratio, low, high), columns, strict=True):
+        for column, values in zip((ratio, low, high), (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places] = values
-        source[places] = SOURCE_OF_ANSWER[answered_by]
+        source[places] = SOURCE_OF_ANSWER[ratios.answered_by]
     product = Changed(ratio, low, high, source)
     old_s, new_s = _changes_s(side, before), _changes_s(new_side, after)
     total = Changed(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from whatif.graph.kernels import KernelFamily
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
     Array,
@@ -210,6 +211,23 @@ class StepWork(Struct, frozen=True, dict=True):
         parts = parts._replace(latency_ns=np.minimum(parts.latency_ns, waited[0]))
         return sums, [*waited, *parts, np.maximum(self.size_bytes[sums], 0)]
 
+    def _gpu_sums(self, tasks: Int64, piece: Int64, n_pieces: int) -> list[Float64]:
+        """The GPU's time of each piece and its bounds, shape (n_pieces,).
+
+        In a predicted step all kernels of a family have the same error, and those of different families independent
+        ones (``whatif.prediction.ranges``): their widths add as squares.
+        """
+        duration_ns, low_ns, high_ns = (column[tasks] for column in self._gpu_ns)
+        families = len(KernelFamily) + 1 if self.graph.info.is_predicted else 1
+        group = piece[tasks] * families + np.where(families > 1, self.graph.family[tasks] + 1, 0)  # no family is -1
+
+        def width_ns(most_ns: Float64, least_ns: Float64) -> Float64:
+            by_family = np.bincount(group, weights=most_ns - least_ns, minlength=n_pieces * families)
+            return np.asarray(np.linalg.norm(by_family.reshape(n_pieces, families), axis=1), dtype=np.float64)
+
+        sums_ns = np.bincount(piece[tasks], weights=duration_ns, minlength=n_pieces).astype(np.float64)
+        return [sums_ns, sums_ns - width_ns(duration_ns, low_ns), sums_ns + width_ns(high_ns, duration_ns)]
+
     def _pieces(self, piece: Int64, n_pieces: int) -> Pieces:
         """Sums over each piece, shape (n_pieces,), and the lag of its kernels after its begin."""
         graph, (calls, tasks) = self.graph, (_by_piece(ids, piece) for ids in self._working)
@@ -218,7 +236,7 @@ class StepWork(Struct, frozen=True, dict=True):
             return np.bincount(piece[of], weights=weights, minlength=n_pieces).astype(np.float64)
 
         cpu_sums = [summed(calls, column[calls]) for column in self._bounds]
-        gpu_sums = [summed(tasks, column[tasks]) for column in self._gpu_ns]
+        gpu_sums = self._gpu_sums(tasks, piece, n_pieces)
         # The end of each task's call, from the begin of its piece.
         ended_ns = np.zeros(len(graph))
         total_ns = np.cumsum(self.duration_ns[calls])
