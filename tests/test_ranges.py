@@ -20,9 +20,11 @@ from whatif.prediction.ranges import (
     RUN_TO_RUN,
     RUN_TO_RUN_GPU,
     RUN_TO_RUN_WORKERS,
+    SCALED_REST_GPU,
     combined_shares,
     error_sums,
     run_to_run,
+    shares_beside,
     simulated_at,
     spread_of_steps,
 )
@@ -175,3 +177,13 @@ def test_the_floor_is_fitted_without_the_pair_that_it_is_scored_on() -> None:
     inside, width = ranges.left_out(pairs)
     assert inside.tolist() == [True] * 9 + [False]
     assert width[-1] == pytest.approx(0.04)
+
+
+def test_an_error_that_two_steps_share_leaves_their_ratio_alone() -> None:
+    """Kernels 30 % off in both steps: 5 % of the ratio is left; an exact reference leaves the step's own range."""
+    many, one = (200.0, 140.0, 260.0), (100.0, 70.0, 130.0)
+    assert shares_beside(many, one, on_gpu=True) == pytest.approx((SCALED_REST_GPU, SCALED_REST_GPU))
+    assert shares_beside(many, (100.0, 100.0, 100.0), on_gpu=True) == pytest.approx((0.3, 0.3))
+    wider = (200.0, 100.0, 300.0)
+    assert shares_beside(wider, one, on_gpu=True)[0] == pytest.approx(math.sqrt(0.5**2 - 0.3**2 + SCALED_REST_GPU**2))
+    assert shares_beside((100.0, 99.0, 101.0), one, on_gpu=True) == pytest.approx((0.01, 0.01))

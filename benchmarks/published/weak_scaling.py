@@ -29,6 +29,7 @@ from whatif.from_module.operations import OperatorGraph
 from whatif.graph.types import Float64
 from whatif.models.exchange import beside_kernels, stragglers
 from whatif.prediction.predict import Baseline, Prediction, apply
+from whatif.prediction.ranges import shares_beside
 
 _GPUS = {**nvidia.GPUS, "DGX A100 40GB": "A100-SXM-40"}
 _CLUSTERS = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
@@ -144,8 +145,11 @@ def score(data: Path) -> Scores:
     rows = []
     for cell in found:
         one, many = predicted(cell, *constants[cell.family])
-        # As in `whatif scaling`: one worker's predicted step, over the ends of the range of many.
-        value, low, high = (one.predicted_ms / ms for ms in (many.predicted_ms, many.high_ms, many.low_ms))
+        # As in `whatif scaling`.
+        ends = [(step.predicted_ms, step.low_ms, step.high_ms) for step in (many, one)]
+        below, above = shares_beside(ends[0], ends[1], on_gpu=True)
+        value = one.predicted_ms / many.predicted_ms
+        low, high = value / (1 + above), value / (1 - below)
         what = f"{cell.framework} {cell.model} {cell.machine}, {cell.precision}, {cell.gpus} GPUs"
         rows.append(Row(cell.family, what, value, cell.efficiency, low, high))
     return Scores("NVIDIA DeepLearningExamples, weak-scaling efficiency, each model left out", "share", tuple(rows))

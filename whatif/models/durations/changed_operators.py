@@ -199,8 +199,8 @@ def _changed(
         rows = np.flatnonzero(able & used[places])
         if ops.family == "other" or not len(rows):
             continue
-        old, new = ops.take(rows), changed.take(rows)
-        ratios = chain_ratio(old, new, side, side) if predicted else same_source_ratio(old, new, side, side, worst=worst)
+        both = ops.take(rows), changed.take(rows), side, side
+        ratios = chain_ratio(*both) if predicted else same_source_ratio(*both, worst=worst)
         for column, values in zip(by_row, (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places[rows]] = values
         source_by_row[places[rows]] = SOURCE_OF_ANSWER[ratios.answered_by]

@@ -17,6 +17,7 @@ from whatif.models.exchange.network_options import MOST_WORKERS
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
+from whatif.prediction.ranges import shares_beside
 from whatif.prediction.transform import SETTING_BATCH, Transform, load_transform
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
@@ -46,6 +47,13 @@ class Workers(Struct, frozen=True):
     energy_j: float | None = None
     reason: str = ""
 
+    @property
+    def range_ms(self) -> tuple[float, float, float] | None:
+        """The step and the ends of its range, ms; None if there is none."""
+        if not self.step_ms or not self.low_ms or not self.high_ms:
+            return None
+        return self.step_ms, self.low_ms, self.high_ms
+
     def to_dict(self) -> dict[str, Any]:
         """Return the step as a JSON object."""
         return {
@@ -67,12 +75,17 @@ class Scaling(Struct, frozen=True):
     baseline: Baseline
     transforms: tuple[Transform, ...]
     strong: bool
-    single_ms: float  # the step of one worker that trains the whole batch alone
+    single: Workers  # one worker that trains the whole batch alone
     rows: tuple[Workers, ...]
     notes: tuple[str, ...]
     share: float = 1.0  # if ranks have different batches: their mean over that of the one that trains alone
 
     plot = plot
+
+    @property
+    def single_ms(self) -> float:
+        """The step of one worker alone, ms."""
+        return self.single.step_ms or 0.0
 
     def throughput(self, row: Workers) -> float | None:
         """Return the samples a second of this many workers over those of one; None without a step."""
@@ -87,16 +100,18 @@ class Scaling(Struct, frozen=True):
         return None if throughput is None else 100.0 * throughput / row.count
 
     def efficiency_range_pct(self, row: Workers) -> tuple[float, float] | None:
-        """Return the ends of the nominal 90 % range of the efficiency, percent: of the step over one worker's step.
+        """Return the ends of the nominal 90 % range of the efficiency, percent.
 
-        None if there is no step. One worker alone is the reference: its efficiency is certain.
+        Errors of one worker's step are those of the others' too and cancel. None if there is no step. One worker alone
+        is the reference: its efficiency is certain.
         """
-        ms, efficiency = row.step_ms, self.efficiency_pct(row)
-        if not ms or efficiency is None or not row.low_ms or not row.high_ms:
+        step, single, efficiency = row.range_ms, self.single.range_ms, self.efficiency_pct(row)
+        if step is None or efficiency is None or single is None:
             return None
         if row.count == 1:
             return efficiency, efficiency
-        return efficiency * ms / row.high_ms, efficiency * ms / row.low_ms
+        below, above = shares_beside(step, single, on_gpu=self.baseline.graph.has_gpu)
+        return efficiency / (1 + above), efficiency / (1 - below)
 
     @property
     def worth(self) -> Workers | None:
@@ -196,15 +211,15 @@ def scaling(
     if several and strong:
         raise WhatifError("scaling: expected weak scaling of a recording of several workers, got --strong.")
     alone, left_out = _applicable(baseline, _on(1, transforms, spreading, strong=False, several=several))
-    single = apply(baseline, *alone) if alone else None
-    single_ms = single.predicted_ms if single else baseline.step_ms
+    one = apply(baseline, *alone)
+    single = Workers(1, one.predicted_ms, one.low_ms, one.high_ms)
     chosen = [
         alone if count == 1 else _on(count, transforms, spreading, strong=strong and not together, several=several)
         for count in workers
     ]
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
-    samples = (single.graph if single else baseline.graph).info.samples
+    samples = one.graph.info.samples
     answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs)
     for count, (fields, point_notes) in zip(reported(workers, progress), answers, strict=True):
         if strong and not together and samples and count > samples:
@@ -222,7 +237,7 @@ def scaling(
         raise WhatifError(spread_out[0].reason)
     mean = baseline.graph.info.samples if baseline.graph.info.ranks else None
     share = mean / (baseline.graph.info.workers or 1) / samples if mean and samples else 1.0
-    return Scaling(baseline, tuple(transforms), strong or together, single_ms, tuple(rows), (*notes, *left_out), share)
+    return Scaling(baseline, tuple(transforms), strong or together, single, tuple(rows), (*notes, *left_out), share)
 
 
 def _spreading(transforms: Sequence[Transform]) -> list[bool]:
