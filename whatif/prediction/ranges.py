@@ -38,8 +38,8 @@ _MODELS = (Source.LEARNED, Source.OTHER_DEVICES, Source.ROOFLINE)
 # both tables, and scores them on left-out families of models and devices.
 PREDICTED_SHARE, PREDICTED_REST = (0.9, 0.4), 0.10
 # The ratio of two steps on GPUs misses by this, beside the errors of both (runs, stragglers, slowed kernels): the least
-# multiple of 0.5 % with 90 % of NVIDIA's weak-scaling cells (docs/published.md) inside, those that wait for their loader
-# left out, and each model left out in turn.
+# multiple of 0.5 % with 90 % of NVIDIA's weak-scaling cells (docs/published.md) inside, loader-bound ones left out, and
+# each model left out in turn.
 SCALED_REST_GPU = 0.05
 # The quartiles of the step represent the difference of two medians of this many steps (normal steps).
 STEPS_OF_A_MEDIAN = 20
