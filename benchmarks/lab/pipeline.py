@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.campaign.cnns import ResNet, Vgg
 from whatif import read
 from whatif.models.exchange.network_options import network_of
-from whatif.models.layers.gradients import add_gradients
+from whatif.models.layers.added_gradients import add_gradients
 from whatif.models.parallel.pipeline import fastest_of
 from whatif.models.parallel.pipeline_plan import plans
 from whatif.models.parallel.pipeline_schedule import Pass, order

@@ -125,6 +125,17 @@ def test_an_uncertain_sum_widens_the_range_of_the_transfer() -> None:
     assert gradients_source(graph, exact_mb) == ""
 
 
+def test_a_second_pass_adds_the_found_gradients_to_its_own() -> None:
+    """They were added in no time, as if the trace had none."""
+    name = "triosim-vgg13-h100/vgg13_bs512_adam.json.gz"
+    answer = whatif.apply(whatif.read(extra_data("traces", name)), "gradient_accumulation:passes=2")
+    assert answer.notes[-1] == "532.2 MB of gradients are added up (by the shapes of 26 AccumulateGrad operators)"
+    added = answer.graph.select(name=r"add gradients.*").ids
+    assert len(added) == 1
+    # Two reads and a write of all of them, at 0.91 of the H100's 3,350 GB/s.
+    assert answer.graph.duration_ns[added[0]] == pytest.approx(3 * 4 * VGG13 / (0.91 * 3_350), rel=0.01)
+
+
 def test_a_recording_of_this_project_keeps_its_own_list(own_traces: Path) -> None:
     graph = whatif.read(own_traces / "transformer_cpu.json.gz")
     listed = [row.size_bytes for row in graph.info.recorded.gradients]

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from whatif.models.kernels.batch import at_batch, batch_tasks, launches_kernels, with_batch_size
     from whatif.models.kernels.launches import capture, note_start_up
     from whatif.models.kernels.update_in_backward import needs_all_gradients, update_in_pieces
+    from whatif.models.layers.added_gradients import add_gradients
     from whatif.models.layers.change_layers import merge_layers, remove_layers, resize_layers, scale_layers
-    from whatif.models.layers.gradients import add_gradients, backward_ends, gradients
+    from whatif.models.layers.gradients import backward_ends, gradients
     from whatif.models.layers.layer_calls import CallRole, layer_calls
     from whatif.models.layers.layer_facts import gradient_bytes, in_layers
     from whatif.models.layers.memory_effects import (
@@ -46,8 +47,9 @@ _NAMES = {
     "whatif.models.kernels.batch": ("at_batch", "batch_tasks", "launches_kernels", "with_batch_size", "work_at_batch"),
     "whatif.models.kernels.launches": ("capture", "note_start_up"),
     "whatif.models.kernels.update_in_backward": ("needs_all_gradients", "update_in_pieces"),
+    "whatif.models.layers.added_gradients": ("add_gradients",),
     "whatif.models.layers.change_layers": ("merge_layers", "remove_layers", "resize_layers", "scale_layers"),
-    "whatif.models.layers.gradients": ("add_gradients", "backward_ends", "gradients"),
+    "whatif.models.layers.gradients": ("backward_ends", "gradients"),
     "whatif.models.layers.layer_calls": ("CallRole", "layer_calls"),
     "whatif.models.layers.layer_facts": ("gradient_bytes", "in_layers"),
     "whatif.models.layers.memory_effects": (

@@ -8,8 +8,9 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Phase, TaskKind
 from whatif.models.durations.work_done import with_work
 from whatif.models.exchange.collective_tasks import all_reduces
+from whatif.models.layers.added_gradients import add_in_passes, additions
 from whatif.models.layers.calls import launches_of
-from whatif.models.layers.gradients import add_in_passes, additions, backward_ends, step_of
+from whatif.models.layers.gradients import backward_ends, step_of
 from whatif.models.layers.repeat import repeat
 from whatif.simulation.transfers import LATENCY, ON_CPU, of_activations
 

@@ -28,7 +28,8 @@ from whatif.graph.types import (
 )
 from whatif.models.durations.estimator import Source
 from whatif.models.kernels.batch import at_batch, batch_tasks
-from whatif.models.layers.gradients import additions, step_of
+from whatif.models.layers.added_gradients import additions
+from whatif.models.layers.gradients import step_of
 from whatif.models.parallel.stages import Model, working_threads
 from whatif.simulation.simulator import simulate
 from whatif.simulation.transfers import grown_ns, hidden_ns, of_activations, parts_of

@@ -20,13 +20,13 @@ from whatif.graph.memory import Memory, peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Float64, Int64
 from whatif.hardware.cluster.network import Network
-from whatif.models import accumulated, gradients, with_batch
+from whatif.models import accumulated, with_batch
 from whatif.models.durations.estimator import shortest_kernel_ns
 from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import step_gradients
 from whatif.models.exchange.network_options import network_of
 from whatif.models.exchange.stragglers import slowest_factor
-from whatif.models.layers.gradients import adding_ns
+from whatif.models.layers.added_gradients import adding_ns, summed_gradients
 from whatif.models.layers.update_tasks import step_kernels
 from whatif.models.parallel.passes import passes
 from whatif.models.parallel.pipeline import stage_updates, steady_step_ns
@@ -150,8 +150,8 @@ class Composer:
         found = step_gradients(graph, None, "plan")
         self.gradients = np.asarray(found.size_bytes[found.step == found.step.min()], dtype=np.int64)
         self._exchanges = Exchanges(graph, found)
-        listed = gradients(graph)
-        work_ns, launch_ns = map(float, adding_ns(graph, *listed) if listed is not None else (0.0, 0.0))
+        summed = summed_gradients(graph)
+        work_ns, launch_ns = map(float, adding_ns(graph, *summed) if summed is not None else (0.0, 0.0))
         sides = (launch_ns, work_ns) if graph.has_gpu else (work_ns, 0.0)
         self.added = _Sides(*map(np.asarray, (*sides, 0.0)))  # adding the gradients of one more pass
         self._micro: dict[int, Memory] = {}
