@@ -20,6 +20,7 @@ from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simu
 from whatif.graph.recorded import StepTimes
 from whatif.graph.types import Int64, ProcessGroup
 from whatif.ingest.ranks.read import read_ranks
+from whatif.models.durations.estimator import described
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.transform import load_transform
 from whatif.questions.sweep.scaling import scaling
@@ -84,6 +85,17 @@ def test_one_worker_sends_nothing_and_as_many_change_nothing() -> None:
     alone = apply(graph, "distributed:workers=1")
     assert not (alone.kind == TaskKind.COMMUNICATION).any()
     assert lengths(apply(graph, "distributed:workers=4")) == lengths(graph)
+
+
+def test_as_many_workers_update_what_they_updated() -> None:
+    """A note said that each worker updates 1 times its parameters, and unchanged updates counted as estimates."""
+    graph = whatif.read(extra_data("traces", "modded-nanogpt-8xh100", "current.rank0.json.gz"))
+    for what_if in ("fsdp:workers=8", "zero:workers=8"):
+        answer = whatif.apply(graph, what_if)
+        assert answer.predicted_ms == answer.baseline_ms
+        assert not described(answer.graph)
+        assert not any("updates" in note for note in answer.notes)
+    assert any("updates 0.5 times the parameters" in note for note in whatif.apply(graph, "fsdp:workers=16").notes)
 
 
 def test_the_recorded_exchange_is_not_said_to_be_another_one() -> None:

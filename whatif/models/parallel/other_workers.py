@@ -119,7 +119,7 @@ def on_other_workers(graph: TaskGraph, name: str, workers: int, network: Network
     elif workers != recorded or network is not None:
         notes += _on_unknown_sizes(graph, name, found, network)
         graph = _issued_again(graph, found, recorded, workers, network)
-    if sharded:
+    if sharded and workers != recorded:
         graph = update_share(graph, recorded / workers)
         notes.append(f"{name}: each worker updates {recorded / workers:.3g} times the parameters that it did")
     graph = graph.replace(info=_info(graph, workers))
