@@ -343,5 +343,7 @@ def test_a_span_is_not_called_a_step(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = output(capsys, "explain", path)
     assert "the whole span takes" in text
     assert "a step" not in text
-    assert "Whole span" in output(capsys, "info", path)
+    text = output(capsys, "info", path)
+    assert "Whole span" in text
+    assert "from profiler marks; step times need at least 4: all times are of the whole span" in " ".join(text.split())
     assert "\n  span " in output(capsys, "apply", "scale:factor=0.5", path)

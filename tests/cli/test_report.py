@@ -236,6 +236,12 @@ def test_what_is_no_step_is_not_called_one(tmp_path: Path, shared_traces: Path, 
     assert "the whole span" not in stepped
 
 
+def test_a_span_says_how_many_steps_a_cpu_recording_needs(tmp_path: Path, own_traces: Path) -> None:
+    """Two steps of a CPU are enough; the page said that step times need four."""
+    recording = own_traces / "transformer_cpu.json.gz"
+    assert "its 5 steps together, as --clock span asks for" in written(tmp_path, recording, "--clock", "span").text
+
+
 def test_one_is_not_called_many_and_code_is_no_backtick(tmp_path: Path, shared_traces: Path) -> None:
     found = written(tmp_path, shared_traces / "hta" / "cpu_only.json.gz")
     assert "1 execution thread;" in found.text or "1 execution thread " in found.text

@@ -19,6 +19,7 @@ from whatif.report.layout import (
     plain,
     report,
 )
+from whatif.simulation.steps import least_steps
 from whatif.units import counted
 
 # Families beyond the eighth take a percent or less.
@@ -55,9 +56,11 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     gpu = info.gpu or ("not named by the trace" if has_gpu else "none: a CPU recording")
     known = "" if summary.gpu_known_as in (None, info.gpu) else f" (known as {summary.gpu_known_as})"
     unknown = " (not in whatif's tables)" if info.gpu and summary.gpu_known_as is None else ""
-    steps = (
-        f"{info.n_steps}, from {info.step_source}" if info.n_steps else "none found: all times are of the whole span"
-    )
+    steps = f"{info.n_steps}, from {info.step_source}" if info.n_steps else "none found"
+    if summary.baseline.clock == "span":
+        least = least_steps(summary.graph)
+        why = f"; step times need at least {least}" if 0 < info.n_steps < least else ""
+        steps = f"{steps}{why}: all times are of the whole span"
     facts = [("GPU", gpu + known + unknown), ("steps", steps)]
     if info.batch_size:
         sizes = sorted({rank.batch_size or 0 for rank in info.ranks})

@@ -147,6 +147,11 @@ def step_ns(times_ns: tuple[int, ...], graph: TaskGraph, clock: str) -> float:
     return float(np.median(chosen)) if chosen else 0.0
 
 
+def least_steps(graph: TaskGraph) -> int:
+    """Return the number of steps below which reports time the whole span."""
+    return MIN_STEPS if graph.has_gpu else MIN_MARKED
+
+
 def default_clock(graph: TaskGraph) -> str:
     """Return the default clock of reports, among those that the recording has.
 
@@ -154,7 +159,7 @@ def default_clock(graph: TaskGraph) -> str:
     much less by the marks' (a GPU that waits for others ends its steps when they allow).
     """
     times_ns = graph.info.measured_step_ns
-    if graph.info.n_steps < (MIN_STEPS if graph.has_gpu else MIN_MARKED) or not {"gpu", "mark"} & times_ns.keys():
+    if graph.info.n_steps < least_steps(graph) or not {"gpu", "mark"} & times_ns.keys():
         return "span"
     if not graph.has_gpu or "gpu" not in times_ns:
         return "mark" if "mark" in times_ns else "span"

@@ -12,7 +12,7 @@ from whatif.report.html.markup import Html, items, name, paragraph, prose, secti
 from whatif.report.html.tables import Cell, Column, Header, Row, table
 from whatif.report.html.tiles import tiles, where_it_goes
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, UNTRACED_LABELS, ms_format, pct, rate, sentence_case
-from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
+from whatif.simulation.steps import CLOCK_NOUNS, least_steps
 from whatif.units import counted
 
 
@@ -37,13 +37,14 @@ def _what_a_step_is(facts: Facts) -> list[str]:
     n_steps = baseline.graph.info.n_steps
     if baseline.clock != "span":
         return []
-    if n_steps >= MIN_STEPS:
+    least = least_steps(baseline.graph)
+    if n_steps >= least:
         together = f"its {counted(n_steps, 'step')} together"
         return [f"All times are of the whole recording, {together}, as `--clock span` asks for."]
     holds = f"holds {counted(n_steps, 'step')}" if n_steps else "marks no steps"
     return [
         f"All times are of the whole recording, from the first to the last task: it {holds}, and step times need "
-        f"at least {MIN_STEPS}."
+        f"at least {least}."
     ]
 
 
