@@ -54,9 +54,11 @@ def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] =
     if not fused.before:
         return graph.unchanged("compile: the recorded passes hold nothing that it compiles; nothing changes")
     steps = max(fused.steps, 1)
+    passes = "both passes" if (graph.phase == Phase.BACKWARD).any() else "the forward pass"
+    regions = fused.regions / steps
     changed = changed.note(
-        f"compile: {fused.before / steps:.0f} {'kernels' if graph.has_gpu else 'operators'} of both passes become "
-        f"{fused.after / steps:.0f}, in {fused.regions / steps:.3g} regions"
+        f"compile: {fused.before / steps:.0f} {'kernels' if graph.has_gpu else 'operators'} of {passes} become "
+        f"{fused.after / steps:.0f}, in {regions:.3g} region{'' if regions == 1 else 's'}"
     )
     changed = not_modelled(note_start_up(changed, "compile", fused.start_up_ns), "compile")
     if "cuda_graph" in graph.info.execution:

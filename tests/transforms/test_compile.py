@@ -68,7 +68,7 @@ def test_what_lies_between_two_products_becomes_one_kernel() -> None:
     fused = id_of(after, r"fused \(torch.compile\)")
     assert (after.low_ns[fused], after.high_ns[fused]) == (22_000, 31_000)
     assert (after.family[fused], after.size_bytes[fused]) == (KernelFamily.FUSED, -1)
-    assert said(after) == "compile: 5 kernels of both passes become 3, in 1 regions"
+    assert said(after) == "compile: 5 kernels of the forward pass become 3, in 1 region"
     region = id_of(after, "compiled region.*")
     assert (after.low_ns[region], after.high_ns[region]) == (2_000 + 20_300, 10_000 + 123_000)
 
