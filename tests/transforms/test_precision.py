@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import whatif
-from tests.helpers import CPU, STREAM, Build, names, replace, step
+from tests.helpers import CPU, STREAM, Build, extra_data, names, replace, step
 from whatif import DependencyKind, Phase, TaskGraph, TaskKind, WhatifError, simulate
 from whatif.graph.described import Described
 from whatif.graph.kernels import DTYPES, KernelFamily
@@ -273,6 +273,14 @@ def test_fp8_slows_down_a_step_that_the_cpu_bounds(shared_traces: Path) -> None:
     prediction = whatif.apply(baseline, "fp8")
     assert prediction.predicted_ms > baseline.step_ns / 1e6
     assert "host-bound" in prediction.verdict
+
+
+def test_products_of_unknown_shapes_do_not_get_slower_in_half_precision() -> None:
+    """From an nsys recording, on another GPU: their upper end was 1.53 times that in fp32."""
+    graph = whatif.read(extra_data("traces", "zx3xyy-a100-2.7b", "result_2_7B_clean.sqlite"))
+    moved, half = (whatif.apply(graph, "device:to=A100-PCIE-40", *more).graph for more in ((), ("amp",)))
+    products, halves = (each.high_ns[each.family == KernelFamily.GEMM].sum() for each in (moved, half))
+    assert halves <= products
 
 
 # -- recordings of others --------------------------------------------------------------------------------------------

@@ -163,10 +163,12 @@ def usual(
             ends.append((answer.low.min(), answer.high.max()))
             answered_by.append(int(answer.source.max()))
         found.source[of_code] = max(answered_by)
-        # An operator of unknown shapes is assumed not to get slower.
+        # An operator of unknown shapes is assumed not to get slower; in another format, not even at the upper end: the
+        # smallest of the typical operators, which a format hardly changes, take far less time than most kernels.
+        most = max(high for _, high in ends)
         found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
         found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
-        found.high[of_code] = np.maximum(found.ratio[of_code], max(high for _, high in ends))
+        found.high[of_code] = np.maximum(found.ratio[of_code], min(most, 1.0) if dtype else most)
     return found
 
 
