@@ -90,6 +90,13 @@ def test_a_host_bound_trace_gains_nothing_and_says_why(tmp_path: Path, change: s
     assert any("host-bound" in warning for warning in prediction.warnings)
 
 
+def test_slower_kernels_of_a_host_bound_trace_are_not_called_cpu_work(tmp_path: Path) -> None:
+    """A GPU that is 60 times as slow bounds the step: "faster kernels change nothing" was beside the answer."""
+    prediction = whatif.apply(recorded(tmp_path, KINDS["host-bound"]), "scale:kind=gpu,factor=60")
+    assert prediction.speedup < 0.9
+    assert not any("host-bound" in warning for warning in prediction.warnings)
+
+
 def test_amp_speeds_up_a_gpu_bound_trace(tmp_path: Path) -> None:
     prediction = whatif.apply(recorded(tmp_path, KINDS["gpu-bound"]), "amp")
     assert 1.5 <= prediction.speedup <= 8

@@ -52,19 +52,18 @@ def why_nothing_changes(baseline: Baseline, predicted_ms: float, after: Breakdow
     gain_pct = 100.0 * (1 - predicted_ms / baseline_ms) if baseline_ms else 0.0
     if not baseline.graph.has_gpu or gain_pct >= NOTHING_PCT or not baseline_ms:
         return ""
+    longer = gain_pct <= -NOTHING_PCT
+    if longer and after.gpu_busy_ms - before.gpu_busy_ms >= (predicted_ms - baseline_ms) / 2:
+        return ""  # slower kernels, or communication
     busy_pct = 100.0 * before.gpu_busy_ms / baseline_ms
-    noun = CLOCK_NOUNS[baseline.clock]
     shrank = after.gpu_busy_ms < 0.99 * before.gpu_busy_ms
-    if (shrank and busy_pct < 90) or busy_pct < HOST_BOUND_PCT:
-        if 2 * baseline.unexplained_wait_pct > 100 - busy_pct:
-            return (
-                f"waiting: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
-                f"{baseline_ms:.2f} ms), and most of the rest is waiting that the recording does not "
-                "explain, so faster kernels change nothing"
-            )
-        return (
-            f"host-bound: the GPU is busy {busy_pct:.0f} % of the {noun} ({before.gpu_busy_ms:.2f} of "
-            f"{baseline_ms:.2f} ms) and waits for the CPU in the rest, so faster kernels change nothing"
-            + (", and the added CPU work costs time" if gain_pct <= -NOTHING_PCT else "")
-        )
-    return ""
+    if (not shrank or busy_pct >= 90) and busy_pct >= HOST_BOUND_PCT:
+        return ""
+    busy = (
+        f"the GPU is busy {busy_pct:.0f} % of the {CLOCK_NOUNS[baseline.clock]} ({before.gpu_busy_ms:.2f} of "
+        f"{baseline_ms:.2f} ms)"
+    )
+    so = "so faster kernels change nothing" + (", and the added CPU work costs time" if longer else "")
+    if 2 * baseline.unexplained_wait_pct > 100 - busy_pct:
+        return f"waiting: {busy}, and most of the rest is waiting that the recording does not explain, {so}"
+    return f"host-bound: {busy} and waits for the CPU in the rest, {so}"
