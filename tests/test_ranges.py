@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import CHANNEL, CPU, STREAM, Build, benchmark, replace
+from tests.helpers import CHANNEL, CPU, STREAM, Build, benchmark, extra_data, replace
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import TaskKind
 from whatif.models.durations.estimator import Source, mark
@@ -119,7 +119,30 @@ def test_two_runs_differ_by_who_computes_and_who_waits() -> None:
         (on_gpu, [0.75 * RUN_TO_RUN_GPU + 0.25 * RUN_TO_RUN, RUN_TO_RUN_GPU]),
     ):
         graph = build.graph()
-        assert run_to_run(graph, error_sums(graph), steps_ns).tolist() == pytest.approx(expected)
+        assert run_to_run(graph, error_sums(graph), steps_ns, 1).tolist() == pytest.approx(expected)
+
+
+def test_a_gpu_without_step_marks_varies_like_a_gpu() -> None:
+    """Its kernels counted only if they were in a step: +-5 %, the range of a CPU, in place of 2."""
+    unmarked = Build(CPU, STREAM)
+    unmarked.task(0, 100, "op", TaskKind.CPU_OP)
+    unmarked.task(1, 1_000, "kernel", TaskKind.KERNEL)
+    graph = unmarked.graph()
+    assert run_to_run(graph, error_sums(graph), np.array([1_000.0]), 1).tolist() == [RUN_TO_RUN_GPU]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("triosim-vgg13-h100", "vgg13_bs512_adam.json.gz"),
+        ("tracelens-h100-mi300", "mi300.resnet_act_checkpoint_ddp_train.json.gz"),
+    ],
+)
+def test_the_gpu_is_busy_in_a_span_whatever_its_steps(parts: tuple[str, ...]) -> None:
+    baseline = Baseline.of(whatif.read(extra_data("traces", *parts)), calibrated=False)
+    assert baseline.clock == "span"
+    answer = whatif.apply(baseline)
+    assert answer.high_ms / answer.predicted_ms - 1 < 0.03
 
 
 def test_few_steps_show_less_than_many() -> None:

@@ -196,7 +196,8 @@ def range_ns(
     replay_error, spread = abs(baseline.replay_error_pct) / 100, baseline.spread
     shares, between_runs = combined_shares(sums), np.full(1, PREDICTED_REST)
     if not changed.info.is_predicted:  # predicted steps have no runs
-        between_runs = run_to_run(changed, sums, predicted_ns)
+        n_steps = 1 if baseline.clock == "span" else changed.info.n_steps
+        between_runs = run_to_run(changed, sums, predicted_ns, max(n_steps, 1))
     below, above = (
         np.sqrt((share * (bound_ns / predicted_ns - 1)) ** 2 + replay_error**2 + step_spread**2 + between_runs**2)
         for bound_ns, share, step_spread in zip((low_ns, high_ns), shares, spread, strict=True)

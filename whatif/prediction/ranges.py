@@ -79,7 +79,9 @@ def error_sums_between(first: TaskGraph, last: TaskGraph, along: Float64) -> Flo
 
 
 def _columns(graph: TaskGraph) -> list[Float64]:
-    counted = graph.on_gpu.ids[graph.step[graph.on_gpu.ids] >= 0]
+    gpu = graph.on_gpu.ids
+    in_step = graph.step[gpu] >= 0
+    counted = gpu[in_step] if in_step.any() else gpu  # without marks all is one step
     # Below, then above.
     ends = [(graph.low_ns, graph.duration_ns), (graph.duration_ns, graph.high_ns)]
     if graph.info.recorded.predicted is not None:
@@ -164,13 +166,14 @@ def several_workers(graph: TaskGraph) -> bool:
     return channels or bool((graph.kind == TaskKind.COMMUNICATION).any())
 
 
-def run_to_run(graph: TaskGraph, sums: Float64, step_ns: Array) -> Float64:
+def run_to_run(graph: TaskGraph, sums: Float64, step_ns: Array, n_steps: int) -> Float64:
     """Return the share of a step by which two runs of one program differ (nominal 90 %), shape (n,) as the steps.
 
-    The CPU's share of the step varies like a CPU step, the GPU's like a GPU step.
+    The CPU's share of the step varies like a CPU step, the GPU's like a GPU step. ``n_steps``: the number of steps of
+    length ``step_ns`` in the graph; a span is one.
     """
     on_cpu = RUN_TO_RUN_WORKERS if several_workers(graph) else RUN_TO_RUN
-    busy = np.minimum(sums[:, -1] / max(graph.info.n_steps, 1) / step_ns, 1.0)
+    busy = np.minimum(sums[:, -1] / n_steps / step_ns, 1.0)
     return np.asarray(busy * RUN_TO_RUN_GPU + (1 - busy) * on_cpu, dtype=np.float64)
 
 
