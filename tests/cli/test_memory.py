@@ -170,9 +170,7 @@ def test_the_largest_batch_is_the_largest_that_fits(capacity_bytes: int) -> None
 
 @given(st.integers(1, 40), st.sets(st.integers(1, 40)), st.integers(1, 40))
 def test_numbers_that_cannot_be_are_passed_over(bound: int, impossible: set[int], start: int) -> None:
-    """Every doubling of ``start`` is possible here, as are 2, 4 and 8 GPUs of a node."""
-    doubled = {start * 2**times for times in range(7)} | {40}
-    impossible -= doubled
+    """Also doublings of ``start``: a node may have six GPUs, and a model twelve heads."""
     found = first_number(lambda n: None if n in impossible else n >= bound, start, 40)
     assert found == next((n for n in range(1, 41) if n >= bound and n not in impossible), None)
 
@@ -296,14 +294,43 @@ def test_the_answer_alone_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         return " ".join(capsys.readouterr().out.split())
 
     assert said("fsdp:bandwidth=25Gbps", "--solve", "workers", "--capacity", "5.3GB").startswith(
-        "11 workers are enough, with fsdp:bandwidth=25Gbps,workers=11: 4.92 GiB"
+        "11 workers of fsdp are enough, with fsdp:bandwidth=25Gbps,workers=11: 4.92 GiB"
     )
-    assert said("fsdp", "--solve", "workers", "--capacity", "5.3GB").startswith("16 workers are enough")  # whole nodes
+    whole_nodes = said("fsdp", "--solve", "workers", "--capacity", "5.3GB")
+    assert whole_nodes.startswith("16 workers of fsdp are enough")
     none = said("distributed", "--solve", "workers", "--capacity", "1GB")
-    assert none.startswith("No number of workers up to 65,536 makes the step fit: with distributed:workers=65536")
+    assert none.startswith("No number of workers of distributed up to 65,536 makes the step fit: with")
     batch = said("fsdp:workers=8", "--solve", "batch", "--capacity", "80GB")
-    assert batch.startswith("The largest batch that fits with fsdp:workers=8 has 127 samples: 74.14 GiB, a step of")
+    assert batch.startswith(
+        "The largest batch that fits with fsdp:workers=8 has 127 samples (1,016 in a step of all workers and passes): "
+        "74.14 GiB, a step of"
+    )
     assert "Even a batch of one sample does not fit with zero" in said("zero", "--solve", "batch", "--capacity", "1GB")
+
+
+def test_the_fewest_workers_are_those_of_one_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer was "1 worker is enough" for two GPUs, and the workers that load data were solved for as well."""
+    words = [str(GPT2), "tensor_parallel:workers=2", "fsdp:workers=8", "--solve", "workers", "--capacity", "8GB"]
+    assert "got tensor_parallel and fsdp; say workers=N for the others" in refused(capsys, *words)
+    words[2] = "fsdp"
+    fewest = report(capsys, *words)["fewest_workers"]
+    assert (fewest["of"], fewest["workers"], fewest["devices"]) == ("fsdp", 1, 2)
+    assert main(["memory", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("1 worker of fsdp is enough, with tensor_parallel:workers=2 + fsdp:workers=1: ")
+    assert "GiB on each of 2 devices" in said
+    loaders = refused(capsys, str(GPT2), "data_loading", "--solve", "workers", "--capacity", "8GB")
+    assert "expected one what-if whose number of workers is open" in loaders
+
+
+def test_the_fewest_workers_need_not_be_a_power_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of 12 heads fitted "no number of workers", because 8 do not divide them: 6 were not tried."""
+    words = [str(GPT2), "tensor_parallel", "--solve", "workers", "--capacity", "3.9GiB"]
+    fewest = report(capsys, *words)["fewest_workers"]
+    assert fewest["workers"] == 6
+    assert report(capsys, str(GPT2), "tensor_parallel:workers=4")["what_ifs"][0]["peak_bytes"] > 3.9 * 2**30
+    none = report(capsys, *words[:-1], "3GiB")["fewest_workers"]
+    assert (none["workers"], none["transforms"]) == (None, ["tensor_parallel:workers=6"])
 
 
 def test_what_cannot_be_solved(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

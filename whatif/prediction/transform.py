@@ -74,6 +74,8 @@ LATE, WHOLE = ("launches", "loading"), "pipeline"
 
 # Options of built-in scripts that set the samples of a pass, whatever its batch was before.
 SETTING_BATCH = {"batch_size": "size", "pipeline": "micro_batch"}
+# Built-in scripts whose option ``workers`` is a number of processes that load data, not of machines.
+LOADERS = ("data_loading",)
 
 # A script that sets this sees all ranks of a graph at once; any other gets one rank after the other.
 ACROSS_RANKS = "ACROSS_RANKS"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.composition import spelled
-from whatif.prediction.transform import AXES, SETTING_BATCH, Transform, load_transform
+from whatif.prediction.transform import AXES, LOADERS, SETTING_BATCH, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.runtime.errors import WhatifError
 
@@ -20,6 +20,8 @@ Asked = Literal["batch", "workers"]
 MOST_TIMES = 2**16
 # Workers are searched up to the number of GPUs in the largest published runs of one model, as a power of two.
 MOST_WORKERS = 2**16
+# Instead of an impossible number so many below it are tried: the GPUs of the largest node, NVIDIA's GB200 NVL72.
+WIDEST_GAP = 72
 # Shapes miss copies that libraries make in other layouts. In 79 of the 81 runs in docs/memory.md the measured peak is
 # at most this many times that from shapes, and in none clearly less. Chosen on these; two recordings of GPUs agree.
 SHAPES_MISS = 1.06
@@ -61,7 +63,9 @@ class FewestWorkers(Struct, frozen=True):
     """The fewest workers whose peak fits; None if the most that were tried do not, with the peak of those."""
 
     what_ifs: tuple[str, ...]  # as written on a command line, with that number of workers
+    of: str  # the name of the what-if whose workers they are
     workers: int | None
+    devices: int  # in all: beside these workers, those that other what-ifs add
     peak_bytes: int
     capacity_bytes: int
     step: Trial | Refused
@@ -74,7 +78,9 @@ class FewestWorkers(Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """Return it as one JSON object; sizes in bytes, times in ms."""
         return {
+            "of": self.of,
             "workers": self.workers,
+            "devices": self.devices,
             "peak_bytes": self.peak_bytes,
             "high_bytes": self.high_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -98,19 +104,28 @@ def step_ms(step: Trial | Refused | None) -> float | None:
 def first_number(holds: Callable[[int], bool | None], start: int, most: int) -> int | None:
     """Return the least number from 1 to ``most`` for which ``holds`` is true, as it is for all larger; None if none.
 
-    Doubles ``start``, then bisects. Numbers for which ``holds`` returns None are skipped.
+    Doubles ``start``, then bisects. Numbers for which ``holds`` returns None are skipped; in place of such a double
+    the next ones below it are tried, ``WIDEST_GAP`` in all.
     """
-    below, above = 0, start
-    while not (found := holds(above)):
-        if above == most:
+
+    def answered(numbers: range) -> tuple[int, bool | None]:
+        """The first of the numbers that is possible, with its answer; else the first one, and None."""
+        answers = ((number, holds(number)) for number in numbers)
+        return next((each for each in answers if each[1] is not None), (numbers[0], None))
+
+    below, double = 0, start
+    while True:
+        above, found = answered(range(double, max(below, double - WIDEST_GAP), -1))
+        if found:
+            break
+        if double == most:
             return None
         below = below if found is None else above
-        above = min(2 * above, most)
+        double = min(2 * double, most)
     least = above
     while above - below > 1:
-        middle = tried = (below + above) // 2
-        while (found := holds(tried)) is None and tried + 1 < above:
-            tried += 1
+        middle = (below + above) // 2
+        tried, found = answered(range(middle, above))
         if found:
             least = above = tried
         elif found is None:
@@ -118,6 +133,30 @@ def first_number(holds: Callable[[int], bool | None], start: int, most: int) -> 
         else:
             below = tried
     return least
+
+
+def _first_peak(
+    peak_bytes_of: Callable[[int], int], holds: Callable[[int], bool], start: int, most: int
+) -> tuple[int | None, dict[int, int]]:
+    """The first number, as ``first_number``, whose peak ``holds``, and the peaks of all that were tried.
+
+    Raises WhatifError if no number is possible.
+    """
+    peaks: dict[int, int] = {}
+    reasons: list[WhatifError] = []
+
+    def tried(number: int) -> bool | None:
+        try:
+            peaks[number] = peak_bytes_of(number)
+        except WhatifError as error:  # nodes or heads do not allow such groups, a pipeline has more micro-batches
+            reasons.append(error)
+            return None
+        return holds(peaks[number])
+
+    found = first_number(tried, start, most)
+    if not peaks:
+        raise reasons[0]
+    return found, peaks
 
 
 def largest_batch(
@@ -133,28 +172,16 @@ def largest_batch(
         for t in what_ifs if t.name != _BATCH
     ]  # fmt: skip
     unit = batch or 100
-    peaks: dict[int, int] = {}
-    reasons: list[WhatifError] = []
 
     def changed(samples: int) -> tuple[Transform, ...]:
         option = f"size={samples}" if batch else f"factor={samples / unit!r}"
         return (load_transform(f"{_BATCH}:{option}"), *others)
 
-    def does_not_fit(samples: int) -> bool | None:
-        if not others:
-            peaks[samples] = peak(with_batch(memory, samples / unit)).total
-            return peaks[samples] > capacity_bytes
-        try:
-            peaks[samples] = trier.peak_bytes_of(changed(samples))
-        except WhatifError as error:  # a pipeline has more micro-batches
-            reasons.append(error)
-            return None
-        return peaks[samples] > capacity_bytes
+    def peak_bytes_of(samples: int) -> int:
+        return trier.peak_bytes_of(changed(samples)) if others else peak(with_batch(memory, samples / unit)).total
 
     # A larger batch never takes less.
-    first_number(does_not_fit, unit, MOST_TIMES * unit)
-    if not peaks:
-        raise reasons[0]
+    _, peaks = _first_peak(peak_bytes_of, lambda peak_bytes: peak_bytes > capacity_bytes, unit, MOST_TIMES * unit)
     fits = max((samples for samples, bytes_ in peaks.items() if bytes_ <= capacity_bytes), default=0)
     written = tuple(map(spelled, others))
     step = trier.attempt(changed(fits)) if fits else None
@@ -170,31 +197,25 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
     Raises WhatifError if there is none or several such, or if no number of workers is possible.
     """
     shared = _of_workers(what_ifs)
-    peaks: dict[int, int] = {}
-    reasons: list[WhatifError] = []
 
     def changed(workers: int) -> tuple[Transform, ...]:
         return tuple(t.with_options({"workers": workers}) if t is shared else t for t in what_ifs)
 
-    def fits(workers: int) -> bool | None:
-        try:
-            peaks[workers] = trier.peak_bytes_of(changed(workers))
-        except WhatifError as error:  # the cluster's nodes or the model's heads do not allow such groups
-            reasons.append(error)
-            return None
-        return peaks[workers] <= capacity_bytes
-
     # More workers never need more memory each.
-    found = first_number(fits, 1, MOST_WORKERS)
-    if not peaks:
-        raise reasons[0]
+    found, peaks = _first_peak(
+        lambda workers: trier.peak_bytes_of(changed(workers)),
+        lambda peak_bytes: peak_bytes <= capacity_bytes, 1, MOST_WORKERS,
+    )  # fmt: skip
     shown = max(peaks) if found is None else found
     chosen = changed(shown)
-    return FewestWorkers(tuple(map(spelled, chosen)), found, peaks[shown], capacity_bytes, trier.attempt(chosen))
+    return FewestWorkers(
+        tuple(map(spelled, chosen)), shared.name, found, trier.devices_of(chosen), peaks[shown], capacity_bytes,
+        trier.attempt(chosen),
+    )  # fmt: skip
 
 
 def _of_workers(what_ifs: Sequence[Transform]) -> Transform:
-    able = [t for t in what_ifs if "workers" in t.parameters]
+    able = [t for t in what_ifs if "workers" in t.parameters and t.name not in LOADERS]
     chosen = [t for t in able if "workers" not in t.options] or able
     if len(chosen) != 1:
         got = " and ".join(t.name for t in chosen) or "none"

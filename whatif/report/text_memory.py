@@ -175,6 +175,10 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
     batch = f"is {least}{largest.factor:,.{0 if largest.factor >= 100 else 2}f} times the recorded one"
     if largest.samples:
         batch = f"has {least}{counted(largest.samples, 'sample')}"
+        recorded = summary.baseline.graph.info.samples
+        in_all = round(recorded * largest.step.samples) if recorded and isinstance(largest.step, Trial) else 0
+        if in_all > largest.samples:
+            batch += f" ({in_all:,} in a step of all workers and passes)"
     answer = f"The largest batch that fits {beside and f'{beside} '}{batch}: {size(largest.peak_bytes)}"
     return [f"{answer}{_takes(summary, largest.step)}.", _caveat(largest)]
 
@@ -182,11 +186,12 @@ def _largest_sentences(summary: MemorySummary, largest: LargestBatch) -> list[st
 def _fewest_sentences(summary: MemorySummary, fewest: FewestWorkers) -> list[str]:
     beside = _with(summary, fewest)
     if fewest.workers is None:
-        most = f"No number of workers up to {MOST_WORKERS:,} makes the step fit"
+        most = f"No number of workers of {fewest.of} up to {MOST_WORKERS:,} makes the step fit"
         return [f"{most}: {beside} it takes {size(fewest.peak_bytes)}."]
-    count = "1 worker is" if fewest.workers == 1 else f"{fewest.workers:,} workers are"
-    answer = f"{count} enough, {beside}: {size(fewest.peak_bytes)} each"
-    return [f"{answer}{_takes(summary, fewest.step)}.", _caveat(fewest)]
+    verb = "is" if fewest.workers == 1 else "are"
+    each = f" on each of {fewest.devices:,} devices" if fewest.devices > 1 else ""
+    answer = f"{counted(fewest.workers, 'worker')} of {fewest.of} {verb} enough, {beside}: {size(fewest.peak_bytes)}"
+    return [f"{answer}{each}{_takes(summary, fewest.step)}.", _caveat(fewest)]
 
 
 def _takes(summary: MemorySummary, step: Trial | Refused | None) -> str:

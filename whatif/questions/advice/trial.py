@@ -250,6 +250,10 @@ class Trier:
         """Return the memory of the device on which ``transforms`` put the step, bytes; None if it is unknown."""
         return self._applied(tuple(t for t in transforms if t.place == "device"))[0].info.gpu_memory_bytes
 
+    def devices_of(self, transforms: Sequence[Transform]) -> int:
+        """Return the number of devices that train together under ``transforms``."""
+        return self._applied(tuple(transforms))[0].info.devices
+
     def fits(self, trial: Trial) -> bool:
         """Whether a trial's step fits into the recorded device, if known."""
         capacity = self.baseline.graph.info.gpu_memory_bytes

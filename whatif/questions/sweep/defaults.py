@@ -9,8 +9,8 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.models.exchange.buckets import gradients_source, step_gradients
 from whatif.models.exchange.collective_tasks import communicates
 from whatif.models.exchange.network_options import ETHERNET
-from whatif.prediction.transform import Transform, load_transform
-from whatif.questions.sweep.scaling import LOADERS, OPTION
+from whatif.prediction.transform import LOADERS, Transform, load_transform
+from whatif.questions.sweep.scaling import OPTION
 from whatif.questions.sweep.values import Varied, parse_vary
 from whatif.runtime.errors import WhatifError
 

@@ -18,7 +18,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import compose, in_order, spelled
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.ranges import shares_beside
-from whatif.prediction.transform import SETTING_BATCH, Transform, load_transform
+from whatif.prediction.transform import LOADERS, SETTING_BATCH, Transform, load_transform
 from whatif.questions.sweep.spread import predicted, spread
 from whatif.questions.sweep.values import listed_values
 from whatif.runtime.errors import WhatifError
@@ -26,8 +26,6 @@ from whatif.runtime.notebook_view import plot
 from whatif.runtime.progress import Progress, reported
 
 OPTION = "workers"
-# What-ifs whose workers are no machines but processes that load data.
-LOADERS = ("data_loading",)
 # What-ifs whose workers hold parts of one model, so that they share the batch in any case.
 SHARING = ("tensor_parallel", "dts")
 # Below this efficiency most of the money for another worker is lost: our choice for the verdict.
