@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.plan.conftest import CLUSTER, assert_torchrun_starts
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.composition import spelled
 from whatif.questions.plan.launch import launch_flags
 from whatif.questions.plan.search import Row, asked_of, plan
 from whatif.questions.plan.space import DDP, FSDP, ZERO_1, Plan
+from whatif.report.text_plan import print_plan
 from whatif.runtime.errors import WhatifError
 
 
@@ -77,6 +81,42 @@ def test_the_command(predicted_file: Path, tmp_path: Path, capsys: pytest.Captur
     if first["accumulation"] == 1:
         assert main(["apply", *first["what_ifs"], str(predicted_file), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["predicted_ms"] == pytest.approx(first["predicted_ms"])
+
+
+def test_the_what_ifs_to_copy_are_all_of_a_plan(predicted_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that the user named were missing, and ``device``: `apply` predicted another GPU than the plan's."""
+    assert main(["plan", str(predicted_file), "amp", "--gpus", "4", "--cluster", "dgx-a100", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["plans"][0]
+    assert first["what_ifs"][:2] == ["device:to=A100-SXM-80", "amp"]
+    assert main(["apply", *first["what_ifs"], str(predicted_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_ms"] == pytest.approx(first["predicted_ms"])
+
+
+def test_the_usual_cluster_is_of_the_recorded_gpus(predicted: Baseline) -> None:
+    """A step on an H200 was planned for H100s, whose preset is also that of H200s."""
+    info = replace(predicted.graph.info, gpu="H200-SXM-141", gpu_memory_bytes=141 * 2**30)
+    recorded = structs.replace(predicted, graph=predicted.graph.replace(info=info))
+    usual, named = asked_of(recorded, 8), asked_of(recorded, 8, CLUSTER)
+    assert (usual.cluster, usual.memory_bytes, usual.what_ifs) == (CLUSTER, 141 * 2**30, ())
+    assert (named.memory_bytes, [spelled(what_if) for what_if in named.what_ifs]) == (
+        80 * 2**30, ["device:to=H100-SXM-80"],
+    )  # fmt: skip
+
+
+def test_of_several_questions_each_has_an_answer(predicted: Baseline, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that no plan fits was left out, plain DDP of the others was "one device has no other"."""
+    asked = [structs.replace(asked_of(predicted, gpus), memory_bytes=250 * 2**20) for gpus in (1, 8)]
+    found = plan(predicted, asked)
+    assert [row.asked.gpus for row in found.each] == [8]
+    assert found.plain["DDP"] == "does not fit"
+    print_plan(found, 1)
+    assert "no plan fits 1 GPU of dgx-h100" in capsys.readouterr().out
+    few, many = (
+        structs.replace(asked_of(predicted, 8, cluster), memory_bytes=held)
+        for cluster, held in (("pcie-4gpu", 2 * 10**6), (CLUSTER, 10**6))
+    )
+    with pytest.raises(WhatifError, match=r"fits 8 devices of 976\.56 KiB, got at least"):
+        plan(predicted, [few, many])
 
 
 @pytest.mark.parametrize(

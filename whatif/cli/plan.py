@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.gpus:
         raise UsageError("plan: expected --gpus N, as in --gpus 64 --cluster dgx-h100.")
     from whatif.hardware.cluster.cluster_file import load_cluster
-    from whatif.hardware.gpu import find_gpu
     from whatif.prediction.transform import load_transform
     from whatif.questions.recommend.prices import read_prices
     from whatif.runtime.errors import WhatifError
@@ -64,16 +63,10 @@ def run(args: argparse.Namespace) -> int:
     from whatif.questions.plan.search import asked_of, plan, unpriced
 
     baseline = baseline_of(args, read_trace(path, args))
-    info = baseline.graph.info
-    gpu = find_gpu(info.gpu, info.gpu_memory_bytes) if info.gpu else None
-    usual = gpu.cluster if gpu is not None else ""
-    if not clusters and not usual:
-        why = "the recorded GPU has no usual one" if info.gpu else "the recording is of no GPU"
-        raise WhatifError(f"plan: expected --cluster NAME, as {why}; see docs/cluster.md.")
     asked = [
         asked_of(baseline, number, name, global_batch=args.global_batch, memory_bytes=memory_bytes, prices=prices,
                  what_ifs=what_ifs)
-        for name in clusters or [usual] for number in numbers
+        for name in clusters or [""] for number in numbers
     ]  # fmt: skip
     without = unpriced(asked) if prices else ""
     costs = (f"plan: --prices has no price for the GPUs of {without}; their cost is unknown.",) if without else ()
@@ -90,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_plan(found, args.top),
         figure=lambda: plan_figure(found),
-        warnings=(*info.remarks, *found.notes, *costs),
+        warnings=(*baseline.graph.info.remarks, *found.notes, *costs),
     )
 
 

@@ -32,6 +32,10 @@ def print_plan(found: Planned, top: int) -> None:
         if several:
             best_of_each = [_cells(found, row, ms) for row in found.each]
             out.table("The best of each", _headers(found), best_of_each, wraps=True)
+            planned = [row.asked for row in found.each]
+            for question in found.asked:
+                if question not in planned:
+                    out.say(f"  no plan fits {counted(question.gpus, 'GPU')} of {question.cluster}")
         listed = [_cells(found, row, ms) for row in found.rows[:top]]
         out.table("All plans" if several else "", _headers(found), listed, wraps=True)
         out.table("Where the step goes, ms", PARTS, [_parts(name, row, ms) for name, row in compared(found)])
@@ -131,8 +135,8 @@ def reasons(found: Planned) -> list[str]:
         groups, passes, _ = described(row)
         known = f"{groups} ({passes}{', recomputed' if row.plan.recompute else ''})"
         if len(found.asked) > 1:
-            known += f" on {row.plan.devices:,} GPUs of {row.asked.cluster}"
-        found_reasons.append(f"{name} is {f'{known}, ' if name == 'next' else ''}{_beside(best, row)}")
+            known += f" on {counted(row.plan.devices, 'GPU')} of {row.asked.cluster}"
+        found_reasons.append(f"{name} is {known}, {_beside(best, row)}")
     for name, why in found.plain.items():
         if isinstance(why, str):
             found_reasons.append(f"plain {name}: {why}")

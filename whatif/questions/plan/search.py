@@ -14,12 +14,12 @@ from msgspec import Struct, structs
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.hardware.cluster.cluster_file import load_cluster
-from whatif.hardware.gpu import find_gpu, gpu_asked_for
+from whatif.hardware.gpu import gpu_asked_for
 from whatif.models.durations.estimator import device
 from whatif.models.exchange.collective_tasks import communicates, recorded_workers
 from whatif.models.layers.segments import segments
 from whatif.prediction.baseline import Baseline, ends_ns
-from whatif.prediction.composition import Kept, compose, in_order
+from whatif.prediction.composition import Kept, compose, in_order, spelled
 from whatif.prediction.predict import Prediction
 from whatif.prediction.predict import predicted as predicted_under
 from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
@@ -49,12 +49,13 @@ _KEPT = 60  # estimates kept of each way of cutting, to compare with the other w
 
 
 class Asked(Struct, frozen=True):
-    """One question: devices of a cluster, samples per step of all of them, memory and price of a device."""
+    """One question: devices of a cluster, samples per step of all of them; memory, power and price of a device."""
 
     gpus: int
     cluster: str
     global_batch: int
     memory_bytes: int | None = None
+    power_watt: float | None = None
     per_hour: float | None = None
     what_ifs: tuple[Transform, ...] = ()  # applied with every plan, before it
 
@@ -171,15 +172,15 @@ class Planned(Struct, frozen=True):
 
 
 def asked_of(
-    baseline: Baseline, gpus: int, cluster: str, *, global_batch: int | None = None, memory_bytes: int | None = None,
-    prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
+    baseline: Baseline, gpus: int, cluster: str = "", *, global_batch: int | None = None,
+    memory_bytes: int | None = None, prices: Prices | None = None, what_ifs: Sequence[Transform] = (),
 ) -> Asked:  # fmt: skip
     """Return a question with defaults from the cluster and the recording.
 
-    The batch is by default the recorded one on every device, the memory that of the cluster's GPU or the recorded one;
-    for a cluster of other GPUs the what-if ``device`` comes first. Raises WhatifError on recordings of one or all of
-    several workers or of inference, on an unknown cluster or GPU, and on what-ifs that the search sets itself: those of
-    devices, passes and recomputation.
+    The batch is by default the recorded one on every device, the memory that of the GPU. The cluster is by default the
+    usual one of the recorded GPU, with such GPUs; for a named cluster of other GPUs the what-if ``device`` comes first.
+    Raises WhatifError on recordings of one or all of several workers or of inference, on an unknown cluster or GPU, and
+    on what-ifs that the search sets itself: those of devices, passes and recomputation.
     """
     for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
         if name == "gradient_accumulation":
@@ -208,15 +209,20 @@ def asked_of(
             "plan: expected a recording of training, got one without a backward pass; inference needs no plan, because "
             "each GPU runs batches of its own."
         )
-    found = load_cluster(cluster)
     recorded_gpu = device(baseline.graph)
-    gpu = gpu_asked_for(found.gpu) if found.gpu and baseline.graph.has_gpu else recorded_gpu
+    usual = recorded_gpu.cluster if recorded_gpu is not None else ""
+    if not cluster and not usual:
+        why = "the recorded GPU has no usual one" if info.gpu else "the recording is of no GPU"
+        raise WhatifError(f"plan: expected --cluster NAME, as {why}; see docs/cluster.md.")
+    named_gpu = load_cluster(cluster).gpu if cluster and baseline.graph.has_gpu else None
+    gpu = gpu_asked_for(named_gpu) if named_gpu else recorded_gpu
     is_other = gpu is not None and (recorded_gpu is None or recorded_gpu.name != gpu.name)
     move = (load_transform("device", to=gpu.name),) if gpu is not None and is_other else ()
     capacity_bytes = memory_bytes or (gpu.memory_bytes if gpu is not None else info.gpu_memory_bytes)
     price = prices.per_hour.get(gpu.name) if prices and gpu is not None else None
     batch = global_batch or gpus * (info.batch_size or 1)
-    return Asked(gpus, cluster, batch, capacity_bytes, price, (*move, *what_ifs))
+    watt = None if gpu is None else gpu.power_watt
+    return Asked(gpus, cluster or usual, batch, capacity_bytes, watt, price, (*move, *what_ifs))
 
 
 def unpriced(asked: Sequence[Asked]) -> str:
@@ -250,7 +256,7 @@ def plan(
         )
     rows: list[Row] = []
     searched: list[tuple[str, Asked, str]] = []  # with the reason if there are no plans
-    smallest_plans: list[Estimate] = []
+    smallest_plans: list[tuple[Estimate, Asked]] = []
     tried = 0
     for question in asked:
         ways = [Plan(tensor, 1, 1, DDP, 1, 1, again) for tensor in _tensors(question) for again in (False, True)]
@@ -258,7 +264,7 @@ def plan(
         found = spread(partial(_estimated, question), baseline, compositions, jobs=jobs)
         for place, (way, (estimates, count, reason, smallest)) in enumerate(zip(ways, found, strict=True)):
             tried += count
-            smallest_plans += [smallest] if smallest else []
+            smallest_plans += [(smallest, question)] if smallest else []
             searched.append((_named(way), question, reason))
             rows += [_row(baseline, question, estimate) for estimate in estimates]
             if progress is not None:
@@ -267,15 +273,15 @@ def plan(
     if not rows and not smallest_plans:
         raise WhatifError(f"plan: expected a plan of these devices, got none: {next(iter(left_out.values()))}")
     if not rows:
-        raise WhatifError(_none_fits(asked, min(smallest_plans, key=lambda estimate: estimate.peak_bytes or 0)))
+        raise WhatifError(_none_fits(*min(smallest_plans, key=lambda entry: entry[0].peak_bytes or 0)))
     kept: Kept = {}
     ranked, refused = _simulated(baseline, rows, by, kept)
     if not ranked:
         closest = min(rows, key=lambda row: row.peak_bytes or 0)
         last = next(reversed(refused.values()), "")
         raise WhatifError(f"plan: expected a plan that can be simulated, got none: {last}" if last
-                          else _none_fits(asked, closest))  # fmt: skip
-    plain = _plain(baseline, asked[0], ranked, refused, kept)
+                          else _none_fits(closest, closest.asked))  # fmt: skip
+    plain = _plain(baseline, asked, ranked, refused, kept)
     ranked = _with_plain(ranked, plain, by)
     each = _best_of_each(baseline, asked, ranked, by, kept) if len(asked) > 1 else ()
     return Planned(baseline, tuple(asked), tuple(ranked), plain, tried, left_out, by, currency, unit, each)
@@ -348,12 +354,11 @@ def _estimated(
 
 def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
     plan, step_ms = estimate.plan, estimate.parts.step_ms
-    gpu = find_gpu(load_cluster(asked.cluster).gpu or "") if baseline.graph.has_gpu else None
-    energy = None if gpu is None else gpu.power_watt * plan.devices * step_ms / 1e3
+    energy = None if asked.power_watt is None else asked.power_watt * plan.devices * step_ms / 1e3
     fits = estimate.peak_bytes is None or asked.memory_bytes is None or estimate.peak_bytes <= asked.memory_bytes
     return Row(
         asked, plan, estimate.parts, estimate.peak_bytes, step_ms, None, None, plan.samples / step_ms * 1e3, energy,
-        plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1), fits=fits,
+        (*map(spelled, asked.what_ifs), *plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1)), fits=fits,
     )  # fmt: skip
 
 
@@ -429,17 +434,19 @@ def _simulated(
 
 
 def _plain(
-    baseline: Baseline, asked: Asked, rows: Sequence[Row], refused: Mapping[Plan, str], kept: Kept
+    baseline: Baseline, asked: Sequence[Asked], rows: Sequence[Row], refused: Mapping[Plan, str], kept: Kept
 ) -> dict[str, Row | str]:
     """The best plans of plain data parallelism: a copy of the model per device, whole (DDP) or sharded (FSDP)."""
     found: dict[str, Row | str] = {}
     for level, name in ((DDP, "DDP"), (FSDP, "FSDP")):
         fitting = [row for row in rows if row.plan.is_plain(level)]
         if not fitting:
-            uneven = asked.global_batch % asked.gpus
+            several = [question for question in asked if question.gpus > 1]
+            uneven = [question for question in several if question.global_batch % question.gpus]
             found[name] = (
-                "one device has no other" if asked.gpus == 1
-                else f"{asked.global_batch:,} samples cannot be divided among {asked.gpus:,} copies" if uneven
+                "one device has no other" if not several
+                else f"{uneven[0].global_batch:,} samples cannot be divided among {uneven[0].gpus:,} copies"
+                if len(uneven) == len(several)
                 else next((why for plan, why in refused.items() if plan.is_plain(level)), "does not fit")
             )  # fmt: skip
             continue
@@ -495,13 +502,12 @@ def _left_out(searched: Sequence[tuple[str, Asked, str]]) -> dict[str, str]:
     }
 
 
-def _none_fits(asked: Sequence[Asked], closest: Estimate | Row) -> str:
+def _none_fits(closest: Estimate | Row, asked: Asked) -> str:
     plan, least = closest.plan, size(closest.peak_bytes or 0)
-    held = next((question.memory_bytes for question in asked if question.gpus == plan.devices), None)
-    of = f" of {size(held)}" if held else ""
+    of = f" of {size(asked.memory_bytes)}" if asked.memory_bytes else ""
     again = ", all blocks recomputed" if plan.recompute else ""
     return (
-        f"plan: expected a plan that fits {plan.devices:,} devices{of}, got at least {least} (tensor "
+        f"plan: expected a plan that fits {counted(plan.devices, 'device')}{of}, got at least {least} (tensor "
         f"{plan.tensor}, pipeline {plan.pipeline}, data {plan.data}, micro-batches of {plan.micro_batch}{again}); try "
         "more --gpus, --memory, or another --global-batch."
     )
