@@ -80,12 +80,13 @@ def test_strong_scaling_shares_the_batch(resnet: Baseline) -> None:
     four = whatif.apply(resnet, "batch_size:factor=0.25", "distributed:bandwidth=10Gbps,workers=4")
     assert found.rows[1].step_ms == pytest.approx(four.predicted_ms)
     assert found.rows[1].samples_per_s == pytest.approx(1e3 * 32 / four.predicted_ms)
-    # Also where it cannot be divided: 24 workers had the work of 32 samples and a rate of 24.
+    # Also where it cannot be divided: 24 workers had a step of 1.33 samples, but eight of them get two.
     one, many = curve(resnet, ["distributed"], [1, 24], strong=True).rows
     assert many.step_ms is not None
     assert one.step_ms is not None
     assert one.samples_per_s is not None
     assert many.samples_per_s == pytest.approx(one.samples_per_s * one.step_ms / many.step_ms)
+    assert many.step_ms == whatif.apply(resnet, "batch_size:size=2", "distributed:workers=24").predicted_ms
 
 
 @pytest.mark.parametrize("setting", ["batch_size:size=16", "pipeline:stages=2,micro_batches=2,micro_batch=4"])

@@ -208,16 +208,18 @@ def scaling(
         )
     if several and strong:
         raise WhatifError("scaling: expected weak scaling of a recording of several workers, got --strong.")
-    alone, left_out = _applicable(baseline, _on(1, transforms, spreading, strong=False, several=several))
+    alone, left_out = _applicable(baseline, _on(1, transforms, spreading, several=several))
     one = apply(baseline, *alone)
     single = Workers(1, one.predicted_ms, one.low_ms, one.high_ms)
-    chosen = [
-        alone if count == 1 else _on(count, transforms, spreading, strong=strong and not together, several=several)
-        for count in workers
-    ]
+    samples = one.graph.info.samples
+    chosen = []
+    for count in workers:
+        # The step is that of the worker with the most samples.
+        share = -(-samples // count) / samples if samples else 1 / count
+        shared = [load_transform("batch_size", factor=share)] if strong and not together and share < 1 else []
+        chosen.append(alone if count == 1 else (*shared, *_on(count, transforms, spreading, several=several)))
     rows: list[Workers] = []
     notes: tuple[str, ...] = ()
-    samples = one.graph.info.samples
     answers = spread(partial(predicted, _facts), baseline, chosen, jobs=jobs)
     for count, (fields, point_notes) in zip(reported(workers, progress), answers, strict=True):
         if strong and not together and samples and count > samples:
@@ -226,7 +228,7 @@ def scaling(
                 "reason": f"scaling: expected no more workers than the batch has samples ({samples}).",
             }
             point_notes = ()  # of a step that is not shown
-        elif strong and not together and samples and fields["step_ms"]:  # a worker's share is rounded
+        elif strong and not together and samples and fields["step_ms"]:  # not all have as many
             fields = {**fields, "samples_per_s": 1e3 * samples / fields["step_ms"]}
         rows.append(Workers(count, **fields))
         notes = point_notes or notes
@@ -261,16 +263,14 @@ def _spreading(transforms: Sequence[Transform]) -> list[bool]:
 
 
 def _on(
-    count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, strong: bool, several: bool
+    count: int, transforms: Sequence[Transform], spreading: Sequence[bool], *, several: bool
 ) -> tuple[Transform, ...]:
     """The composition for ``count`` workers; a recording of ``several`` also needs the option set for one worker."""
-    chosen = [
+    return tuple(
         transform.with_options({OPTION: count}) if spreads else transform
         for transform, spreads in zip(transforms, spreading, strict=True)
         if count > 1 or several or not spreads
-    ]
-    shared = [load_transform("batch_size", factor=1.0 / count)] if strong and count > 1 else []
-    return (*shared, *chosen)
+    )
 
 
 def _applicable(baseline: Baseline, transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], tuple[str, ...]]:
