@@ -39,7 +39,7 @@ def every(baseline: Baseline, gpus: int, batch: int, tensor: int, *, recompute: 
         gpus,
         batch,
         most_stages=composer.most_stages,
-        micros=micro_batches(BATCH, BATCH * 2),
+        micros=micro_batches(batch, BATCH * 2),
         recompute=recompute,
     )
     asked = asked_of(baseline, gpus, CLUSTER, global_batch=batch)
@@ -171,16 +171,18 @@ def test_copies_that_share_within_a_node(predicted: Baseline) -> None:
     assert whole is not None
     assert (row.peak_bytes or 0) > whole
     assert 'init_device_mesh("cuda", (2, 8))' in launch_flags(way, CLUSTER)["FSDP2"]
-    micros = micro_batches(BATCH, BATCH)
+    micros = micro_batches(64, BATCH)
     spaces = [plans_of(1, gpus, 64, most_stages=1, micros=micros, recompute=False, node=8) for gpus in (8, 16)]
     assert [any(one.level == HYBRID for one in space) for space in spaces] == [False, True]
 
 
-def test_the_recorded_batch_is_one_of_the_micro_batches() -> None:
-    """Only powers of two were tried: a recording of 12 samples had no plan of its own step."""
-    assert micro_batches(12, 50) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
-    assert micro_batches(8, 16) == [1, 2, 4, 8, 16]
-    assert micro_batches(12, 4) == [1, 2, 3, 4]
+def test_all_micro_batches_that_divide_the_batch_are_tried() -> None:
+    """Of powers of two alone a copy's 13 samples left only 13 passes of one sample, which took twice as long."""
+    assert micro_batches(24, 12) == [1, 2, 3, 4, 6, 8, 12]
+    assert micro_batches(65, 96) == [1, 5, 13, 65]
+    assert {(plan.micro_batch, plan.passes) for plan in plans_of(
+        1, 5, 65, most_stages=1, micros=micro_batches(65, 96), recompute=False
+    )} == {(1, 13), (13, 1)}  # fmt: skip
 
 
 def test_a_plan_of_two_passes_is_what_its_what_ifs_say(predicted: Baseline) -> None:

@@ -323,7 +323,7 @@ def _estimated(
         return [], 0, str(error), None
     if composer.batch != (baseline.graph.info.batch_size or 1):
         raise _changes_batch(", ".join(_names_changing_batch(baseline.graph, asked.what_ifs)))
-    micros = micro_batches(composer.batch, min(asked.global_batch, MOST_TIMES * composer.batch))
+    micros = micro_batches(asked.global_batch, MOST_TIMES * composer.batch)
     levels = load_cluster(asked.cluster).levels
     node = (levels[0].workers or 0) if len(levels) > 1 else 0
     plans = list(

@@ -94,14 +94,9 @@ def divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
-def micro_batches(batch: int, most: int) -> list[int]:
-    """Return the micro-batches to try, up to ``most`` samples: powers of two, also times the recorded batch's odd part.
-
-    So the recorded ``batch`` is one of them, and its halves and multiples.
-    """
-    odd = batch // (batch & -batch)
-    sizes = {part << power for part in (1, odd) for power in range(most.bit_length())}
-    return sorted(size for size in sizes if size <= most)
+def micro_batches(global_batch: int, most: int) -> list[int]:
+    """Return the micro-batches that divide ``global_batch``, up to ``most`` samples, ascending."""
+    return [size for size in range(1, most + 1) if global_batch % size == 0]
 
 
 def plans_of(
