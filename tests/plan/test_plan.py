@@ -321,7 +321,7 @@ def test_what_takes_the_least_memory_is_said_where_nothing_fits(predicted: Basel
     asked = replace(asked_of(predicted, 8, CLUSTER, global_batch=64), memory_bytes=10**6)
     with pytest.raises(WhatifError, match=r"of 976\.56 KiB, got at least \d+\.\d\d [MG]iB \(tensor \d, pipeline"):
         plan(predicted, [asked])
-    with pytest.raises(WhatifError, match="7 samples cannot be divided among groups"):
+    with pytest.raises(WhatifError, match="a global batch of 7 cannot be divided among groups"):
         plan(predicted, [asked_of(predicted, 1009, CLUSTER, global_batch=7)])
     with pytest.raises(WhatifError, match=r"got none: dgx-h100 has no groups of 11"):
         plan(predicted, [asked_of(predicted, 11, "dgx-h100", global_batch=88)])

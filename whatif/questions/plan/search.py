@@ -39,6 +39,8 @@ from whatif.units import counted, size
 MOST_TENSOR = 8
 # Micro-batches larger than this multiple of the recorded one cannot be predicted from its kernels.
 MOST_TIMES = 8
+# The places of what-ifs that change what a plan itself adds, and that one device does not have.
+COMMUNICATION = ("sums", "network", "paces")
 # Number of the best plans simulated: estimates from pieces only rank plans whose steps differ by a few percent.
 SIMULATED = 4
 # Passes of all stages together up to which a pipeline is simulated without extrapolation.
@@ -180,9 +182,9 @@ def asked_of(
     The batch is by default the recorded one on every device, the memory that of the GPU. The cluster is by default the
     usual one of the recorded GPU, with such GPUs; for a named cluster of other GPUs the what-if ``device`` comes first.
     Raises WhatifError on recordings of one or all of several workers or of inference, on an unknown cluster or GPU, and
-    on what-ifs that the search sets itself: those of devices, passes and recomputation.
+    on what-ifs of devices, passes and recomputation, which the search sets itself, and of communication.
     """
-    for name, axis in ((what_if.name, what_if.axis) for what_if in what_ifs):
+    for name, axis, place in ((what_if.name, what_if.axis, what_if.place) for what_if in what_ifs):
         if name == "gradient_accumulation":
             raise _changes_batch(name)
         if name == "device":
@@ -195,6 +197,11 @@ def asked_of(
         if axis >= 0:
             raise WhatifError(
                 f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
+            )
+        if place in COMMUNICATION:
+            raise WhatifError(
+                f"plan: expected what-ifs of one device, got {name}, which changes communication among several; search "
+                "without it, then apply it with the what-ifs of a plan."
             )
     info = baseline.graph.info
     ranks = f"the recordings of {counted(len(info.ranks), 'rank')}, whose work is that of all together"
@@ -341,7 +348,7 @@ def _estimated(
     if not found and plans:
         least = min(composer.estimates(iter(plans), None), key=lambda estimate: estimate.peak_bytes or 0, default=None)
     reason = "" if plans else (
-        f"{counted(asked.global_batch, 'sample')} cannot be divided among groups of so many devices with as many "
+        f"a global batch of {asked.global_batch:,} cannot be divided among groups of so many devices with as many "
         "micro-batches as pipeline stages, or more; try another --global-batch or --gpus"
     )  # fmt: skip
     if plans and not found and least is None:  # the cluster has no such groups
@@ -445,7 +452,7 @@ def _plain(
             uneven = [question for question in several if question.global_batch % question.gpus]
             found[name] = (
                 "one device has no other" if not several
-                else f"{uneven[0].global_batch:,} samples cannot be divided among {uneven[0].gpus:,} copies"
+                else f"a global batch of {uneven[0].global_batch:,} cannot be divided among {uneven[0].gpus:,} copies"
                 if len(uneven) == len(several)
                 else next((why for plan, why in refused.items() if plan.is_plain(level)), "does not fit")
             )  # fmt: skip
