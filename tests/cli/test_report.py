@@ -28,7 +28,6 @@ from whatif.report.html import timeline
 from whatif.report.html.facts import gather
 from whatif.report.html.tables import Cell, Row, joined
 from whatif.report.text_memory import size
-from whatif.simulation.steps import window_ns
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202egnirts\x1b[31m😀 & \"quoted\" 'single'"
 
@@ -281,7 +280,7 @@ def test_the_packed_step_is_the_simulated_one(trace: Path) -> None:
     shown = timeline.timelines(baseline, prediction)
     for side, line in zip(shown["sides"], (baseline.timeline, prediction.timeline), strict=True):
         graph = line.graph
-        low, high = window_ns(graph, line.start_ns, line.end_ns, baseline.clock)
+        low, high = line.window_ns(baseline.clock)
         columns = unpacked(side, shown["unit_ns"])
         kept = (line.end_ns > low) & (line.start_ns < high) & (line.end_ns > line.start_ns)
         tasks = np.flatnonzero(kept)

@@ -62,7 +62,7 @@ class Baseline(Struct, frozen=True, dict=True):
     @cached_property
     def step_ns(self) -> float:
         """The simulated step, ns."""
-        return step_ns(self.timeline.step_times_ns(self.clock), self.graph, self.clock)
+        return self.timeline.step_ns_by(self.clock)
 
     @property
     def step_ms(self) -> float:

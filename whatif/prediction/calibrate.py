@@ -25,7 +25,6 @@ from whatif.graph.types import Float64, Int64
 from whatif.prediction.step_parts import part_times
 from whatif.prediction.untraced import Untraced, event_cost_ns, untraced_step
 from whatif.simulation.simulator import simulate
-from whatif.simulation.steps import step_ns
 from whatif.simulation.timeline import Timeline
 
 # Cost of an event if the recording does not contain it: 0.34 us by default to 0.98 us with shapes (torch 2.13, measured
@@ -169,7 +168,7 @@ def calibrate(graph: TaskGraph, clock: str) -> Calibration:
     without an estimate the graph stays as it is. Else it takes at most six simulations.
     """
     timeline = simulate(graph)
-    replayed_ns = step_ns(timeline.step_times_ns(clock), graph, clock)
+    replayed_ns = timeline.step_ns_by(clock)
     clock = _clock_of_steps(graph, clock)
     untraced, reason = untraced_step(graph, clock)
     if untraced is None and graph.info.profiler is not None:
@@ -221,8 +220,8 @@ def _estimated(recorded: Timeline, clock: str, estimate: ProfilerEstimate, repla
     in_step = graph.step >= 0 if graph.info.n_steps else np.ones(len(graph), dtype=np.bool_)
     removed_ns = float((graph.duration_ns - mid_ns)[in_step].sum()) / max(graph.info.n_steps, 1)
     return Calibration(
-        without, timeline, replayed_ns, corrected_ns=step_ns(timeline.step_times_ns(clock), without, clock),
-        removed_ns=removed_ns, recorded=recorded, estimate=estimate,
+        without, timeline, replayed_ns, corrected_ns=timeline.step_ns_by(clock), removed_ns=removed_ns,
+        recorded=recorded, estimate=estimate,
     )  # fmt: skip
 
 
@@ -262,7 +261,7 @@ class _Search(Struct, frozen=True):
     applied_pace: float = 1.0  # factor already applied to the CPU work of ``graph``
 
     def trial(self, timeline: Timeline) -> _Trial:
-        return _Trial(timeline, step_ns(timeline.step_times_ns(self.clock), self.graph, self.clock))
+        return _Trial(timeline, timeline.step_ns_by(self.clock))
 
     def run(self, cost_ns: float, pace: float) -> _Trial:
         return self.trial(simulate(corrected(self.graph, cost_ns, pace)))

@@ -16,7 +16,6 @@ from whatif.prediction.transform import AXES, LATE, PLACES, WHOLE, Transform, bu
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.sharing import USES
 from whatif.simulation.simulator import ByPriority, Schedule, simulate
-from whatif.simulation.steps import step_ns
 
 
 class Applied(Struct, frozen=True):
@@ -265,4 +264,4 @@ def _step_ns(baseline: Baseline, changed: TaskGraph, applied: Sequence[Applied])
     if is_without_effect(baseline.graph, changed, applied):
         return baseline.step_ns
     schedule = single_schedule([part.transform for part in applied])
-    return step_ns(simulate(changed, schedule).step_times_ns(baseline.clock), changed, baseline.clock)
+    return simulate(changed, schedule).step_ns_by(baseline.clock)

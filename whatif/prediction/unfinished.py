@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.types import Array, Bool, Int64
-from whatif.simulation.steps import CLOCK_NOUNS, edge_tasks, edge_times_ns, span_tasks, step_ns
+from whatif.simulation.steps import CLOCK_NOUNS, edge_tasks, edge_times_ns, span_tasks
 from whatif.simulation.timeline import Timeline
 
 # Less than this share of a step gets no warning.
@@ -30,7 +30,7 @@ def unfinished_work(timeline: Timeline, clock: str) -> str:
     by_step = np.zeros(len(ends_ns), dtype=np.int64)
     np.maximum.at(by_step, place, late_ns)
     median_ns = float(np.median(by_step))
-    if median_ns <= LEAST_SHARE * step_ns(timeline.step_times_ns(clock), graph, clock):
+    if median_ns <= LEAST_SHARE * timeline.step_ns_by(clock):
         return ""
     name, noun = graph.names[graph.name[added[late_ns.argmax()]]], CLOCK_NOUNS[clock]
     return (

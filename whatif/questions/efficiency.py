@@ -27,7 +27,7 @@ from whatif.models.durations.occupancy import RATE_DTYPES
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import CONVENTION, at_peak, counted, utilization
 from whatif.simulation.simulator import simulate
-from whatif.simulation.steps import CLOCK_NOUNS, step_ns
+from whatif.simulation.steps import CLOCK_NOUNS
 
 # The work whose usual rates a family's kernels have, forward and backward.
 _WORKS: dict[KernelFamily, tuple[MatrixWork, MatrixWork]] = {
@@ -206,9 +206,8 @@ def _with_gains(baseline: Baseline, work: _Work, family: Array, uses: Sequence[U
             code = KernelFamily[use.name.upper().replace(" ", "_")]
             tasks = np.flatnonzero((family == code) & (work.saves_ns > 0))
             changed = graph.with_duration(tasks, graph.duration_ns[tasks] - work.saves_ns[tasks])
-            timeline = simulate(changed)
-            step = step_ns(timeline.step_times_ns(baseline.clock), changed, baseline.clock)
-            use = replace(use, usual_gain_ms=max(baseline.step_ns - step, 0.0) / 1e6)
+            gain_ns = baseline.step_ns - simulate(changed).step_ns_by(baseline.clock)
+            use = replace(use, usual_gain_ms=max(gain_ns, 0.0) / 1e6)
         found.append(use)
     return found
 

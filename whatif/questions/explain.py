@@ -33,7 +33,7 @@ from whatif.questions.collectives import Collective, collectives
 from whatif.questions.stragglers import held_up_by
 from whatif.questions.verdict import verdict
 from whatif.simulation.breakdown import Breakdown
-from whatif.simulation.steps import CLOCK_NOUNS, window_ns
+from whatif.simulation.steps import CLOCK_NOUNS
 from whatif.simulation.timeline import Timeline
 
 # Time on the critical path in which nothing runs: launch latency, and gaps between the kernels of a stream.
@@ -226,8 +226,8 @@ def parts_by(baseline: Baseline, codes: Array, names: Sequence[str]) -> list[Par
 
 def _step_columns(baseline: Baseline) -> tuple[Float64, Float64, Float64, float]:
     """Each task's starts per step, its work and its time on the critical path, ms; and the time of lags, ms."""
-    graph, timeline = baseline.graph, baseline.timeline
-    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    timeline = baseline.timeline
+    low_ns, high_ns = timeline.window_ns(baseline.clock)
     # With several ranks the work of one is shown; the critical path runs through all of them.
     work_ms, (critical_ms, lag_ms) = step_work_ms(baseline), step_critical_ms(baseline)
     begins = (timeline.start_ns >= low_ns) & (timeline.start_ns < high_ns)
@@ -239,7 +239,7 @@ def _step_columns(baseline: Baseline) -> tuple[Float64, Float64, Float64, float]
 def step_work_ms(baseline: Baseline) -> Float64:
     """Return the time of each task within the reported step, ms, shape (n_tasks,)."""
     timeline = baseline.timeline
-    low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    low_ns, high_ns = timeline.window_ns(baseline.clock)
     work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
     return np.asarray(work_ns * (baseline.step_ms / max(high_ns - low_ns, 1)))
 
@@ -247,7 +247,7 @@ def step_work_ms(baseline: Baseline) -> Float64:
 def step_critical_ms(baseline: Baseline) -> tuple[Float64, float]:
     """Return the time that each task holds the critical path of the reported step, ms, and that of lags."""
     timeline = baseline.timeline
-    low_ns, high_ns = window_ns(baseline.graph, timeline.start_ns, timeline.end_ns, baseline.clock)
+    low_ns, high_ns = timeline.window_ns(baseline.clock)
     ms_per_ns = baseline.step_ms / max(high_ns - low_ns, 1)
     held_ns, lag_ns = critical_path_times(timeline, low_ns, high_ns)
     return np.asarray(held_ns * ms_per_ns), lag_ns * ms_per_ns

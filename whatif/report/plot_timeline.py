@@ -16,7 +16,7 @@ from whatif.report.layout import CLOCK_SUBJECTS
 from whatif.report.plots import COLORS, legend_on_top, name_rows, new_figure, title, unboxed
 from whatif.report.printable import drawn
 from whatif.simulation.intervals import union
-from whatif.simulation.steps import default_clock, window_ns
+from whatif.simulation.steps import default_clock
 from whatif.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def timeline_figure(timeline: Timeline) -> Figure:
     """Return the steady step closest to the median: the work of the busiest execution threads over time."""
     graph = timeline.graph
     clock = default_clock(graph)
-    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
+    low_ns, high_ns = timeline.window_ns(clock)
     working = _working(graph)
     inside_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
     inside_ns[~np.logical_or.reduce(list(working.values()))] = 0

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from whatif.graph.types import Bool, Int64, TaskKind
 from whatif.simulation.intervals import union
-from whatif.simulation.steps import step_ns, window_ns
 from whatif.simulation.timeline import Timeline
 
 
@@ -39,7 +38,7 @@ def breakdown(timeline: Timeline, clock: str, tasks: Int64 | None = None) -> Bre
     For several ranks only the work of the reported one counts, or the given ``tasks`` (ids, ascending).
     """
     graph = timeline.graph
-    low_ns, high_ns = window_ns(graph, timeline.start_ns, timeline.end_ns, clock)
+    low_ns, high_ns = timeline.window_ns(clock)
     tasks = graph.of_clock.ids if tasks is None else tasks
     tasks = tasks[(timeline.start_ns[tasks] < high_ns) & (timeline.end_ns[tasks] > low_ns)]
     communication = graph.kind[tasks] == TaskKind.COMMUNICATION
@@ -53,7 +52,7 @@ def breakdown(timeline: Timeline, clock: str, tasks: Int64 | None = None) -> Bre
     if not graph.has_gpu:
         transfer &= ~cpu
     total_ns = max(high_ns - low_ns, 1)
-    step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
+    step_ms = timeline.step_ns_by(clock) / 1e6
 
     def part(mask: Bool) -> float:
         return float(spans[mask].sum()) / total_ns * step_ms

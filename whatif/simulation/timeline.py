@@ -11,7 +11,7 @@ from whatif.graph.order import loops
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Dependencies, DependencyKind, Int64
 from whatif.runtime.notebook_view import notebook_view, plot
-from whatif.simulation.steps import default_clock, step_ns, step_times_ns
+from whatif.simulation.steps import default_clock, step_ns, step_times_ns, window_ns
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,16 @@ class Timeline:
 
     @property
     def step_ns(self) -> float:
-        """The step time by the clock that a report uses, ns: the median of the steady steps; 0 if there is none."""
-        clock = default_clock(self.graph)
+        """The step time by the clock that a report uses, ns."""
+        return self.step_ns_by(default_clock(self.graph))
+
+    def step_ns_by(self, clock: str) -> float:
+        """Return the step time by ``clock``, ns: the median of the steady steps; 0 if there is none."""
         return step_ns(self.step_times_ns(clock), self.graph, clock)
+
+    def window_ns(self, clock: str) -> tuple[int, int]:
+        """Return the begin and end, ns, of the steady step whose time by ``clock`` is closest to the median."""
+        return window_ns(self.graph, self.start_ns, self.end_ns, clock)
 
     @cached_property
     def _step_times_ns(self) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,6 @@ from whatif.questions.advice.effort import Effort
 from whatif.questions.explain import Explanation, explain
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
-from whatif.simulation.steps import step_ns
 
 # Graphs of compositions that are kept for longer ones, in tasks of all of them together.
 KEPT_TASKS = 4_000_000
@@ -220,15 +219,14 @@ class Trier:
             timeline = simulate(changed.check(), schedule)
         except WhatifError as error:
             return Refused(written, chosen, Refusal.FAILED, str(error))
-        clock = self.baseline.clock
         return Trial(
             transforms=chosen,
             baseline_ms=self.baseline.step_ms,
-            predicted_ns=step_ns(timeline.step_times_ns(clock), changed, clock),
+            predicted_ns=timeline.step_ns_by(self.baseline.clock),
             samples=samples_factor(before, changed),
             workers=workers_factor(before, changed),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
-            work=Work.of(changed, clock),
+            work=Work.of(changed, self.baseline.clock),
             n_tasks=len(changed),
             memory=changed.info.memory,
             peak_bytes=changed.info.peak_bytes,

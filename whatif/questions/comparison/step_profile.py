@@ -13,7 +13,6 @@ from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
 from whatif.questions.comparison.differences import without_wrappers
 from whatif.questions.explain import family_codes
-from whatif.simulation.steps import step_ns
 from whatif.simulation.timeline import Timeline
 
 # Our choice: what-ifs model the time of a step closely and its number of tasks roughly, so tasks count a quarter.
@@ -48,8 +47,7 @@ class StepProfile(Struct, frozen=True):
         dtype = np.clip(graph.dtype, 0, len(DTYPES) - 1).astype(np.int64)
         cells = (families.astype(np.int64)[grouped] * len(DTYPES) + dtype[grouped]) * len(Phase) + graph.phase[grouped]
         tasks = np.bincount(cells, minlength=len(KernelFamily) * len(DTYPES) * len(Phase))
-        step_ms = step_ns(timeline.step_times_ns(clock), graph, clock) / 1e6
-        return StepProfile(step_ms, work_ns / n_steps / 1e6, tasks / n_steps)
+        return StepProfile(timeline.step_ns_by(clock) / 1e6, work_ns / n_steps / 1e6, tasks / n_steps)
 
     def at_pace(self, pace: float) -> StepProfile:
         """Return the same step on a machine where everything takes ``pace`` times as long."""

@@ -25,7 +25,6 @@ from whatif.prediction.predict import Prediction
 from whatif.report.printable import drawn, printable
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
 from whatif.report.text_explain import short_name
-from whatif.simulation.steps import window_ns
 from whatif.simulation.timeline import Timeline
 
 # The most tasks of each side; of longer steps the shortest tasks are omitted, and the page says how many.
@@ -47,7 +46,7 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
         was, became = task_changes(before.graph, prediction.timeline.graph)
         sides = [(title, before, was), ("predicted", prediction.timeline, became)]
     texts: dict[str, int] = {}
-    windows = [window_ns(side.graph, side.start_ns, side.end_ns, baseline.clock) for _, side, _ in sides]
+    windows = [side.window_ns(baseline.clock) for _, side, _ in sides]
     longest_ns = max((high - low for low, high in windows), default=1)
     # Starts are relative to the previous one, the first one to the window's start: both must fit.
     unit_ns = 1 + longest_ns // (2**32 - 1)
