@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from whatif import Change, TaskGraph, TaskKind, WhatifError
+from whatif import Change, TaskGraph, WhatifError
 from whatif.hardware.gpu import gpu_asked_for
 from whatif.models.durations.estimator import device, put, sources
 from whatif.models.durations.other_device import notes_of, on_device, with_facts_of
@@ -45,7 +45,7 @@ def transform(
         return graph.note(sentence) if cpu != 1 else graph.unchanged(sentence)
     if Change.ON_ANOTHER_DEVICE in graph.info.changes:
         raise WhatifError(f"device: expected the recorded step, got one on {graph.info.gpu} already; name one device.")
-    tasks = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).astype(np.int64)
+    tasks = np.flatnonzero(graph.gpu_work).astype(np.int64)
     estimates = on_device(graph, tasks, new, tf32=tf32 == "auto")
     for note in notes_of(graph, tasks, estimates, new):
         graph = graph.note(note)

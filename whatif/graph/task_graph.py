@@ -137,6 +137,11 @@ class TaskGraph:
         return Selection(on_gpu if streams.all() else on_gpu & streams.take(self.thread), self.order)
 
     @shared_property
+    def gpu_work(self) -> Selection:
+        """The tasks of GPU streams that compute or copy: all but collectives."""
+        return Selection(self.on_gpu.mask & (self.kind != TaskKind.COMMUNICATION), self.order)
+
+    @shared_property
     def has_gpu(self) -> bool:
         """Whether GPU streams run any task; a step on a CPU has none."""
         return bool(self.on_gpu.any())

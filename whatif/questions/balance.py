@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Phase, TaskKind
+from whatif.graph.types import Phase
 from whatif.ingest.ranks.merge import place_of_threads, rank_numbers
 from whatif.questions.stragglers import in_steps, steady_steps, work_ms
 from whatif.runtime.errors import WhatifError
@@ -25,7 +25,7 @@ def balanced(graph: TaskGraph, name: str, follow: str) -> TaskGraph:
     inside = in_steps(graph, steady_steps(graph))
     place = place_of_threads(graph)
     factor = np.ones(len(graph))
-    for work in ((graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask, graph.on_cpu.mask):
+    for work in (graph.gpu_work.mask, graph.on_cpu.mask):
         ms = work_ms(graph, np.flatnonzero(work & inside), graph.phase, len(Phase))
         target_ms = {"fastest": ms.min(axis=0), "median": np.median(ms, axis=0), "mean": ms.mean(axis=0)}[follow]
         ratio = np.where(ms > 0, target_ms / np.where(ms > 0, ms, 1.0), 1.0)

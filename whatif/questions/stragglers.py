@@ -274,7 +274,7 @@ def _excess(graph: TaskGraph, steps: Array, index: int, late_ms: float) -> tuple
     """What takes one rank longer than the median of the others, by phase, family and layer, the largest first."""
     inside = in_steps(graph, steps)
     found: list[Excess] = []
-    sides = [("GPU", graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION))] if graph.has_gpu else []
+    sides = [("GPU", graph.gpu_work)] if graph.has_gpu else []
     sides.append(("CPU", graph.on_cpu))
     for side, work in sides:
         tasks = np.flatnonzero((work & inside).mask)

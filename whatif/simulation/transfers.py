@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from whatif.graph.order import each_once
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Array, Bool, Float64, Int64, TaskKind
+from whatif.graph.types import Array, Bool, Float64, Int64
 
 # The part of a duration that no bandwidth shortens, and how many workers exchange.
 LATENCY, WORKERS = "latency ns", "workers"
@@ -140,7 +140,7 @@ def hidden_ns(graph: TaskGraph, transfers: Int64, duration_ns: Float64) -> Float
     """
     place = np.full(len(graph), -1, dtype=np.int64)
     place[transfers] = np.arange(len(transfers))
-    edges, work = graph.dependencies, (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)).mask
+    edges, work = graph.dependencies, graph.gpu_work.mask
     before, after = np.full(len(transfers), -1, dtype=np.int64), np.full(len(transfers), len(graph), dtype=np.int64)
     into, out = (place[edges.target] >= 0) & work[edges.source], (place[edges.source] >= 0) & work[edges.target]
     np.maximum.at(before, place[edges.target[into]], edges.source[into])

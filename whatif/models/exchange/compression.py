@@ -12,7 +12,6 @@ from whatif.graph.types import (
     DependencyKind,
     Int64,
     Phase,
-    TaskKind,
     ThreadKind,
 )
 from whatif.hardware.cluster.network import Network
@@ -99,7 +98,7 @@ def _with_unpacked(
 def _neighbours_of(graph: TaskGraph, tasks: Int64) -> tuple[Int64, Int64]:
     """For each collective the last task that it waits for, and the first that waits for it (-1 if none)."""
     d = graph.dependencies
-    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) if graph.has_gpu else graph.on_cpu
+    worker = graph.gpu_work if graph.has_gpu else graph.on_cpu
     source = np.full(len(graph), -1, dtype=np.int64)
     into, out = (d.kind != DependencyKind.LAUNCH) & worker[d.source], worker[d.target]
     np.maximum.at(source, d.target[into], d.source[into])

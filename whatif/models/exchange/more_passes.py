@@ -62,7 +62,7 @@ def _of_pass(graph: TaskGraph) -> Bool:
     in_step = _with_backward(graph)
     launched = graph.launch_of >= 0
     if launched.any():  # tasks launched before the recording began are a cut-off pass without calls
-        once = once | (graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & ~launched)
+        once = once | (graph.gpu_work & ~launched)
     return np.asarray(passing & in_step & ~once & (graph.on_gpu | graph.on_cpu | of_activations(graph)), np.bool_)
 
 

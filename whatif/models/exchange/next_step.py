@@ -30,7 +30,7 @@ def with_next_step(graph: TaskGraph) -> TaskGraph:
     # Threads wait for their first task once.
     lead_in = twice.select(name=f"^{BEFORE_NAME.replace('(', '[(]').replace(')', '[)]')}$").mask
     twice = twice.with_duration(lead_in & (run == 1), 0)
-    work = (twice.on_gpu & (twice.kind != TaskKind.COMMUNICATION)) if twice.has_gpu else twice.on_cpu.mask
+    work = twice.gpu_work if twice.has_gpu else twice.on_cpu.mask
     work = np.asarray(work & twice.of_clock, dtype=np.bool_)
     last = np.flatnonzero(work & (run == 0))[-1:]
     marked = twice.insert(NewTasks(last, MARK, TaskKind(int(twice.kind[last[0]])), 0))

@@ -47,8 +47,8 @@ def compute_tasks(graph: TaskGraph, side: str) -> Bool:
     """Return a mask, shape (n_tasks,), of the work of the ``gpu``, the ``cpu`` or ``all``, without communication."""
     if side not in WHAT:
         raise WhatifError(f"expected what to be one of {', '.join(WHAT)}, got {side!r}.")
-    on_gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-    return np.asarray({"gpu": on_gpu, "cpu": graph.on_cpu, "all": on_gpu | graph.on_cpu}[side], dtype=np.bool_)
+    sides = {"gpu": graph.gpu_work, "cpu": graph.on_cpu, "all": graph.gpu_work | graph.on_cpu}
+    return np.asarray(sides[side], dtype=np.bool_)
 
 
 # Attached while workers are merged: 1 + the task's place among those of all workers.

@@ -104,7 +104,7 @@ def recorded_spread_pct(graph: TaskGraph) -> float | None:
     if step is not None and step.median_ms and step.q25_ms is not None and step.q75_ms is not None:
         return 100 * max(step.q75_ms - step.q25_ms, 0.0) / _QUARTILES / step.median_ms
     first, last = graph.info.steady
-    work = np.flatnonzero(graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & (graph.start_ns >= 0))
+    work = np.flatnonzero(graph.gpu_work & (graph.start_ns >= 0))
     work = work[(graph.step[work] >= first) & (graph.step[work] < last)]
     steps, inverse, count = np.unique(graph.step[work], return_inverse=True, return_counts=True)
     if len(steps) < _STEPS or count.max() > 1.01 * count.min():

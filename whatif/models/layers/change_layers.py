@@ -31,9 +31,7 @@ def layer_work(graph: TaskGraph, layers: Bool) -> Bool:
     GPU tasks except collectives, which belong to no layer; on a CPU operators.
     """
     passes = graph.select(phase=Phase.FORWARD) | graph.select(phase=Phase.BACKWARD)
-    worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-    if not graph.has_gpu:
-        worker = graph.select(kind=TaskKind.CPU_OP)
+    worker = graph.gpu_work if graph.has_gpu else graph.select(kind=TaskKind.CPU_OP)
     return np.asarray(worker & passes & layers.take(graph.layer), dtype=np.bool_)
 
 

@@ -111,9 +111,8 @@ def recompute(graph: TaskGraph, chosen: Sequence[str]) -> TaskGraph:
 def _recompute_on_gpu(
     graph: TaskGraph, key: Int64, forward: Bool, backward: Bool, first_cpu: dict[int, int]
 ) -> TaskGraph:
-    work = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
-    first_gpu = _first_of_key(key, backward & work)
-    again = np.flatnonzero(forward & work & (graph.launch_of >= 0))
+    first_gpu = _first_of_key(key, backward & graph.gpu_work)
+    again = np.flatnonzero(forward & graph.gpu_work & (graph.launch_of >= 0))
     again = again[np.isin(key[again], list(first_cpu.keys() & first_gpu.keys()))]
     cpu_ns = _time_of_key(graph, key, forward & graph.on_cpu)
     keys, inverse, count = np.unique(key[again], return_inverse=True, return_counts=True)

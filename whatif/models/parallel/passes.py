@@ -44,7 +44,7 @@ def passes(graph: TaskGraph) -> Passes:
     """
     worker = graph.kind == TaskKind.CPU_OP
     if graph.has_gpu:
-        worker = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+        worker = graph.gpu_work
         # Tasks launched before the recording began have no call to place new calls beside.
         launched = worker & (graph.launch_of >= 0)
         worker = launched if launched.any() else worker
