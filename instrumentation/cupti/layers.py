@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from whatif.ingest.marks import ACCUMULATE, BACKWARD_PREFIX
+
 from ..layers import LAYER_PREFIX, hook_layers
 
-# Kineto's names, by which readers recognize the phase.
-BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
+# Kineto's name, by which readers recognize the phase.
 UPDATE_NAME = "Optimizer.step#{}.step"
 ATTACH_NAME = "whatif: hooks on autograd nodes"
-
-# torch's name of the node that accumulates a parameter's gradient.
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 ANNOTATION, OPERATOR, OVERHEAD = "user_annotation", "cpu_op", "overhead"
 

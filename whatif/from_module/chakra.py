@@ -20,13 +20,13 @@ from whatif.from_module.gpu_work import has_rule
 from whatif.from_module.moved_bytes import moves_once
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.types import Phase
+from whatif.ingest.marks import BACKWARD_PREFIX
 from whatif.runtime.errors import WhatifError
 from whatif.runtime.files import GZIP_MAGIC, read_at_most
 
 _SCHEMA = re.compile(r"\d+\.\d+\.\d+-chakra\.")
 _MOST_NODES = 5_000_000
 _MOST_BYTES = 2_000_000_000
-EVALUATE = "autograd::engine::evaluate_function: "
 _TENSOR = re.compile(r"Tensor\((.+)\)")
 _STEP = re.compile(r"Optimizer\.step#")
 
@@ -110,8 +110,8 @@ def _walk(
         name = node["name"]
         inner = children.pop(node["id"], [])  # visits each node once, even if a damaged file has cycles
         sequence = _attribute(node, "seq_id")
-        if name.startswith(EVALUATE):
-            phase, caller, number = Phase.BACKWARD, name.removeprefix(EVALUATE).rpartition("::")[2], -1
+        if name.startswith(BACKWARD_PREFIX):
+            phase, caller, number = Phase.BACKWARD, name.removeprefix(BACKWARD_PREFIX).rpartition("::")[2], -1
         elif _STEP.match(name):
             phase = Phase.UPDATE
         elif phase == Phase.BACKWARD and sequence >= 0:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from whatif.from_module.chakra import EVALUATE
 from whatif.from_module.operations import OperatorGraph
 from whatif.from_module.schedule import (
     COPY_NAME,
@@ -19,6 +18,7 @@ from whatif.from_module.schedule import (
 from whatif.graph.types import Phase
 from whatif.hardware.gpu import Gpu
 from whatif.ingest.kineto_fields import LAYER_ANNOTATION
+from whatif.ingest.marks import BACKWARD_PREFIX
 from whatif.runtime.files import replacing
 
 _PROCESS, _STREAM = 1, 7
@@ -117,7 +117,7 @@ def _annotation(span: Span, prefix: str = "") -> _Event:
 def _node(graph: OperatorGraph, span: Span, counted: int) -> _Event:
     sequence = graph.operations[span.operation].sequence
     args = {"Fwd thread id": 1} | ({"Sequence number": sequence + counted} if sequence >= 0 else {})
-    return _event(span, "cpu_op", EVALUATE + span.name, args)
+    return _event(span, "cpu_op", BACKWARD_PREFIX + span.name, args)
 
 
 def _operator(graph: OperatorGraph, span: Span, counted: int) -> _Event:

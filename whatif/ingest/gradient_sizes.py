@@ -6,8 +6,9 @@ import numpy as np
 
 from whatif.graph.types import Int64
 from whatif.ingest.events import Events
+from whatif.ingest.marks import ACCUMULATE
 from whatif.ingest.op_cost import input_tensors
-from whatif.ingest.step_rows import ACCUMULATE, StepRows
+from whatif.ingest.step_rows import StepRows
 
 
 def gradient_sizes(events: Events, rows: StepRows | None, edges_ns: Int64) -> tuple[int, ...]:

@@ -22,6 +22,10 @@ LOADING = re.compile(r"^enumerate\(DataLoader\)#|DataLoader\S*\.__next__$")
 MODULE = re.compile(r"^nn\.Module: (.+)$")
 # What our own recorder writes around a layer's forward pass, with its qualified name.
 LAYER = re.compile(r"^whatif::layer::(.*)$")
+# What autograd's engine writes around each node of the backward pass.
+BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
+# Runs once for each parameter and backward pass; its input is the finished gradient.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 AUTOGRAD = re.compile(r"^autograd::|Backward\d*(>)?$|AccumulateGrad|CompiledFunctionBackward")
 # What our own recorder writes around a full collection of Python's garbage collector.
 PAUSE = re.compile(r"^whatif::gc")

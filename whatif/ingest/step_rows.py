@@ -12,10 +12,8 @@ from whatif.graph.order import each_once
 from whatif.graph.types import Array, Bool, Int64
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.marks import ACCUMULATE
 from whatif.ingest.nest import outermost
-
-# Runs once for each parameter and backward pass; its input is the finished gradient.
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class StepRows(Struct, frozen=True):

@@ -15,7 +15,7 @@ from whatif.graph.order import each_once
 from whatif.graph.structure_cache import of_graph
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64, Phase
-from whatif.ingest.step_rows import ACCUMULATE
+from whatif.ingest.marks import ACCUMULATE
 from whatif.models.layers.calls import last_gpu_before
 from whatif.models.layers.gradients import step_of, superseded
 from whatif.models.layers.update_tasks import step_kernels
