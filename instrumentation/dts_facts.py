@@ -2,7 +2,7 @@
 
 facts = measure_network(model, batch)
 power = measure_power(lambda: training_step(), facts.flops, batch_size)
-print(facts.to_json(), power.toml("laptop"))
+print(facts.to_dict(), power.toml("laptop"))
 
 `measure_model` runs both on a model given by name, as `whatif dts --measure` does.
 """
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from whatif.models.dts.dnn import PASSES
 from whatif.runtime.errors import WhatifError
 
 from .gpu import GPU
@@ -27,8 +28,6 @@ from .tensors import tensors_in
 from .trace_module.load import load_model
 from .trace_module.losses import loss_of
 
-# The backward pass has two matrix products for each one of the forward pass: training takes three times its FLOPs.
-PASSES = 3
 WARM_UP_STEPS = 2
 FEWEST_STEPS = 3
 
@@ -88,10 +87,6 @@ class NetworkFacts:
     def to_dict(self) -> dict[str, Any]:
         """As a JSON object."""
         return {"flops": self.flops, "macs": self.macs, "parameters": self.parameters, **asdict(self)}
-
-    def to_json(self) -> str:
-        """As the text of a JSON object."""
-        return json.dumps(self.to_dict(), indent=1)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from whatif.graph.types import Float64
 from whatif.opdb.chain import AnswerSource, Estimator
 from whatif.opdb.features import FEATURES_VERSION, FLOOR_S
 from whatif.opdb.index import index_of
-from whatif.opdb.interpolate import conformal
+from whatif.opdb.interpolate import FACTOR_A_DOUBLING, INNER_QUANTILE, LEAST_GROWTH, conformal
 from whatif.opdb.keys import held_out
 from whatif.opdb.learned import MODEL_VERSION, TREES, ModelFacts, Source
 from whatif.opdb.linear_model import fit_linear_model
@@ -37,11 +37,7 @@ FEWEST_ROWS, FEWEST_DEVICES = 200, 4
 TRIED_SHARE, TRIED_SEED = 0.15, 11
 # Operators with fewer rows get the pooled range.
 _FEWEST_FOR_RANGE = 30
-# Errors for larger operators of a model fitted to the smaller ones give the growth of the range per doubling outside,
-# as in ``whatif.opdb.interpolate``.
-_INNER_QUANTILE, _LEAST_GROWTH = 0.6, 0.05
-# If unknown: the assumption of an interpolation in that case.
-UNKNOWN_GROWTH = float(np.log(1.5))
+UNKNOWN_GROWTH = float(np.log(FACTOR_A_DOUBLING))
 # Not measured across devices: our estimate.
 _GROWTH_ACROSS = float(np.log(1.25))
 _MOST_A_DEVICE = 12_000
@@ -158,14 +154,14 @@ def _growth(sample: Sample, names: Sequence[str], settings: Settings) -> float:
     sizes = np.stack(
         [np.log2(np.maximum(sound.ops.integers[s], 1)) for s in FAMILIES[sample.kind.family].sizes], axis=1
     )
-    edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
+    edge = np.quantile(sizes, INNER_QUANTILE, axis=0)
     inner = (sizes <= edge).all(axis=1)
     if min(inner.sum(), (~inner).sum()) < FEWEST_ROWS // 2:
         return UNKNOWN_GROWTH
     forest = _forest([sound.take(inner)], names, replace(settings, rounds=settings.rounds // 3, seeds=1), across=False)
     outside = np.maximum(sizes[~inner] - sizes[inner].max(axis=0), 0).max(axis=1)
     miss = np.abs(_log_error(forest, sound.take(~inner), names, across=False))
-    return max(conformal(miss / np.maximum(outside, 0.5)), _LEAST_GROWTH)
+    return max(conformal(miss / np.maximum(outside, 0.5)), LEAST_GROWTH)
 
 
 def against_interpolation(

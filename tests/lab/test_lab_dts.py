@@ -48,7 +48,7 @@ def test_the_facts_of_the_networks() -> None:
     assert one.macs == one.flops / 2
     assert one.sample_bytes == 4 * 50 * 50
     assert one.memory_bytes(100) > 100 * rows["relu1"].input_bytes
-    as_json = json.loads(one.to_json())
+    as_json = json.loads(json.dumps(one.to_dict()))
     assert as_json["layers"][0]["name"] == "conv1"
 
 

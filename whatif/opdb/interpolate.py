@@ -22,9 +22,9 @@ FEWEST = 8
 # is too small to tell. Our estimate: products and convolutions of NeuSight's data lose 1.2 to 2.
 FACTOR_A_DOUBLING = 1.5
 # Otherwise a group's larger operators are estimated from its smaller ones, up to this quantile of each size.
-_INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
+INNER_QUANTILE, _FEWEST_INNER = 0.6, 50
 # Even if those errors are small, the next doubling is less certain.
-_LEAST_GROWTH = 0.05
+LEAST_GROWTH = 0.05
 COVERAGE = 0.9
 # Rows whose errors give the range; more make it slower and no better.
 _MOST_PROBES = 1000
@@ -96,7 +96,7 @@ def fit_group(rows: Measured) -> Group | None:
 def _growth(rows: Measured) -> float:
     """Growth of the error with each doubling outside, from estimating larger operators from the smaller ones."""
     sizes, flops, moved, t_s = (c[rows.representatives] for c in (rows.sizes, rows.flops, rows.moved_bytes, rows.t_s))
-    edge = np.quantile(sizes, _INNER_QUANTILE, axis=0)
+    edge = np.quantile(sizes, INNER_QUANTILE, axis=0)
     inner = (sizes <= edge).all(axis=1)
     outer = _spread_out(np.flatnonzero(~inner))
     if inner.sum() < _FEWEST_INNER or len(outer) < _FEWEST_INNER:
@@ -108,7 +108,7 @@ def _growth(rows: Measured) -> float:
     outside = np.abs(sizes[outer] - clipped).max(axis=1)
     estimate, _ = _planes(sizes[inner], residual[inner], clipped)
     # Half a doubling at the least: close to the edge the error is the plane's, not the linear model's.
-    return max(conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), _LEAST_GROWTH)
+    return max(conformal(np.abs(residual[outer] - estimate) / np.maximum(outside, 0.5)), LEAST_GROWTH)
 
 
 def _spread_out(rows: Int64) -> Int64:
