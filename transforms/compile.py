@@ -25,11 +25,9 @@ from typing import Literal
 from whatif import Phase, TaskGraph, WhatifError
 from whatif.models import KernelFamily, capture, not_modelled, note_start_up
 from whatif.models.kernels.channels_last import in_channels_last, is_in_channels_last
-from whatif.models.kernels.fusion import add_regions, fuse
+from whatif.models.kernels.fusion import PASSES, add_regions, fuse
 
 PLACE = "compiler"
-
-PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 
 def transform(graph: TaskGraph, *, mode: Literal["default", "reduce-overhead"] = "default") -> TaskGraph:

@@ -12,6 +12,7 @@ from whatif.graph.types import Bool, Int64, among
 from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.grouped import rows_named
 from whatif.ingest.marks import NameMarks, sequences_served
+from whatif.ingest.nest import outermost
 from whatif.runtime.errors import WhatifError
 
 # A period explains a trace when this share of the kernels equals the one a period later.
@@ -173,12 +174,8 @@ def _by_count(events: Events, main: int, launched: Launched, count: int) -> Step
 
 def _outermost(events: Events, rows: Int64) -> tuple[Int64, Int64]:
     """Starts and ends of the outermost marks: some are recorded twice, one inside the other."""
-    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
-    if not len(rows):
-        return start_ns, end_ns
-    reach = np.maximum.accumulate(end_ns)
-    outer = np.append(True, end_ns[1:] > reach[:-1])
-    return start_ns[outer], end_ns[outer]
+    outer = rows[outermost(events.end_ns[rows])]
+    return events.start_ns[outer], events.end_ns[outer]
 
 
 def _without_stub(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:

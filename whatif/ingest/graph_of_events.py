@@ -17,6 +17,7 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.execution import find_execution
 from whatif.ingest.file_bytes import cut_first
 from whatif.ingest.find_steps import StepRule, steady_range
+from whatif.ingest.gpu_side import GPU_CATEGORIES
 from whatif.ingest.gradient_sizes import gradient_sizes
 from whatif.ingest.integrity import find_damage
 from whatif.ingest.memory import find_memory
@@ -114,7 +115,7 @@ def _passes(info: GraphInfo, rows: StepRows | None) -> int:
 def refuse_what_has_no_work(events: Events, path: str) -> None:
     """Raise WhatifError, one sentence, for a file without training or inference work."""
     count = [len(rows) for rows in events.of_category]
-    kernels = sum(count[category] for category in (EventCategory.KERNEL, EventCategory.MEMCPY, EventCategory.MEMSET))
+    kernels = sum(count[category] for category in GPU_CATEGORIES)
     foreign = events.header.get("_whatif_foreign_categories") or {}
     devices = sorted({str(name).split("_")[0] for name in foreign if _is_accelerator(str(name))})
     if devices and not kernels:

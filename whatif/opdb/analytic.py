@@ -47,8 +47,9 @@ def analytic_answers(
     if ops.family == "collective":
         return collective_analytic(gpu, ops)
     t, low, high = data_sheet.analytic_s(gpu, ops, launch=launch)
+    floor = data_sheet.floor_s(gpu, launch=launch)
     if ops.family == "conv" and conv_law == "queue":
-        queue = queue_s(gpu, ops) + (data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu))
+        queue = queue_s(gpu, ops) + floor
         known = np.isfinite(queue)
         # The range respects the lower bound of any kernel as well.
         least = np.maximum(queue / QUEUE_LOW_FACTOR, data_sheet.bound_s(gpu, ops, cold=False))
@@ -59,6 +60,5 @@ def analytic_answers(
         # Formats of the device's tensor cores, which the queue does not cover.
         units = tensor_convolutions(gpu, ops)
         known = np.isfinite(units[0])
-        floor = data_sheet.LAUNCH_FLOOR_S if launch else data_sheet.floor_s(gpu)
         t, low, high = (np.where(known, of + floor, old) for of, old in zip(units, (t, low, high), strict=True))
     return t, low, high

@@ -127,7 +127,7 @@ def analytic_s(gpu: Gpu, ops: Operators, *, launch: bool) -> tuple[Float64, Floa
         # or fewer, where both take as long, NeuSight's times on five GPUs are 11 to 59 % over the longer of them, and
         # 12 % under to 30 % over this. For single products steps in half precision (NVIDIA's, timm's) speak against it.
         centre = np.where(ops.integers["batch"] > 1, np.hypot(computing, memory), centre)
-    centre = centre + (LAUNCH_FLOOR_S if launch else floor_s(gpu))
+    centre = centre + floor_s(gpu, launch=launch)
     saving = np.where(_may_save(ops), WINOGRAD_USUAL, 1.0)
     low = np.maximum(centre / ANALYTIC_LOW_FACTOR / saving, bound_s(gpu, ops, cold=False))
     return centre, np.minimum(low, centre), centre * ANALYTIC_HIGH_FACTOR
@@ -161,9 +161,9 @@ def answers_analytically(gpu: Gpu | None, ops: Operators) -> Bool:
     return np.asarray((flops > 0) | (moved > 0), dtype=np.bool_)
 
 
-def floor_s(gpu: Gpu) -> float:
-    """Return the duration of the shortest kernels on a device, seconds."""
-    return kernel_floor_ns(gpu) / 1e9
+def floor_s(gpu: Gpu, *, launch: bool = False) -> float:
+    """Return the duration of the shortest kernels on a device, or with ``launch`` that of their launch, seconds."""
+    return LAUNCH_FLOOR_S if launch else kernel_floor_ns(gpu) / 1e9
 
 
 def sustained_s(gpu: Gpu, ops: Operators) -> Float64:

@@ -166,7 +166,7 @@ def no_facts(n: int) -> Ratio:
 
 def has_units(gpu: Gpu, dtype: str) -> bool:
     """Return whether a device has units for ``dtype``, without falling back to another format."""
-    return dtype in ("fp32", "fp64") or getattr(gpu, f"{dtype}_tensor_tflops", None) is not None
+    return dtype in ("fp32", "fp64") or on_tensor_cores(gpu, dtype)
 
 
 def counts_as(gpu: Gpu, dtype: str) -> str:
