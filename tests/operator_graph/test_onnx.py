@@ -11,6 +11,7 @@ from tests.helpers import need
 from whatif.cli.main import main
 from whatif.from_module.gpu_work import kernels_of
 from whatif.from_module.onnx_file import read_onnx
+from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
 
 
@@ -50,7 +51,7 @@ def test_the_forward_pass_is_found(tmp_path: Path) -> None:
     assert [operation.name.removeprefix("aten::") for operation in graph.operations] == [
         "convolution", "native_batch_norm", "relu", "adaptive_avg_pool2d", "addmm", "_softmax",
     ]  # fmt: skip
-    assert not graph.trains
+    assert {operation.phase for operation in graph.operations} == {Phase.FORWARD}
     assert graph.metadata["batch_size"] == 4
     asked = [kernel.what for operation in graph.operations for kernel in kernels_of(operation)]
     convolution = dict(asked[0].integers)

@@ -70,11 +70,6 @@ class OperatorGraph(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def trains(self) -> bool:
-        """Whether there is a backward pass."""
-        return any(operation.phase == Phase.BACKWARD for operation in self.operations)
-
-    @property
     def peak_bytes(self) -> int | None:
         """The peak of the device's memory in the step, bytes; None if no allocations are known."""
         if not self.allocations:

@@ -88,11 +88,6 @@ class Scanner:
             self._texts[code + 1], self._state[3] = begin + len(text), code + 1
         self._fill_text_table()
 
-    @property
-    def room(self) -> tuple[int, int]:
-        """Upper bounds of the numbers of known texts and of known pairs."""
-        return len(self._texts), len(self._pairs)
-
     def text(self, code: int) -> bytes:
         """Return a text by its number."""
         return self._arena[self._texts[code] : self._texts[code + 1]].tobytes()

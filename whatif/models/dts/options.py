@@ -123,8 +123,6 @@ def _fastest(
     dnn: Dnn, name: str, training: Training, cluster: str | None, bandwidth: Bandwidth, latency_us: float,
     max_paths: int, *, tcp: bool,
 ) -> Estimate:  # fmt: skip
-    if max_paths < 0:
-        raise WhatifError(f"dts: expected max_paths of 1 or more, or 0 for all, got {max_paths}.")
     count = max(2 * training.clients + 1, training.workers, len(training.cuts) + 1)
     machines = (
         equal_machines(count, bandwidth, latency_us, tcp=tcp)

@@ -30,10 +30,9 @@ _ADD = re.compile(r"CUDAFunctor_add<.*char ?\*, \(unsigned long\)3>|aten::add(?!
 
 
 class Flow(NamedTuple):
-    """Masks, shape (n_tasks,): kernels that still move fp32, those that write it, those whose input is cast."""
+    """Masks, shape (n_tasks,): kernels that still move fp32, those whose input is cast."""
 
     stays: Bool
-    writes: Bool
     casts: Bool
 
 
@@ -46,7 +45,7 @@ def flow_of(graph: TaskGraph) -> Flow | None:
     if not product.any() or not _keeps_a_stream(graph, gpu, product):
         return None
     n = len(graph)
-    stays, writes, casts = (np.zeros(n, dtype=np.bool_) for _ in range(3))
+    stays, casts = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     ids = np.flatnonzero(gpu)
     kinds = [_kind(graph.names[code]) for code in graph.name[ids].tolist()]
     single, step, was_product, before = True, -2, False, -1
@@ -56,10 +55,7 @@ def flow_of(graph: TaskGraph) -> Flow | None:
             single, step = True, now
         if is_product:
             # Consecutive products multiply the same input: queries, keys and values.
-            if was_product:
-                casts[task] = casts[before]
-            else:
-                casts[task] = single
+            casts[task] = casts[before] if was_product else single
             single, before = False, task
         elif of in _LOOK_UPS:
             single = True
@@ -72,8 +68,8 @@ def flow_of(graph: TaskGraph) -> Flow | None:
         else:
             single = single or kind == "add"
             stays[task] = single
-        was_product, writes[task] = is_product, single
-    return Flow(stays, writes, casts)
+        was_product = is_product
+    return Flow(stays, casts)
 
 
 _LOOK_UPS = (KernelFamily.INDEXING,)

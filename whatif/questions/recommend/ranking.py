@@ -150,7 +150,7 @@ def recommend(
                 left_out[name] = _too_small(candidate)
             else:
                 chosen.append(candidate)
-    if not chosen and set(left_out.values()) and len(set(left_out.values())) == 1:
+    if not chosen and len(set(left_out.values())) == 1:
         raise WhatifError(next(iter(left_out.values())))
     ranked_by = by or ("cost" if prices else "time")
     chosen.sort(key=lambda c: ((c.cost is None, c.cost or 0.0) if ranked_by == "cost" else (False, 0.0), c.step_ms))
