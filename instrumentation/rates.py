@@ -1,6 +1,6 @@
 """Measured rates of matrix products and copies on this machine, for what-ifs about precision."""
 
-import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +38,4 @@ def measure_cpu_rates() -> dict[str, float]:
 
 def _best_s(work: Callable[[], Any]) -> float:
     work()
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    return min(timeit.repeat(work, repeat=ROUNDS, number=1))

@@ -47,11 +47,10 @@ def origin_of(way: Way, *, author: str | None = None, licence: str | None = None
     )  # fmt: skip
     # On a GPU launches are queued in advance; on a CPU the call from Python is part of each time.
     method = Method(name=way.method, includes_launch=not is_cuda, cache=way.cache)
-    if not is_cuda:
+    if is_cuda:
+        device = device_called(described["gpu"], memory_bytes=GPU.properties().total_memory)
+    else:
         device = cpu_called(str(described["cpu"]), way.threads)
-        return Origin(device=device, environment=environment, method=method, source=source)
-    memory_bytes = GPU.properties().total_memory
-    device = device_called(described["gpu"], memory_bytes=memory_bytes)
     return Origin(device=device, environment=environment, method=method, source=source)
 
 
