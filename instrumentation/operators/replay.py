@@ -97,7 +97,8 @@ def _bind(call: Call, device: torch.device, with_graph: bool) -> tuple[Callable[
     trained: list[torch.Tensor] = []
     for argument, expected in zip(call.arguments, overload._schema.arguments, strict=True):
         value = _input(argument, call, device, with_graph)
-        trained += [t for t in (value if isinstance(value, list) else [value]) if _requires_grad(t)]
+        tensors = value if isinstance(value, list) else [value]
+        trained += [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
         if expected.kwarg_only:
             named[argument.name] = value
         else:
@@ -145,10 +146,6 @@ def _function(op: str, results: int, positional: list[Any], named: Mapping[str, 
 
 def _is_default(value: Any, default: Any) -> bool:
     return not isinstance(value, torch.Tensor) and bool(value == default)
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _input(argument: Argument, call: Call, device: torch.device, with_graph: bool) -> Any:

@@ -35,14 +35,10 @@ def spelled(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], li
     return dims, types, concrete
 
 
-def _layout(tensor: torch.Tensor) -> str:
-    """Return the name of the layout of a channels-last image, or a permuted view; "" for all others."""
-    return CHANNELS_LAST if is_channels_last(tensor) else ""
-
-
 def _input(value: Any) -> tuple[list[Any], str, str]:
     if isinstance(value, torch.Tensor):
-        return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), _layout(value)
+        layout = CHANNELS_LAST if is_channels_last(value) else ""
+        return list(value.shape), TYPE_NAMES.get(value.dtype, "unknown"), layout
     if isinstance(value, list | tuple):
         tensors = [item for item in value if isinstance(item, torch.Tensor)]
         if tensors:  # indices may contain None as well

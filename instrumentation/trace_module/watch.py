@@ -121,7 +121,7 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations.append(
             Operation(
                 name, *spelled(func, args, kwargs), self.phase, outputs, sequence,
-                _node_name(node) if node is not None else "", on_device, share, casts,
+                str(node.name()).rpartition("::")[2] if node is not None else "", on_device, share, casts,
                 built if node is not None else -1,
             )
         )  # fmt: skip
@@ -156,7 +156,3 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _next_sequence() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-
-
-def _node_name(node: Any) -> str:
-    return str(node.name()).rpartition("::")[2]

@@ -148,7 +148,8 @@ def contents() -> list[tuple[Path, int, float]]:
     found = []
     for folder in _folders(root):
         with suppress(OSError):
-            found.append((folder, _size_bytes(folder), folder.stat().st_mtime))
+            size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            found.append((folder, size_bytes, folder.stat().st_mtime))
     return sorted(found, key=lambda entry: entry[2], reverse=True)
 
 
@@ -182,10 +183,6 @@ def _remove(folder: Path) -> None:
         with suppress(OSError):
             os.rename(folder, gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _state(path: Path) -> tuple[int, int]:

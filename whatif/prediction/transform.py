@@ -353,7 +353,7 @@ def _shape(name: str, found: object) -> str:
 def _check_option(where: str, signature: inspect.Signature, option: inspect.Parameter) -> None:
     """Raise WhatifError if no text can be converted to the option's type, or if its default has another type."""
     kinds = _alternatives(option.annotation)
-    if not any(_reads_text(kind) for kind in kinds):
+    if not any(kind in _TEXT_KINDS or typing.get_origin(kind) is typing.Literal for kind in kinds):
         raise WhatifError(
             f"{where}: expected option {option.name!r} of type int, float, bool, str, Path, Bandwidth, Size or "
             f"Literal, got transform{signature}; an option's value has to be written on a command line."
@@ -363,10 +363,6 @@ def _check_option(where: str, signature: inspect.Signature, option: inspect.Para
             f"{where}: expected a default of the option's own type, got {option.name}={option.default!r} in "
             f"transform{signature}."
         )
-
-
-def _reads_text(kind: Any) -> bool:
-    return kind in _TEXT_KINDS or typing.get_origin(kind) is typing.Literal
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -176,7 +176,7 @@ def merged(
         workers=places.world_size,
         ranks=tuple(graph.info for graph in graphs),
         memory=fullest([graph.info.memory for graph in graphs])[1],
-        quirks=(*_quirks(graphs, places.ranks), *warnings),
+        quirks=(*sentences_by_rank([graph.info.quirks for graph in graphs], places.ranks), *warnings),
         findings=_findings(graphs, places.ranks),
     )
     graph = merge(parts, info, places.ranks, begins_ns).check()
@@ -199,11 +199,6 @@ def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Find
         if len(graphs) == 1 or finding.check != TRANSFERS
     ]
     return tuple(sorted(found, key=lambda finding: finding.check != CUT))
-
-
-def _quirks(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> list[str]:
-    """Quirks of the ranks' recordings: those common to all once, the others with their ranks."""
-    return sentences_by_rank([graph.info.quirks for graph in graphs], numbers)
 
 
 def _doubts(

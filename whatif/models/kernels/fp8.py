@@ -81,13 +81,9 @@ def add_fp8_casts(graph: TaskGraph, switched: Bool, read: Int64) -> TaskGraph:
         estimates.duration_ns, np.where(known, estimates.source, Source.ASSUMED), estimates.low_ns * _CAST_LOW,
         np.where(known, estimates.high_ns * _CAST_HIGH, shortest_kernel_ns(graph) * _UNKNOWN_HIGH),
     )  # fmt: skip
-    first = np.concatenate([_first_of_step(graph, passes) for passes in (forward, backward)])
+    first = np.concatenate([tasks[np.unique(graph.step[tasks], return_index=True)[1]] for tasks in (forward, backward)])
     floor_ns = np.full(len(first), shortest_kernel_ns(graph))
     scales = Estimates.of(floor_ns, Source.ASSUMED, floor_ns, 3 * floor_ns)
     call_ns = operator_cost_ns(graph)
     lots = ((around, casts, CAST_NAME), (first, scales, SCALE_NAME))
     return put_in(graph, [new for lot in lots for new in before_each(graph, *lot, call_ns)])
-
-
-def _first_of_step(graph: TaskGraph, tasks: Int64) -> Int64:
-    return tasks[np.unique(graph.step[tasks], return_index=True)[1]]

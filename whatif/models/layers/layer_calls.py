@@ -227,7 +227,7 @@ def _roles(graph: TaskGraph, tasks: Int64) -> tuple[Int8, Int32]:
     for known, means in _OF_FAMILY.items():
         by_family[known] = means
     family = graph.family[tasks]
-    elementwise = np.array([_is_activation_kernel(name) for name in graph.names], dtype=np.bool_)
+    elementwise = np.array([_ACTIVATION_KERNEL.search(name) is not None for name in graph.names], dtype=np.bool_)
     role = by_family[family]
     role[(family == KernelFamily.ELEMENTWISE) & elementwise[graph.name[tasks]]] = CallRole.ACTIVATION
 
@@ -258,10 +258,6 @@ def _role_of_class(name: str) -> CallRole:
 
 # There are few names, which recur in every what-if of a search.
 @lru_cache(maxsize=10_000)
-def _is_activation_kernel(name: str) -> bool:
-    return _ACTIVATION_KERNEL.search(name) is not None
-
-
 @lru_cache(maxsize=10_000)
 def role_of_operator(name: str) -> CallRole:
     """Return the role of an operator ("aten::conv2d")."""

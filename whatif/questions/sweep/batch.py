@@ -67,7 +67,8 @@ def pieces(
         return
     at = [int(places[share * (len(places) - 1) // 3]) for share in range(4)]
     graphs = [graph_at(place) for place in at]
-    if all(_can_be_batched(graph) for graph in graphs):
+    # Tasks that slow one another have no common order of events in all scenarios.
+    if all(len(graph) and in_fixed_order(graph) for graph in graphs):
         for over in (numbers, 1.0 / numbers):
             if _are_lines(graphs, over[at]):
                 steps = _simulated(graphs[0], graphs[-1], over[at], over[places], clock)
@@ -77,11 +78,6 @@ def pieces(
     middle = len(places) // 2
     yield from pieces(numbers, graph_at, clock, places[:middle])
     yield from pieces(numbers, graph_at, clock, places[middle:])
-
-
-def _can_be_batched(graph: TaskGraph) -> bool:
-    # Tasks that slow one another have no common order of events in all scenarios.
-    return len(graph) > 0 and in_fixed_order(graph)
 
 
 def _are_lines(graphs: Sequence[TaskGraph], x: Array) -> bool:
