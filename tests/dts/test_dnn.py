@@ -94,12 +94,12 @@ def test_parts_add_up(dnn: Dnn) -> None:
 
 def test_cuts_by_number_and_name() -> None:
     dnn = network()
-    assert [dnn.layer_number(text, "split") for text in ("1", "conv1", "fc1")] == [1, 1, 3]
+    assert [dnn.layer_number(text) for text in ("1", "conv1", "fc1")] == [1, 1, 3]
     for text in ("0", "4", "fc2"):
-        with pytest.raises(WhatifError, match="split: expected a cut with layers on both sides, from 1 to 3, got"):
-            dnn.layer_number(text, "split")
+        with pytest.raises(WhatifError, match="dts: expected a cut with layers on both sides, from 1 to 3, got"):
+            dnn.layer_number(text)
     with pytest.raises(WhatifError, match="expected a cut after one of the layers conv1, conv2, fc1, fc2, got 'fc3'"):
-        dnn.layer_number("fc3", "split")
+        dnn.layer_number("fc3")
     with pytest.raises(WhatifError, match="expected ascending cuts from 1 to 3"):
         parts_of(dnn, (2, 2))
 

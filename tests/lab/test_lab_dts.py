@@ -117,7 +117,7 @@ def test_every_role_knows_its_partners(architecture: str, dnn: str) -> None:
     network: Dnn = dnn_of(read(trace))
     cut = models.CUTS[dnn]
     named = {"pipeline_learning": cut.workers, "federated": ()}.get(architecture, (cut.client,))
-    training = Training(3, cuts=tuple(network.layer_number(name, "x") for name in named))
+    training = Training(3, cuts=tuple(network.layer_number(name) for name in named))
     assert {role.name for role in load_architecture(architecture).roles(network, training)} == set(found)
 
 

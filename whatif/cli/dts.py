@@ -127,7 +127,7 @@ def _rank(args: argparse.Namespace) -> int:
 
     graph = read_trace(args.trace, args)
     dnn = dnn_of(baseline_of(args, graph).graph)
-    training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut, "dts"))
+    training = Training(args.clients, workers=args.workers, cuts=cuts_of(dnn, args.cut))
     with patience("trying assignments of roles"):
         ranking = rank(
             architectures, dnn, machines_of(cluster, tcp=not graph.has_gpu), training, epoch_batches=args.batches,

@@ -89,7 +89,7 @@ class Dnn(Struct, frozen=True, dict=True):
         """The whole step on the recorded machine, ns."""
         return self.fetch_ns + self.whole.work_ns
 
-    def layer_number(self, text: str, what_if: str) -> int:
+    def layer_number(self, text: str) -> int:
         """Return the number of layers before a cut: ``text`` is that number, or the name of the last layer before it.
 
         Raises WhatifError if it is neither, or if no layer would be on one side.
@@ -100,32 +100,32 @@ class Dnn(Struct, frozen=True, dict=True):
             number = self.layers.index(text) + 1
         else:
             known = ", ".join(self.layers[:6]) + (", ..." if len(self) > 6 else "")
-            raise WhatifError(f"{what_if}: expected a cut after one of the layers {known}, got {text!r}.")
+            raise WhatifError(f"dts: expected a cut after one of the layers {known}, got {text!r}.")
         if not 0 < number < len(self):
             raise WhatifError(
-                f"{what_if}: expected a cut with layers on both sides, from 1 to {len(self) - 1}, got {number}."
+                f"dts: expected a cut with layers on both sides, from 1 to {len(self) - 1}, got {number}."
             )
         return number
 
 
-def dnn_of(graph: TaskGraph, what_if: str = "dts") -> Dnn:
+def dnn_of(graph: TaskGraph) -> Dnn:
     """Return the network of a recording of one worker: the median of its steady steps.
 
     All time of a step is attributed to the task that ends next, including waits and gaps between tasks, so that the
     parts add up to the step. Raises WhatifError if the recording names no layers, or lacks the sizes of their inputs.
     """
     if bool((graph.kind == TaskKind.COMMUNICATION).any()):
-        raise WhatifError(f"{what_if}: expected a recording of one worker, got one whose steps communicate already.")
+        raise WhatifError("dts: expected a recording of one worker, got one whose steps communicate already.")
     tasks, elapsed_ns = _elapsed(graph)
     place, layers = _places(graph, tasks)
     if len(layers) < 2:
         raise WhatifError(
-            f"{what_if}: expected a recording that names the layers of its model, two at least, got {len(layers)}; "
+            f"dts: expected a recording that names the layers of its model, two at least, got {len(layers)}; "
             "record it with `whatif collect`."
         )
     times = _times(graph, tasks, elapsed_ns, place, len(layers))
     weights = gradient_bytes(graph)[[graph.layers.index(layer) for layer in layers]]
-    in_bytes, kept_bytes = _flows(graph, layers, what_if)
+    in_bytes, kept_bytes = _flows(graph, layers)
     share = weights / max(int(weights.sum()), 1)
     fetch_ns, forward_ns, backward_ns, update_ns = times
     memory = graph.info.memory
@@ -203,7 +203,7 @@ def _times(
     return float(fetch * scale), forward * scale, backward * scale, float(update * scale)
 
 
-def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int64, Int64]:
+def _flows(graph: TaskGraph, layers: tuple[str, ...]) -> tuple[Int64, Int64]:
     """Bytes of each layer's input and of what it keeps, from the recording's memory."""
     rows = graph.info.memory.layers if graph.info.memory else ()
     in_bytes, kept = (np.zeros(len(layers), dtype=np.int64) for _ in range(2))
@@ -215,7 +215,7 @@ def _flows(graph: TaskGraph, layers: tuple[str, ...], what_if: str) -> tuple[Int
             kept[number] += row.activations
     if not (in_bytes > 0).any():
         raise WhatifError(
-            f"{what_if}: {graph.info.path or 'this recording'} lacks the shapes of what flows between its "
+            f"dts: {graph.info.path or 'this recording'} lacks the shapes of what flows between its "
             "layers; record it with `whatif collect`."
         )
     # A layer without an input size computes in place: use the next layer's.

@@ -66,9 +66,9 @@ def equal_machines(count: int, bandwidth: Bandwidth, latency_us: float, *, tcp: 
     return Machines.equal(count, Wire("", bandwidth.byte_s * (TCP_SHARE if tcp else 1.0), latency_us * 1e3))
 
 
-def cuts_of(dnn: Dnn, cut: str, what_if: str) -> tuple[int, ...]:
+def cuts_of(dnn: Dnn, cut: str) -> tuple[int, ...]:
     """Return the cuts of an option: comma-separated numbers or names of layers; empty for none."""
-    return tuple(dnn.layer_number(layer.strip(), what_if) for layer in cut.split(",")) if cut else ()
+    return tuple(dnn.layer_number(layer.strip()) for layer in cut.split(",")) if cut else ()
 
 
 def train_distributed(
@@ -101,8 +101,8 @@ def train_distributed(
         return graph.unchanged("dts: the steps are those of several processors already; nothing changes")
     if communicates(graph):
         raise WhatifError("dts: expected a recording of one worker, got one whose steps communicate already.")
-    dnn = dnn_of(graph, "dts")
-    training = Training(clients, batches, cuts_of(dnn, cut or "", "dts"), workers or 0)
+    dnn = dnn_of(graph)
+    training = Training(clients, batches, cuts_of(dnn, cut or ""), workers or 0)
     if workers and cut and len(training.cuts) != workers - 1:
         raise WhatifError(f"dts: expected {workers - 1} cuts for {workers} workers, got {len(training.cuts)}.")
     found = _fastest(dnn, name, training, cluster, bandwidth, latency_us, max_paths, tcp=not graph.has_gpu)
