@@ -7,9 +7,9 @@ Prints each row, the gap between the kinds of recomputation, and how well the pl
 
 Sources of the tables: VIA-Research/vTrain, ground_truth_multi.csv (MIT; Bang et al., MICRO 2024): fp16, full
 recomputation; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table 5.
-Nothing was fitted to either table, and one thing was chosen on vTrain's: whether its data-parallel groups with two or
-four members in a node use all of its network cards or one (``ONE_CARD``). One fits the other models better, whichever
-model is left out.
+Nothing was fitted to either table, and one thing was chosen on vTrain's: how many of a node's four network cards its
+data-parallel groups with several members in a node share (``CARDS``), all, two or one. The same number fits the other
+models best, whichever model is left out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from whatif.prediction.predict import Baseline, apply
 DEVICE = "A100-SXM-80"
 MODEL = f"{Path(__file__).with_name('gpt.py')}:GPT"
 VTRAIN_CLUSTER = str(Path(__file__).with_name("a100_800g.toml"))
-# The preset's rate of a card, which all such groups of a node share.
-ONE_CARD = "24GB/s"
+# The preset's rate of a network card, and how many of them the data-parallel groups of a node share, by the number of
+# tensor-parallel workers. With eight workers a group has one member in a node.
+CARD_GBYTE_S = 24
+CARDS = {1: 2, 2: 1, 4: 1}
 # Selective recomputation repeats the core of the attention.
 CORE = r"activation_checkpoint:layers=blocks\.[0-9]+\.attention\.core"
 
@@ -42,12 +44,12 @@ def micro_batch(width: int, layers: int, heads: int, sequence: int, samples: int
 
 
 def what_ifs(
-    ways: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1, one_card: bool = False
+    ways: dict[str, int], cluster: str, *, selective: bool = False, chunks: int = 1, shared_cards: bool = False
 ) -> list[str]:
     """Return the what-ifs that turn a micro-batch into an iteration: ``ways`` has the columns of either table.
 
-    ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it. ``one_card``: the
-    data-parallel groups with two or four members in a node of eight GPUs share ``ONE_CARD``.
+    ``selective``: the attention's core is recomputed, with sequence parallelism; else all of it. ``shared_cards``:
+    data-parallel groups with several members in a node of eight GPUs share ``CARDS``.
     """
     tensor, data, stages = ways["tensor"], ways["data"], ways["pipeline"]
     passes = ways["global_batch"] // (data * ways["micro_batch"])
@@ -67,7 +69,7 @@ def what_ifs(
     if data > 1:
         # Megatron-LM exchanges gradients after the backward pass.
         late = "" if stages > 1 else ",overlap=false"
-        rate = f",bandwidth={ONE_CARD}" if one_card and tensor in (2, 4) else ""
+        rate = f",bandwidth={CARDS[tensor] * CARD_GBYTE_S}GB/s" if shared_cards and tensor in CARDS else ""
         found.append(f"distributed:workers={data},cluster={cluster}{rate}{late}")
     return found
 
@@ -98,7 +100,7 @@ def score_vtrain(truth: Path) -> list[Row]:
     for row, ways in _rows(truth / "vtrain_a100_multi_node.csv"):
         size = f"{row['parameters_billion']} B"
         what = f"{size}, t {ways['tensor']} d {ways['data']} p {ways['pipeline']}, micro-batch {ways['micro_batch']}"
-        specs = what_ifs(ways, VTRAIN_CLUSTER, one_card=True)
+        specs = what_ifs(ways, VTRAIN_CLUSTER, shared_cards=True)
         rows.append(_row(f"vTrain, {size}", what, ways, specs, float(row["iteration_ms"])))
     return rows
 
