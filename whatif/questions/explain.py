@@ -240,7 +240,7 @@ def step_work_ms(baseline: Baseline) -> Float64:
     """Return the time of each task within the reported step, ms, shape (n_tasks,)."""
     timeline = baseline.timeline
     low_ns, high_ns = timeline.window_ns(baseline.clock)
-    work_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    work_ns = timeline.within_ns(low_ns, high_ns)
     return np.asarray(work_ns * (baseline.step_ms / max(high_ns - low_ns, 1)))
 
 

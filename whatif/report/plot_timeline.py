@@ -36,7 +36,7 @@ def timeline_figure(timeline: Timeline) -> Figure:
     clock = default_clock(graph)
     low_ns, high_ns = timeline.window_ns(clock)
     working = _working(graph)
-    inside_ns = np.clip(timeline.end_ns, low_ns, high_ns) - np.clip(timeline.start_ns, low_ns, high_ns)
+    inside_ns = timeline.within_ns(low_ns, high_ns)
     inside_ns[~np.logical_or.reduce(list(working.values()))] = 0
     busy_ns = np.bincount(graph.thread, weights=inside_ns, minlength=len(graph.threads))
     chosen = np.argsort(-busy_ns, kind="stable")[:MOST_ROWS]

@@ -47,6 +47,10 @@ class Timeline:
         """Return the begin and end, ns, of the steady step whose time by ``clock`` is closest to the median."""
         return window_ns(self.graph, self.start_ns, self.end_ns, clock)
 
+    def within_ns(self, low_ns: int, high_ns: int) -> Int64:
+        """Return the time of each task between two times, ns, shape (n_tasks,)."""
+        return np.clip(self.end_ns, low_ns, high_ns) - np.clip(self.start_ns, low_ns, high_ns)
+
     @cached_property
     def _step_times_ns(self) -> dict[str, tuple[int, ...]]:
         """The step times by each requested clock, cached: a report reads them many times."""

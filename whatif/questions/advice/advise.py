@@ -152,10 +152,13 @@ class Advice(Struct, frozen=True):
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
             most = f"; the most is {best.trial.label} with {best.trial.gain_pct:+z.1f} %." if best else "."
+            none = (
+                f"None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}" if tried else "No what-if applies."
+            )
             return (
                 self.bound,
                 self._record_again or do_line or "No optimization helps this run as it is.",
-                f"{line_gain}None of {tried} what-ifs that apply gains {WORTH_PCT:g} %{most}",
+                f"{line_gain}{none}",
             )
         trial, gains = first.trial, first.gain_range_pct
         instructions = trial.effort.how.rstrip(".")
@@ -165,12 +168,13 @@ class Advice(Struct, frozen=True):
         ends = [round(end) for end in gains] if gains else []  # no "-0"
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
-        digits = 2 if before_ms >= 10 else 4
+        digits = 2 if before_ms >= 10 else 3 if before_ms >= 1 else 4
         subject = f"As it was recorded, {first.trial.label}" if self._record_again else "It"
         if line is not None:
             subject = f"{line_gain}Of the what-ifs, {first.trial.label}"
         gain = (
-            f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:.{digits}f} → {after_ms:.{digits}f} ms {unit}"
+            f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms "
+            f"{unit}"
         )
         best = next((entry for entry in self.together if entry.trial.same_training), None)
         if best is not None and best.trial.gain_pct > trial.gain_pct + WORTH_PCT:

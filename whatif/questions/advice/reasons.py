@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whatif.questions.advice.combine import WORTH_PCT
-from whatif.questions.advice.trial import Trial, Trier
+from whatif.questions.advice.trial import COMMUNICATION, COPIES, CPU, GPU, LOADING, Trial, Trier
 from whatif.simulation.steps import RECORDED
 
 _GIB = 2**30
@@ -65,17 +65,20 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
     before, after = trier.work, trial.work
     least_ms = trial.baseline_ms * WORTH_PCT / 100
     digits = 1 if trial.baseline_ms >= 100 else 2 if trial.baseline_ms >= 1 else 4
-    changes, saved_ms = [], 0.0
-    for resource, old_ms, new_ms in (
-        ("GPU work", before.gpu_ms, after.gpu_ms),
-        ("copies", before.copies_ms, after.copies_ms),
-        ("communication", before.communication_ms, after.communication_ms),
-        ("CPU work", before.cpu_ms, after.cpu_ms),
-        ("data loading", before.loading_ms, after.loading_ms),
+    changes, saved_ms, critical = [], 0.0, False
+    for resource, kinds, old_ms, new_ms in (
+        ("GPU work", GPU, before.gpu_ms, after.gpu_ms),
+        ("copies", COPIES, before.copies_ms, after.copies_ms),
+        ("communication", COMMUNICATION, before.communication_ms, after.communication_ms),
+        ("CPU work", CPU, before.cpu_ms, after.cpu_ms),
+        ("data loading", LOADING, before.loading_ms, after.loading_ms),
     ):
         if abs(new_ms / trial.samples - old_ms) >= least_ms:
             changes.append(f"{resource} {old_ms:,.{digits}f} → {new_ms / trial.samples:,.{digits}f} ms")
-            saved_ms = max(saved_ms, old_ms - new_ms / trial.samples)
+            if old_ms - new_ms / trial.samples > saved_ms:
+                saved_ms = old_ms - new_ms / trial.samples
+                path_ms = trier.explanation.critical_path_ms
+                critical = sum(path_ms.get(kind.name.lower(), 0.0) for kind in kinds) >= trial.baseline_ms / 2
     if not changes:
         return []
     sentence = ", ".join(changes)
@@ -83,10 +86,13 @@ def _work(trial: Trial, trier: Trier) -> list[str]:
         sentence = f"of all ranks together: {sentence}"
     if not trial.same_training:
         sentence = f"for the samples of {RECORDED[trier.baseline.clock]}: {sentence}"
-    if trial.gain_pct <= -WORTH_PCT and saved_ms >= least_ms:
-        sentence += ", but the added work is on the critical path and the saved work is not"
-    elif trial.gain_pct < WORTH_PCT and saved_ms >= least_ms:
-        sentence += ", but the saved work is not on the critical path"
+    if trial.gain_pct < WORTH_PCT and saved_ms >= least_ms:
+        if critical:  # most of the step waits for such work, but then for other work in its place
+            sentence += ", but then other work is on the critical path"
+        elif trial.gain_pct <= -WORTH_PCT:
+            sentence += ", but the added work is on the critical path and the saved work is not"
+        else:
+            sentence += ", but the saved work is not on the critical path"
     return [sentence]
 
 

@@ -31,9 +31,15 @@ from whatif.questions.advice.effort import Effort
 from whatif.questions.explain import Explanation, explain
 from whatif.runtime.errors import WhatifError
 from whatif.simulation.simulator import simulate
+from whatif.simulation.timeline import Timeline
 
 # Graphs of compositions that are kept for longer ones, in tasks of all of them together.
 KEPT_TASKS = 4_000_000
+
+
+# The tasks that occupy each resource.
+GPU, COPIES, COMMUNICATION = (TaskKind.KERNEL, TaskKind.MEMSET), (TaskKind.MEMCPY,), (TaskKind.COMMUNICATION,)
+CPU, LOADING = (TaskKind.CPU_OP, TaskKind.RUNTIME, TaskKind.GAP), (TaskKind.DATA_LOADING,)
 
 
 class Work(Struct, frozen=True):
@@ -56,26 +62,29 @@ class Work(Struct, frozen=True):
         return self.gpu_ms + self.copies_ms + self.communication_ms
 
     @staticmethod
-    def of(graph: TaskGraph, clock: str) -> Work:
+    def of(timeline: Timeline, clock: str) -> Work:
         """Sum up the tasks of the period that ``clock`` times: the median of the steady steps, or the whole span."""
+        graph, work_ns = timeline.graph, timeline.graph.duration_ns
         first, last = graph.info.steady
         step = graph.step
         if clock == "span" or last <= first:
             first, last, step = 0, 1, np.zeros_like(step)
+        if clock == "span" and not graph.info.ranks:  # the CPU works before the span, too; each rank has another one
+            work_ns = timeline.within_ns(*timeline.window_ns(clock))
         counted = np.flatnonzero((step >= first) & (step < last))
         n_kinds = len(TaskKind)
         place = (step[counted] - first) * n_kinds + graph.kind[counted]
-        sums_ns = np.bincount(place, weights=graph.duration_ns[counted], minlength=(last - first) * n_kinds)
+        sums_ns = np.bincount(place, weights=work_ns[counted], minlength=(last - first) * n_kinds)
 
-        def worked_ms(*kinds: TaskKind) -> float:
+        def worked_ms(kinds: tuple[TaskKind, ...]) -> float:
             return float(np.median(sums_ns.reshape(-1, n_kinds)[:, kinds].sum(axis=1))) / 1e6
 
         return Work(
-            gpu_ms=worked_ms(TaskKind.KERNEL, TaskKind.MEMSET),
-            copies_ms=worked_ms(TaskKind.MEMCPY),
-            communication_ms=worked_ms(TaskKind.COMMUNICATION),
-            cpu_ms=worked_ms(TaskKind.CPU_OP, TaskKind.RUNTIME, TaskKind.GAP),
-            loading_ms=worked_ms(TaskKind.DATA_LOADING),
+            gpu_ms=worked_ms(GPU),
+            copies_ms=worked_ms(COPIES),
+            communication_ms=worked_ms(COMMUNICATION),
+            cpu_ms=worked_ms(CPU),
+            loading_ms=worked_ms(LOADING),
         )
 
 
@@ -181,8 +190,9 @@ class Trier:
 
     def __init__(self, baseline: Baseline, *, may_move: bool = False) -> None:
         self.baseline = baseline
-        self.work = Work.of(baseline.graph, baseline.clock)
+        self.work = Work.of(baseline.timeline, baseline.clock)
         self.peak_bytes = baseline.graph.info.peak_bytes
+        self._may_move = may_move
         self._stays = not may_move and not (baseline.graph.kind == TaskKind.COMMUNICATION).any()
         self._kept: dict[tuple[str, ...], tuple[TaskGraph, tuple[Applied, ...]]] = {}
 
@@ -215,6 +225,9 @@ class Trier:
                 Refusal.ELSEWHERE,
                 "it adds communication with other workers, which this run does not have",
             )
+        if not self._may_move and workers_factor(before, changed) != 1:
+            sentence = f"it trains on {workers_factor(before, changed):g} times as many workers"
+            return Refused(written, chosen, Refusal.ELSEWHERE, sentence)
         try:
             timeline = simulate(changed.check(), schedule)
         except WhatifError as error:
@@ -226,7 +239,7 @@ class Trier:
             samples=samples_factor(before, changed),
             workers=workers_factor(before, changed),
             waiting_ms=self.explanation.critical_path_ms.get("wait", 0.0),
-            work=Work.of(changed, self.baseline.clock),
+            work=Work.of(timeline, self.baseline.clock),
             n_tasks=len(changed),
             memory=changed.info.memory,
             peak_bytes=changed.info.peak_bytes,
