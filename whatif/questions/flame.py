@@ -15,6 +15,7 @@ from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import LAG, step_critical_ms
 from whatif.questions.lines import nowhere
 from whatif.simulation.steps import CLOCK_NOUNS
+from whatif.units import counted
 
 # A narrower frame would be less than a pixel wide: its time counts in its parent.
 LEAST_SHARE = 1 / 1000
@@ -69,7 +70,7 @@ class Flame(Struct, frozen=True):
             why = " (call stacks are read of one rank's file, named alone)"
         why = "" if self.of == "stacks" else why
         left = self.n_frames - len(self.frames)
-        narrow = f"; {left:,} narrower frames are not shown" if left else ""
+        narrow = f"; not shown: {counted(left, 'narrower frame')}" if left else ""
         return f"what the {noun} of {self.baseline.step_ms:,.2f} ms waits for, by {of}{why}{narrow}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def verdict(
     if peers_ms >= NAMED_FROM * step_ms and peers_ms >= communication_ms / 2:
         return (
             f"waits for peers: in collectives the {noun} waits for other ranks for {_of(peers_ms, step_ms)}, and "
-            f"up to {_of(communication_ms - peers_ms, step_ms)} is transfer; a faster network would help little, "
-            "equally fast ranks more (the recordings of all ranks together show which one is late)."
+            f"up to {_of(communication_ms - peers_ms, step_ms)} is transfer; equally fast ranks would help more "
+            "than a faster network (the recordings of all ranks together show which one is late)."
         )
     if communication_ms >= NAMED_FROM * step_ms:
         return (
