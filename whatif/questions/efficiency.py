@@ -108,11 +108,14 @@ class Efficiency(Struct, frozen=True):
 
     @property
     def roofs(self) -> list[tuple[str, float]]:
-        """The device's formats and their peaks, TFLOP/s, lowest first; one format for equal peaks."""
+        """The formats with units on the device and their peaks, TFLOP/s, lowest first; equal peaks together."""
         if self.gpu is None:
             return []
-        names = {self.gpu.matrix_tflops(name): name for name in reversed(MATRIX_DTYPES)}
-        return [(names[peak], peak) for peak in sorted(names)]
+        names: dict[float, list[str]] = {}
+        for name in MATRIX_DTYPES:
+            if self.gpu.matrix_dtype(name) == name:
+                names.setdefault(self.gpu.matrix_tflops(name), []).append(name)
+        return [(", ".join(names[peak]), peak) for peak in sorted(names)]
 
     @property
     def savings(self) -> tuple[Use, ...]:

@@ -61,7 +61,9 @@ def prediction_figure(prediction: Prediction) -> Figure:
     label = f"{CLOCK_SUBJECTS[baseline.clock]}, ms ({CLOCK_LABELS[baseline.clock]})"
     # The bars exclude the profiler's overhead, if any; the recorded step includes it.
     legend_label = "recorded, with the profiler's cost" if baseline.is_without_profiler else "recorded"
-    return bars_figure(bars, label, baseline.graph.info.path, f"{_times(prediction.speedup)} as fast", legend_label)
+    samples = f", {prediction.samples_factor:.4g}× the samples" if prediction.samples_factor != 1 else ""
+    what = f"{_times(prediction.speedup)} as fast{samples}"
+    return bars_figure(bars, label, baseline.graph.info.path, what, legend_label)
 
 
 def bars_figure(bars: Sequence[Bar], label: str, path: str, what: str = "", measured: str = "measured") -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whatif.questions.sensitivity import KINDS, Sensitivity, at_speedups
 from whatif.report.layout import CLOCK_LABELS, CLOCK_SUBJECTS, ms_format
@@ -58,7 +58,9 @@ def _panel(axes: Axes, curves: Sensitivity, kind: str, title: str) -> None:
     axes.tick_params(labelsize=8)
     unboxed(axes, "both")
     # Names are set afterwards: matplotlib leaves out labels that begin with "_".
-    legend = axes.legend(handles, [str(n) for n in range(len(parts))], fontsize=7, loc="upper left", frameon=False)
+    # Lines may pass behind the names.
+    look: dict[str, Any] = {"fontsize": 7, "loc": "best", "framealpha": 0.6, "edgecolor": "none"}
+    legend = axes.legend(handles, [str(n) for n in range(len(parts))], **look)
     for text, part in zip(legend.get_texts(), parts, strict=True):
         text.set_parse_math(False)
         text.set_text(drawn(short_name(part.name), NAME_LENGTH))
