@@ -128,6 +128,8 @@ def quality(facts: Facts) -> Html:
         if info.untraced_step_ns
         else "The profiler's own cost is not known and stays in the numbers: the recording lacks the step time "
         "without it (`whatif collect` measures it)."
+        if info.is_recorded
+        else ""
     )
     columns: list[Header] = [Column("what", numbers=False), "value", Column("how it was made", numbers=False)]
     quirks = items(facts.summary.warnings) if facts.summary.warnings else paragraph("None.")
@@ -136,7 +138,7 @@ def quality(facts: Facts) -> Html:
         "Can the recording be trusted?",
         paragraph(prose(str(summary.trust)), class_="lead"),
         table("t-quality", "Facts about the recording", columns, rows, sortable=False),
-        paragraph(prose(overhead)),
+        *([paragraph(prose(overhead))] if overhead else []),
         tag("h3", "Quirks and doubts"),
         quirks,
         command(baseline, "info", TRACE),

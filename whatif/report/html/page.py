@@ -116,6 +116,8 @@ def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
     """The container of the timelines, and their text alternative."""
     sides, subject = shown["sides"], CLOCK_SUBJECTS[facts.baseline.clock]
     ms = ms_format(facts.baseline.step_ms)
+    reported_ms = [facts.baseline.step_ms, *([facts.prediction.predicted_ms] if facts.prediction else [])]
+    others = [ms(side["length_ns"] / 1e6) != ms(step_ms) for side, step_ms in zip(sides, reported_ms, strict=True)]
     sentences = [
         f"{side['title']}: {ms(side['length_ns'] / 1e6)} ms, {counted(side['n'], 'task')} on "
         f"{counted(len(side['threads']), 'execution thread')}" + _left_out(side["left_out"], side["hidden_threads"])
@@ -136,6 +138,7 @@ def _timeline(shown: dict[str, Any], facts: Facts) -> Html:
         "timeline",
         f"{sentence_case(subject)}, task by task",
         paragraph("; ".join(sentences) + ".", class_="lead"),
+        *([paragraph("The steps shown are those closest to the median step.", class_="note")] if any(others) else []),
         tag("div", id="timeline-tools", class_="tools"),
         tag("div", canvas, tag("div", id="timeline-tip", class_="tip", hidden=True), class_="timeline"),
         tag("p", id="timeline-task", class_="note", aria_live="polite"),

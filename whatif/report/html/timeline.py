@@ -22,6 +22,7 @@ from whatif.graph.types import (
 )
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.predict import Prediction
+from whatif.report.layout import kind_label
 from whatif.report.printable import drawn, printable
 from whatif.report.task_changes import ADDED, CHANGED, REMOVED, SAME, task_changes
 from whatif.report.text_explain import short_name
@@ -53,6 +54,7 @@ def timelines(baseline: Baseline, prediction: Prediction | None) -> dict[str, An
     return {
         "unit_ns": int(unit_ns),
         "kinds": [kind.name.lower() for kind in TaskKind],
+        "calls": kind_label("runtime", sides[-1][1].graph),
         "families": FAMILY_NAMES,
         "phases": PHASE_NAMES,
         "changes": list(CHANGES),

@@ -14,7 +14,7 @@
     ["communication", ["communication"]],
     ["copies and memsets", ["memcpy", "memset"]],
     ["operators on the CPU", ["cpu_op"]],
-    ["CUDA and HIP calls", ["runtime"]],
+    [data.calls, ["runtime"]],
     ["other CPU time", ["gap"]],
     ["data loading", ["data_loading"]],
     ["waits", ["wait"]],
