@@ -294,6 +294,9 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
     rows = curve.to_dict()["rows"]
     throughput, step = figure.axes[0].lines[1], figure.axes[1].lines[0]
     assert throughput.get_ydata().tolist() == [row["throughput"] for row in rows]
+    band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    ends = [row[f"efficiency_{end}_pct"] * row["workers"] / 100 for row in rows for end in ("low", "high")]
+    assert set(np.round(band, 6)) == set(np.round(ends, 6))
     assert step.get_ydata().tolist() == [row["predicted_ms"] for row in rows]
     check_readable(scaling_figure(replace(curve, rows=curve.rows[:1])))
     assert "sending is CPU work" in figure.get_supxlabel()  # as the table says it
@@ -302,8 +305,25 @@ def test_scaling_and_sweep_draw_their_points(own_traces: Path) -> None:
         found = sweep(baseline, varied, [parse_vary(f"bandwidth={values}", varied)])
         figure = sweep_figure(found)
         check_readable(figure)
+        assert figure.axes[0].lines[1].get_label() == "recorded step, simulated"
         drawn = figure.axes[0].lines[0].get_ydata().tolist()
         assert drawn == [point["predicted_ms"] for point in found.to_dict()["points"]]
+
+
+def test_steps_have_whole_numbers_and_no_colour_that_is_not_drawn(own_traces: Path) -> None:
+    """The axis had a step 1.5, and the legend slow steps where there were none."""
+    from whatif.questions.uneven_steps import uneven_steps
+    from whatif.report.plot_steps import steps_figure
+
+    graph = whatif.read(own_traces / "resnet18_cifar_cpu_loader0.json.gz")
+    found = uneven_steps(graph, Baseline.of(graph))
+    assert len(found.steps) == 3
+    assert not any(step.slow for step in found.steps)
+    (axes,) = steps_figure(found).axes
+    assert all(tick == int(tick) for tick in axes.get_xticks())
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["others", "median"]
 
 
 def test_memory_is_stacked_to_its_total(own_traces: Path) -> None:

@@ -196,6 +196,9 @@ def test_a_gpu_has_a_roofline_and_slack(tmp_path: Path, own_traces: Path) -> Non
         assert chart["x"][place] == pytest.approx(rates[series["name"]]["intensity"], abs=1e-4)
         assert rate < roof[place]
     assert facts["explain"]["slack"][1:] in held.text
+    # fp32 was called by the name of another format with the same peak.
+    assert [s["name"] for s in chart["series"] if s["dashed"]] == ["fp64, fp32", "tf32", "fp16, bf16", "fp8"]
+    assert "profiler's own cost" not in held.text  # nothing was recorded
 
 
 def test_several_ranks_are_distinguished(tmp_path: Path, own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,6 +451,17 @@ def test_each_tile_has_a_number_and_its_range(transformer: tuple[Page, str], own
     assert f"{faster.low_ms:.2f} … {faster.high_ms:.2f} mswith a CPU twice as fast" in tiles[3]
     peak = held.data("facts")["memory"]
     assert f"{size(peak['peak_bytes'])} … {size(peak['high_bytes'])}" in tiles[2]
+    # More workers have the range of their efficiency, in which errors of one worker's step cancel.
+    eight = next(row for row in held.data("facts")["scaling"]["rows"] if row["workers"] == 8)
+    low, high = (8 * eight[f"efficiency_{end}_pct"] / 100 for end in ("low", "high"))
+    assert f"{eight['throughput']:.2f}×{low:.2f} … {high:.2f}×" in tiles[4]
+
+
+def test_the_timeline_says_so_if_its_step_is_not_the_median(tmp_path: Path, own_traces: Path) -> None:
+    """Of four steps the median lies between two. On a CPU calls that communicate are none of CUDA's."""
+    held = written(tmp_path, own_traces / "lab_pipeline_cpu" / "resnet.trace.json.gz", "pipeline:stages=2")
+    assert "The steps shown are those closest to the median step." in held.text
+    assert held.data("timeline-data")["calls"] == "communication calls"
 
 
 def test_memory_without_what_ifs(own_traces: Path) -> None:
@@ -479,4 +493,7 @@ def test_what_a_larger_batch_gains_is_reported_in_one_way(tmp_path: Path) -> Non
     assert facts.as_fast == f"{times:.2f}× as fast"
     assert facts.for_whom == " for the samples of a recorded step"
     assert shown.count(f"{facts.as_fast}{facts.for_whom}.") == 1
+    # The range of the tile is of these samples as well; no wait comes once a batch here.
+    assert facts.prediction is not None
+    assert facts.as_fast_ms == pytest.approx((facts.prediction.low_ms / 2, facts.prediction.high_ms / 2))
     assert f'data-key="predicted_ms">{facts.as_fast}</span>' in shown

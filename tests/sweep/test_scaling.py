@@ -49,6 +49,12 @@ def test_the_efficiency_leaves_out_the_errors_of_one_workers_step(resnet: Baseli
     row = found.to_dict()["rows"][1]
     assert (row["efficiency_low_pct"], row["efficiency_high_pct"]) == pytest.approx((62.7, 99.2), abs=0.05)
     assert efficiency_cell(found, rows[1]) == "80.0 (63 … 99)"
+    # Eight take 200 ms, from 160 to 240 (20 %): beside four (-20 and +28 %), not more than 8.6 % of two runs below.
+    assert found.more_throughput(rows[1], rows[0]) == pytest.approx((3.2, 4 * 0.627, 4 * 0.992), abs=0.005)
+    eight = Workers(8, 200.0, 160.0, 240.0)
+    assert found.more_throughput(eight, rows[1]) == pytest.approx((1.25, 1.25 / 1.086, 1.25 / 0.914), abs=0.001)
+    assert found.more_throughput(rows[1], rows[1]) == (1.0, 1.0, 1.0)
+    assert found.more_throughput(rows[2], rows[1]) is None
     # Of 1.9 % the ends are no 2 and 2.
     slow = Workers(8, 658.0, 595.0, 768.0)
     strong = Scaling(resnet, (), True, ALONE, (rows[0], slow), ())

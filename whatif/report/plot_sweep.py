@@ -44,8 +44,9 @@ def sweep_figure(found: Sweep) -> Figure:
             f"{option}={value}" for option, value in zip(found.options[:-1], points[0].values[:-1], strict=True)
         )
         _line(axes, x, points, place, label, with_range=len(lines) <= 2)
-    baseline_ms = found.baseline.step_ms
-    axes.axhline(baseline_ms, color="0.4", linewidth=0.8, linestyle="--", label="recorded step, simulated")
+    info, noun = found.baseline.graph.info, CLOCK_NOUNS[found.baseline.clock]
+    unchanged = f"{info.made} {noun}" + (", simulated" if info.is_recorded else "")
+    axes.axhline(found.baseline.step_ms, color="0.4", linewidth=0.8, linestyle="--", label=unchanged)
     if is_number and max(x) > LOGARITHMIC_FROM * min(x):
         axes.set_xscale("log")
     labels = [drawn(_DECIMALS.sub(lambda found: f"{float(found[0]):.3g}", value), NAME_LENGTH) for value in last.values]
@@ -54,9 +55,9 @@ def sweep_figure(found: Sweep) -> Figure:
     axes.minorticks_off()
     names = drawn(" ".join(transform.name for transform in found.transforms), NAME_LENGTH)
     axes.set_xlabel(f"{last.option} of {names}").set_parse_math(False)
-    axes.set_ylabel(f"{CLOCK_NOUNS[found.baseline.clock]}, ms")
+    axes.set_ylabel(f"{noun}, ms")
     axes.set_ylim(bottom=0)
-    _finish(figure, axes, found.baseline.graph.info.path)
+    _finish(figure, axes, info.path)
     return figure
 
 
@@ -97,6 +98,9 @@ def scaling_figure(found: Scaling) -> Figure:
     left.plot(counts, counts, color="0.5", linestyle="--", linewidth=0.9, label="ideal")
     look: dict[str, Any] = {"color": COLORS[0], "marker": "o", "markersize": 4}
     left.plot(counts, [found.throughput(row) or 0 for row in rows], **look, label="predicted")
+    ends = {row.count: ends for row in rows if (ends := found.more_throughput(row, found.single))}
+    least, most = ([throughput[end] for throughput in ends.values()] for end in (1, 2))
+    left.fill_between(list(ends), least, most, color=COLORS[0], alpha=0.15, linewidth=0, label=RANGE_LABEL)
     step, low, high, exposed_ms = (
         [getattr(row, name) or 0 for row in rows] for name in ("step_ms", "low_ms", "high_ms", "communication_ms")
     )

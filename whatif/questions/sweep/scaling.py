@@ -103,13 +103,22 @@ class Scaling(Struct, frozen=True):
         Errors of one worker's step are those of the others' too and cancel. None if there is no step. One worker alone
         is the reference: its efficiency is certain.
         """
-        step, single, efficiency = row.range_ms, self.single.range_ms, self.efficiency_pct(row)
-        if step is None or efficiency is None or single is None:
+        found = self.more_throughput(row, self.single)
+        return None if found is None else (100.0 * found[1] / row.count, 100.0 * found[2] / row.count)
+
+    def more_throughput(self, row: Workers, now: Workers) -> tuple[float, float, float] | None:
+        """Return a row's throughput over that of ``now``, and the ends of its nominal 90 % range; None without steps.
+
+        Errors of one step are those of the other too and cancel.
+        """
+        step, reference, before = row.range_ms, now.range_ms, self.throughput(now)
+        if step is None or reference is None or not before:
             return None
-        if row.count == 1:
-            return efficiency, efficiency
-        below, above = shares_beside(step, single, on_gpu=self.baseline.graph.has_gpu)
-        return efficiency / (1 + above), efficiency / (1 - below)
+        times = (self.throughput(row) or 0.0) / before
+        if row.count == now.count:
+            return times, times, times
+        below, above = shares_beside(step, reference, on_gpu=self.baseline.graph.has_gpu)
+        return times, times / (1 + above), times / (1 - below)
 
     @property
     def worth(self) -> Workers | None:

@@ -78,6 +78,15 @@ class Facts(Struct, frozen=True):
         return f"{times:.2f}× as fast"
 
     @property
+    def as_fast_ms(self) -> tuple[float, float] | None:
+        """The ends of the nominal 90 % range of the time that ``as_fast`` compares, ms; None without a prediction."""
+        shown, trial = self.prediction, self.trial
+        if shown is None or trial is None or trial.same_training:
+            return None if shown is None else (shown.low_ms, shown.high_ms)
+        gains = trial.gain_at_pct(shown.low_ms, waiting=False), trial.gain_at_pct(shown.high_ms)
+        return shown.baseline_ms * (1 - gains[0] / 100), shown.baseline_ms * (1 - gains[1] / 100)
+
+    @property
     def for_whom(self) -> str:
         """The samples to which ``as_fast`` refers, as the end of a sentence; empty if the batch stays."""
         same = self.trial is None or self.trial.same_training

@@ -35,8 +35,8 @@ def _scaling(facts: Facts, charts: Charts) -> list[Html]:
         return [paragraph(prose(found))]
     ms, noun = ms_format(found.single_ms), CLOCK_NOUNS[found.baseline.clock]
     rows = [row for row in found.rows if row.step_ms is not None]
-    ends = [(row.count, found.efficiency_range_pct(row)) for row in rows]
-    low, high = (tuple(count * pct[end] / 100 if pct else None for count, pct in ends) for end in (0, 1))
+    throughputs = [found.more_throughput(row, found.single) for row in rows]
+    low, high = (tuple(ends[end] if ends else None for ends in throughputs) for end in (1, 2))
     charts["c-scaling"] = Chart(
         "lines",
         tuple(f"{row.count:,}" for row in rows),

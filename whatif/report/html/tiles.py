@@ -38,9 +38,10 @@ def _tile(question: str, shown: str, spread: str, under: str, part: str, **numbe
     )
 
 
-def _range_ms(found: Prediction) -> str:
-    ms = ms_format(found.baseline_ms)
-    return f"{ms(found.low_ms)} … {ms(found.high_ms)} ms"
+def _range_ms(found: Prediction, ends_ms: tuple[float, float] | None = None) -> str:
+    """The range of a prediction, or other ends in its format."""
+    ms, (low_ms, high_ms) = ms_format(found.baseline_ms), ends_ms or (found.low_ms, found.high_ms)
+    return f"{ms(low_ms)} … {ms(high_ms)} ms"
 
 
 def _why_slow(facts: Facts) -> Html:
@@ -64,9 +65,8 @@ def _what_helps(facts: Facts) -> Html:
         return _tile("What helps?", "nothing found", "", "no what-if makes this step clearly shorter", "what-ifs")
     names = spelled_together(found.transforms)
     under, number = f"{names}{facts.for_whom}", repr(float(found.predicted_ms))
-    return _tile(
-        "What helps?", facts.as_fast, _range_ms(found), under, "what-ifs", data_value=number, data_key="predicted_ms"
-    )
+    spread = _range_ms(found, facts.as_fast_ms)
+    return _tile("What helps?", facts.as_fast, spread, under, "what-ifs", data_value=number, data_key="predicted_ms")
 
 
 def _fits(facts: Facts) -> Html:
@@ -94,19 +94,18 @@ def _faster(facts: Facts) -> Html:
 def _more(facts: Facts) -> Html:
     found, graph = facts.scaling, facts.baseline.graph
     question = "More GPUs?" if graph.has_gpu else "More workers?"
-    rows = (
-        [row for row in found.rows if row.step_ms and row.high_ms and row.low_ms] if isinstance(found, Scaling) else []
-    )
-    if not isinstance(found, Scaling) or len(rows) < 2:
-        return _tile(question, "unknown", "", WHY_BELOW, "network")
+    rows = [row for row in found.rows if row.range_ms] if isinstance(found, Scaling) else []
     recorded = recorded_workers(graph) or 1
-    now = next((row for row in rows if row.count == recorded), rows[0])
-    more = [row for row in rows if row.count > now.count] or rows[1:]
-    row = min(more, key=lambda row: abs(row.count - WORKERS * now.count))
-    times = (found.throughput(row) or 0.0) / (found.throughput(now) or 1.0)
-    low, high = (times * (row.step_ms or 0.0) / end for end in (row.high_ms, row.low_ms) if end)
-    under = f"throughput with {counted(row.count, 'worker')}" + (f" instead of {now.count:,}" if now.count > 1 else "")
-    return _tile(question, f"{times:.2f}×", f"{low:.2f} … {high:.2f}×", under, "network")
+    if isinstance(found, Scaling) and len(rows) > 1:
+        now = next((row for row in rows if row.count == recorded), rows[0])
+        more = [row for row in rows if row.count > now.count] or rows[1:]
+        row = min(more, key=lambda row: abs(row.count - WORKERS * now.count))
+        if throughput := found.more_throughput(row, now):
+            times, low, high = throughput
+            instead = f" instead of {now.count:,}" if now.count > 1 else ""
+            under = f"throughput with {counted(row.count, 'worker')}{instead}"
+            return _tile(question, f"{times:.2f}×", f"{low:.2f} … {high:.2f}×", under, "network")
+    return _tile(question, "unknown", "", WHY_BELOW, "network")
 
 
 def where_it_goes(facts: Facts) -> Html:
