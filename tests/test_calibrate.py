@@ -162,7 +162,7 @@ def test_what_other_programs_took_while_recording_does_not_count_against_the_bou
     assert found.met
     assert found.corrected_ns == pytest.approx(20_000, rel=MET)
     assert found.own_pace == pytest.approx(4 * found.pace)
-    assert "(other programs took 75% of that)" in found.sentence
+    assert "(other programs took 75 % of that)" in found.sentence
     # By the wall clock of several threads nobody knows.
     several = recorded(tmp_path, **untraced, threads=2, traced_step_ms=time(0.1), traced_cpu_ms=time(0.025))
     assert calibrate(several, "mark").own_pace == pytest.approx(1.0, abs=0.05)

@@ -110,9 +110,8 @@ class Calibration(Struct, frozen=True):
             )
         if self.pace != 1:
             rest = "what is left of the CPU's work" if parts else "the CPU's work"
-            others = (
-                f" (other programs took {1 - self.untraced.running:.0%} of that)" if self.untraced.running < 1 else ""
-            )
+            others_pct = 100 * (1 - self.untraced.running)
+            others = f" (other programs took {others_pct:.0f} % of that)" if others_pct >= 0.5 else ""
             each = ", each part of a step by itself" if self.by_parts else ""
             parts.append(f"{rest} is scaled to {self.pace:.3f} of its recorded time{each}{others}")
         corrections = ", and ".join(parts) or "nothing had to be corrected"
@@ -137,7 +136,7 @@ class Calibration(Struct, frozen=True):
         return (
             f"the time without the profiler was not measured; about {ms:.2f} ms of CPU time {self._scope} "
             f"({ms * estimate.low:.2f} to {ms * estimate.high:.2f}) are estimated to be the profiler's "
-            f"({estimate.operator_us:.2f} µs an operator, {source}) and are removed."
+            f"({estimate.operator_us:,.2f} µs an operator, {source}) and are removed."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def print_explanation(explanation: Explanation) -> None:
         out.say(explanation.verdict, "bold")
         if explanation.slack:
             out.say(explanation.slack, "dim")
-        if explanation.as_recorded:
+        if explanation.as_recorded not in (None, explanation.verdict):
             out.say(f"As recorded, with the profiler: {explanation.as_recorded}", "dim")
         recorded = f", {ms(baseline.measured_ns / 1e6)} ms with the profiler" if baseline.meets_untraced else ""
         out.step(baseline, recorded)
