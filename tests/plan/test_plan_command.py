@@ -129,6 +129,7 @@ def test_of_several_questions_each_has_an_answer(predicted: Baseline, capsys: py
         (["--gpus", "8", "--by", "cost"], "--prices"),
         (["--gpus", "8", "nothing"], "nothing"),
         (["--gpus", "8", "distributed", "--cluster", "dgx-h100"], "got distributed, which adds devices"),
+        (["--gpus", "8", "dts", "--cluster", "dgx-h100"], "got dts, which adds devices"),
         (["--gpus", "8", "bandwidth:factor=2"], "got bandwidth, which changes communication among several"),
         (["--gpus", "8", "amp", "batch_size:factor=2"], "leave the batch as it is, got batch_size; "),
         (

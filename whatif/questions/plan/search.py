@@ -24,7 +24,7 @@ from whatif.prediction.predict import Prediction
 from whatif.prediction.predict import predicted as predicted_under
 from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
 from whatif.prediction.totals import totals
-from whatif.prediction.transform import Transform, load_transform
+from whatif.prediction.transform import AXES, Transform, load_transform
 from whatif.questions.plan.estimate import Composer, Estimate, Parts, median_step, steady_passes
 from whatif.questions.plan.launch import BATCH, launch_flags
 from whatif.questions.plan.space import DDP, FSDP, Plan, micro_batches, plans_of
@@ -184,7 +184,7 @@ def asked_of(
     Raises WhatifError on recordings of one or all of several workers or of inference, on an unknown cluster or GPU, and
     on what-ifs of devices, passes and recomputation, which the search sets itself, and of communication.
     """
-    for name, axis, place in ((what_if.name, what_if.axis, what_if.place) for what_if in what_ifs):
+    for name, place in ((what_if.name, what_if.place) for what_if in what_ifs):
         if name == "gradient_accumulation":
             raise _changes_batch(name)
         if name == "device":
@@ -194,7 +194,7 @@ def asked_of(
             )
         if name == "activation_checkpoint":
             raise WhatifError(f"plan: {name} is part of the search: it tries each plan with and without recomputation.")
-        if axis >= 0:
+        if place in AXES:
             raise WhatifError(
                 f"plan: expected what-ifs of one device, got {name}, which adds devices; the search does that."
             )
