@@ -432,6 +432,42 @@ def test_what_does_not_fit_is_no_advice_until_something_makes_room() -> None:
     assert found.together[0].trial.peak_bytes == 5 * GIB
 
 
+def test_a_step_that_does_not_fit_is_advised_what_makes_it_fit_first() -> None:
+    """9 of 8 GiB. Recomputing leaves 3 and costs 10 %; with a faster GPU a goes from 4 to 7.3, b from 8 to 10.2 ms.
+
+    The faster GPU alone does not fit. "No optimization helps" was the answer.
+    """
+    saver = script("recompute", recompute)
+    found = advice(saver, gpu, memory=held(4), gpu_memory_bytes=8 * GIB)
+    assert found.making_fit[0].trial.spelled == ("recompute",)
+    assert gains(found.together)["gpu2 + recompute"] == pytest.approx(38)
+    assert not found.not_gaining
+    assert gains(found.too_large) == {"gpu2": 40.0}
+    bound, do_first, gain = found.verdict
+    assert bound.endswith("It needs 9.00 GiB at its peak, more than the device's 8.00 GiB.")
+    assert do_first == "Do first: recompute (turn it on), with which it fits."
+    assert gain.startswith("It costs 10 % (nominal 90 % range")
+    assert found.to_dict()["makes_fit"][0]["what_ifs"] == ["recompute"]
+
+
+def test_two_what_ifs_make_fit_what_neither_does_alone() -> None:
+    """13 of 5 GiB: 1 of parameters and 12 of activations; each what-if halves those: 7, and both 4."""
+    halves = script("halves", lambda graph: change_memory(graph, lambda memory: memory.with_layers(
+        [layer._replace(activations=layer.activations // 2) for layer in memory.layers])))  # fmt: skip
+    found = advice(script("also_halves", halves.function), halves, memory=held(6), gpu_memory_bytes=5 * GIB)
+    pair = next(entry for entry in found.making_fit if len(entry.trial.spelled) == 2)
+    assert (pair.trial.spelled, pair.trial.peak_bytes) == (("also_halves", "halves"), 4 * GIB)
+
+
+def test_where_nothing_makes_it_fit_the_verdict_says_so() -> None:
+    found = advice(gpu, memory=held(4), gpu_memory_bytes=GIB // 2)
+    assert found.first is None
+    assert found.verdict[1:] == (
+        "Nothing that was tried makes it fit; see whatif memory and whatif plan.",
+        "None of 1 what-ifs that apply frees enough memory; gpu2 needs least, 9.00 GiB.",
+    )
+
+
 def test_a_what_if_that_changes_memory_alone_is_tried() -> None:
     lighter = script("lighter", lambda graph: change_memory(graph, lambda memory: checkpointed(memory, ["one"])))
     found = advice(lighter, memory=held(4))

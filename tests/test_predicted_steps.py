@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.helpers import need
 from whatif.cli.main import main
 from whatif.graph.types import TaskKind
 from whatif.prediction.predict import Baseline, apply
+from whatif.questions.advice.advise import advise
+from whatif.report.text_advise import print_decision
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces" / "predicted"
 STEPS = sorted(FOLDER.glob("*.json.gz"))
@@ -109,3 +112,44 @@ def test_the_script_makes_the_same_steps(step: Path, tmp_path: Path, capsys: pyt
     assert names[0] == names[1], again
     times_ns = [np.median(graph.info.measured_step_ns["gpu"]) for graph in (made, shipped)]
     assert times_ns[0] == pytest.approx(times_ns[1], rel=0.1), again
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "expected"),
+    [
+        # Some make it fit on one GPU; two passes of half the batch hold more gradients than half the batch alone.
+        ("gpt2_h100", 4.0, ["batch_size:size=2 gradient_accumulation:passes=4", "activation_checkpoint",
+                            "batch_size:size=4"]),
+        # The parameters and what Adam keeps of them do not fit, whatever the batch.
+        ("gpt2_h100", 1.2, []),
+    ],
+)  # fmt: skip
+def test_advice_on_a_step_that_does_not_fit_begins_with_what_makes_it_fit(
+    name: str, held: float, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = whatif.read(FOLDER / f"{name}_predicted.json.gz")
+    capacity = int(held * 2**30)
+    baseline = Baseline.of(graph.replace(info=replace(graph.info, gpu_memory_bytes=capacity)))
+    found = advise(baseline, top=1)
+    assert [" ".join(entry.trial.spelled) for entry in found.making_fit] == expected
+    assert all((entry.trial.peak_bytes or 0) <= capacity for entry in (*found.making_fit, *found.together))
+    assert bool(found.together) == bool(expected)
+    print_decision(found)
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("What makes it fit" in text) == ("with which it fits" in text) == bool(expected)
+    assert ("Nothing that was tried makes it fit" in text) == (not expected)
+
+
+def test_more_gpus_are_advised_where_nothing_fits_on_one() -> None:
+    """With 20 GiB of optimizer state in 12 GiB: shared by workers, and with half precision beside that."""
+    graph = whatif.read(FOLDER / "gpt2_h100_predicted.json.gz")
+    info = graph.info
+    assert info.memory is not None
+    info = replace(info, gpu_memory_bytes=12 * 2**30, memory=replace(info.memory, optimizer_state=20 * 2**30))
+    found = advise(Baseline.of(graph.replace(info=info)))
+    assert {entry.trial.transforms[0].name for entry in found.making_fit} == {"fsdp", "zero"}
+    assert found.first is not None
+    assert found.first.trial.workers > 1
+    assert "times as many devices" in found.verdict[2]
+    assert found.together
+    assert all(entry.alone_pct[0] is not None for entry in found.together)

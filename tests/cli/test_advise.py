@@ -28,8 +28,9 @@ def transform(graph: TaskGraph) -> TaskGraph:
 '''
 KEYS = {
     "trace", "step_clock", "steps", "measured_ms", "baseline_ms", "replay_error_pct", "peak_memory_bytes",
-    "memory_capacity_bytes", "verdict", "warm_up", "advice", "combinations", "no_gain", "too_large", "not_applicable",
-    "done_in_part", "elsewhere", "failed", "not_tried", "usual_rates", "waiting_lines", "costly_lines", "warnings",
+    "memory_capacity_bytes", "verdict", "warm_up", "makes_fit", "advice", "combinations", "no_gain", "too_large",
+    "not_applicable", "done_in_part", "elsewhere", "failed", "not_tried", "usual_rates", "waiting_lines",
+    "costly_lines", "warnings",
 }  # fmt: skip
 ENTRY_KEYS = {
     "what_ifs", "gain_pct", "gain_low_pct", "gain_high_pct", "predicted_ms", "low_ms", "high_ms", "batch_factor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
@@ -176,6 +177,20 @@ def test_ranges_and_sources_of_every_prediction_are_reported(transformer: tuple[
     assert "by" in sources["amp:target=bf16"].text or "alone" in sources["amp:target=bf16"].text
     assert "Gain of each what-if" in held.text
     assert "Alone they add up to" in held.text
+
+
+def test_a_step_that_does_not_fit_shows_what_makes_it_fit(tmp_path: Path, own_traces: Path) -> None:
+    with gzip.open(own_traces / "predicted" / "gpt2_h100_predicted.json.gz") as file:
+        step = json.load(file)
+    step["deviceProperties"][0]["totalGlobalMem"] = 4 * 2**30
+    small = tmp_path / "small.json"
+    small.write_text(json.dumps(step))
+    held = written(tmp_path, small)
+    names = [" + ".join(entry["what_ifs"]) for entry in held.data("facts")["advise"]["makes_fit"]]
+    assert "activation_checkpoint" in names
+    assert [row[0].text for row in held.tables["t-alone"].rows] == names
+    assert "What makes it fit" in held.text
+    assert f"fits with {names[0]}" in held.text
 
 
 def test_a_gpu_has_a_roofline_and_slack(tmp_path: Path, own_traces: Path) -> None:

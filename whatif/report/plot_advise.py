@@ -32,17 +32,19 @@ ROW_INCHES = 0.3
 def advice_figure(advice: Advice, top: int = 10) -> Figure:
     """Return the gains of the best ``top`` what-ifs and combinations as bars with their nominal 90 % ranges.
 
-    If nothing gains, those that come closest. Raises WhatifError if nothing could be tried.
+    If nothing gains, those that come closest; if the step does not fit, those that make it fit. Raises WhatifError if
+    nothing could be tried, or if nothing fits.
     """
     from matplotlib.patches import Patch
 
     groups: list[tuple[str, tuple[Ranked, ...], str]] = [
-        ("alone", (advice.gaining or advice.not_gaining)[:top], COLORS[0]),
+        ("alone", (advice.alone or advice.not_gaining)[:top], COLORS[0]),
         ("together", advice.together[:top], COLORS[2]),
     ]
     rows = [(name, entry, color) for name, entries, color in groups for entry in entries]
     if not rows:
-        raise WhatifError(f"{advice.baseline.graph.info.path}: expected a what-if that applies, got none to draw.")
+        path = advice.baseline.graph.info.path
+        raise WhatifError(f"{path}: expected a what-if that applies and fits, got none to draw.")
     figure = new_figure(9.5, 1.6 + ROW_INCHES * len(rows))
     axes = figure.subplots()
     gains, striped = [entry.trial.gain_pct for _, entry, _ in rows], [name == "together" for name, _, _ in rows]

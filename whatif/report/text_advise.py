@@ -14,6 +14,8 @@ from whatif.report.layout import Report, ms_format, report
 from whatif.report.text_efficiency import print_savings
 from whatif.simulation.steps import CLOCK_NOUNS, RECORDED
 
+# The heading of what makes a step fit that is too large for its device.
+MAKE_FIT = "What makes it fit"
 # The heading of the list, and the noun for the count.
 REFUSED = (
     ("Does not apply", "that do not apply", Refusal.NOT_APPLICABLE),
@@ -28,13 +30,15 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
 
     What-ifs ``named`` by the user are shown at any rank, with the reason if they do not gain.
     """
-    ranks = {place: entry for place, entry in enumerate(advice.gaining, 1) if place <= top or _is_of(named, entry)}
+    ranks = {place: entry for place, entry in enumerate(advice.alone, 1) if place <= top or _is_of(named, entry)}
     shown = list(ranks.values())
+    further = () if advice.fits else advice.together[:top]  # what makes it fast, once it fits
+    others = len(advice.together) - len(further)
     rest = [
         f"{count} {noun}"
         for noun, count in (
-            ("that gain", len(advice.gaining) - len(shown)),
-            ("combination" if len(advice.together) == 1 else "combinations", len(advice.together)),
+            ("that gain" if advice.fits else "that make it fit", len(advice.alone) - len(shown)),
+            ("combination" if others == 1 else "combinations", others),
             ("without gain", len(advice.not_gaining)),
             ("too large", len(advice.too_large)),
             *((counted, sum(refused.why == why for refused in advice.refused)) for _, counted, why in REFUSED),
@@ -45,7 +49,11 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         _print_verdict(out, advice)
         if shown:
             headers, rows = _ranked_rows(advice, shown, list(ranks))
-            out.table("", [headers[0], "what-if", *headers[2:]], rows, text_columns=2, gives_way=1)
+            title = "" if advice.fits else MAKE_FIT
+            out.table(title, [headers[0], "what-if", *headers[2:]], rows, text_columns=2, gives_way=1)
+        if further:
+            headers, rows = _ranked_rows(advice, further, range(1, len(further) + 1))
+            out.table("Together", [headers[0], "what-ifs", *headers[2:]], rows, text_columns=2, gives_way=1)
         _print_lines(out, advice)
         for title, entries in (
             ("Too large for the device's memory", advice.too_large),
@@ -53,7 +61,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         ):
             _print_reasons(out, title, [entry for entry in entries if _is_of(named, entry)])
         print_refused(out, "Does not apply", [r for r in advice.refused if {*r.spelled} <= {*named}], advice.baseline)
-        if not all(entry.trial.same_training for entry in shown):
+        if not all(entry.trial.same_training for entry in (*shown, *further)):
             out.say(f"{other_batch(advice.baseline)}.", "dim")
         if rest:
             out.say(f"Not shown without --all: {', '.join(rest)}.", "dim")
@@ -64,7 +72,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
     baseline = advice.baseline
     with report() as out:
         _print_verdict(out, advice)
-        _print_ranked(out, advice, "Alone", advice.gaining[:top])
+        _print_ranked(out, advice, "Alone" if advice.fits else MAKE_FIT, advice.alone[:top])
         _print_ranked(out, advice, "Together", advice.together[:top])
         _print_reasons(out, "Too large for the device's memory", advice.too_large)
         _print_reasons(out, "No gain", advice.not_gaining)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from whatif.ingest.lines import lines_if_any
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
+from whatif.prediction.transform import Transform
 from whatif.questions.advice.candidates import IN_PART, Candidates, installed
 from whatif.questions.advice.combine import WORTH_PCT, Search
 from whatif.questions.advice.effort import EffortSize
-from whatif.questions.advice.reasons import reason
+from whatif.questions.advice.make_fit import faster_beside, on_more_devices, smaller_batches
+from whatif.questions.advice.reasons import memory_change, reason
 from whatif.questions.advice.trial import (
     Refusal,
     Refused,
@@ -89,28 +91,39 @@ class Advice(Struct, frozen=True):
     too_large: tuple[Ranked, ...]  # more than the device's memory
     refused: tuple[Refused, ...]
     hypothetical: tuple[str, ...]  # names of the transforms that are questions, and were not tried
+    fits: bool = True  # whether the step as it is fits into the device; True if unknown
+    making_fit: tuple[Ranked, ...] = ()  # if it does not: all that fit, with the same samples and devices first
     warm_up: str = ""  # the part of the step that later steps seem not to have; else ""
     waiting: tuple[WaitingLine, ...] = ()  # lines that wait for the GPU, if the trace has lines
     costly: tuple[CostlyLine, ...] = ()  # those ``OUTSIDE``, if the trace has lines
+
+    @property
+    def alone(self) -> tuple[Ranked, ...]:
+        """The what-ifs to show first: those that gain alone; if the step does not fit, all that make it fit."""
+        return self.gaining if self.fits else self.making_fit
 
     @property
     def first(self) -> Ranked | None:
         """What to do first: the best of small effort, unless more effort gains twice as much; None if none gains.
 
         If the step waits for data or communication, what-ifs that remove the wait are preferred. Another batch comes
-        first only if nothing else gains: it may need another learning rate.
+        first only if nothing else gains: it may need another learning rate. If the step does not fit, only what makes
+        it fit counts, whatever it costs; with more devices only if nothing else does.
         """
-        same = [entry for entry in self.gaining if entry.trial.same_training] or list(self.gaining)
+        able = tuple(entry for entry in self.alone if entry.trial.workers == 1) or self.alone
+        same = [entry for entry in able if entry.trial.same_training] or list(able)
         same = [entry for entry in same if self._relieves(entry.trial)] or same
         if not same:
             return None
         small = next((entry for entry in same if entry.trial.effort.size == EffortSize.SMALL), same[0])
-        return small if small.trial.gain_pct * WORTH_MORE_EFFORT >= same[0].trial.gain_pct else same[0]
+        gain_pct = small.trial.gain_pct
+        worth = gain_pct * WORTH_MORE_EFFORT if gain_pct > 0 else gain_pct / WORTH_MORE_EFFORT
+        return small if worth >= same[0].trial.gain_pct else same[0]
 
     @property
     def first_line(self) -> CostlyLine | None:
         """The costliest line of code, if it gains more than the what-if to do first, and the steps are warm."""
-        if self.warm_up or not self.costly:
+        if self.warm_up or not self.costly or not self.fits:
             return None
         line = self.costly[0]
         return line if self.first is None or line.gain_pct > self.first.trial.gain_pct else None
@@ -148,6 +161,14 @@ class Advice(Struct, frozen=True):
             line_gain = f"Removing its CPU part shortens {mean} by {line.gain_ms:,.2f} ms ({line.gain_pct:.0f} %). "
             # It may still be part of the training, as a moving average of the weights is.
             do_line = f"Do first: make {line.line} cheaper, {OUTSIDE}."
+        if first is None and not self.fits:
+            least = min(self.too_large, key=lambda entry: entry.trial.peak_bytes or 0, default=None)
+            most = f"; {least.trial.label} needs least, {_size(least.trial.peak_bytes)}." if least else "."
+            return (
+                f"{self.bound} {self._unfit}",
+                "Nothing that was tried makes it fit; see whatif memory and whatif plan.",
+                f"None of {len(self.too_large)} what-ifs that apply frees enough memory{most}",
+            )
         if first is None:
             tried = len(self.not_gaining) + len(self.too_large)
             best = max(self.not_gaining, key=lambda entry: entry.trial.gain_pct, default=None)
@@ -165,24 +186,32 @@ class Advice(Struct, frozen=True):
         unit = "for the whole span" if self.baseline.clock == "span" else "a step"
         if not trial.same_training:
             unit = f"for the samples of {RECORDED[self.baseline.clock]}"
-        ends = [round(end) for end in gains] if gains else []  # no "-0"
+        if trial.workers > 1:
+            unit += f" on {trial.workers:g} times as many devices"
+        sign, verb = (1, "gains") if trial.gain_pct > -0.5 else (-1, "costs")
+        ends = sorted(round(sign * end) for end in gains) if gains else []  # no "-0"
         spread = f" (nominal 90 % range {ends[0]} to {ends[1]} %)" if ends else ""
         before_ms, after_ms = trial.baseline_ms, trial.recorded_samples_ms
         digits = 2 if before_ms >= 10 else 3 if before_ms >= 1 else 4
         subject = f"As it was recorded, {first.trial.label}" if self._record_again else "It"
         if line is not None:
             subject = f"{line_gain}Of the what-ifs, {first.trial.label}"
-        gain = (
-            f"{subject} gains {trial.gain_pct:.0f} %{spread}, {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms "
-            f"{unit}"
-        )
+        gain = f"{subject} {verb} {abs(trial.gain_pct):.0f} %{spread}"
+        gain += f", {before_ms:,.{digits}f} → {after_ms:,.{digits}f} ms {unit}"
         best = next((entry for entry in self.together if entry.trial.same_training), None)
         if best is not None and best.trial.gain_pct > trial.gain_pct + WORTH_PCT:
             gain += f"; {best.trial.label} together gain {best.trial.gain_pct:.0f} %"
         if self._waited_for and not self._relieves(trial):
             gain += f"; no what-if that was tried removes the {self._waited_for}"
-        do_first = f"Do first: {first.trial.label}" + (f" ({instructions})." if instructions else ".")
-        return self.bound, self._record_again or do_line or do_first, gain + "."
+        do_first = f"Do first: {first.trial.label}" + (f" ({instructions})" if instructions else "")
+        if not self.fits:
+            return f"{self.bound} {self._unfit}", f"{do_first}, with which it fits.", gain + "."
+        return self.bound, self._record_again or do_line or f"{do_first}.", gain + "."
+
+    @property
+    def _unfit(self) -> str:
+        needs, held = _size(self.peak_bytes), _size(self.baseline.graph.info.gpu_memory_bytes)
+        return f"It needs {needs} at its peak, more than the device's {held}."
 
     @property
     def _record_again(self) -> str:
@@ -205,6 +234,7 @@ class Advice(Struct, frozen=True):
             "memory_capacity_bytes": self.baseline.graph.info.gpu_memory_bytes,
             "verdict": list(self.verdict),
             "warm_up": self.warm_up or None,
+            "makes_fit": entries(self.making_fit),
             "advice": entries(self.gaining),
             "combinations": entries(self.together),
             "no_gain": entries(self.not_gaining),
@@ -238,7 +268,9 @@ def advise(
     refused = list(candidates.broken)
     trier = Trier(baseline)
     trials: list[Trial] = []
-    for transform in reported(candidates.transforms, progress):
+    smaller = [] if trier.fits() else smaller_batches(trier)
+    also = [transforms[0] for transforms in smaller if len(transforms) == 1]
+    for transform in reported((*candidates.transforms, *also), progress):
         in_part = IN_PART[transform.name](baseline.graph) if transform.name in IN_PART else ""
         if in_part:
             found: Trial | Refused = Refused((spelled(transform),), (transform,), Refusal.IN_PART, in_part)
@@ -249,20 +281,40 @@ def advise(
                 trials.append(found)
         else:
             refused.append(found)
-    together = Search(trier, trials, refused).combinations()
-    alone_pct = {trial.spelled[0]: trial.gain_pct for trial in trials}
+    search = Search(trier, trials, refused, [transforms for transforms in smaller if len(transforms) > 1])
+    together = search.combinations()
+    alone_pct: dict[str, float | None] = {trial.spelled[0]: trial.gain_pct for trial in trials}
+    alone_pct |= {name: None for found in refused for name in found.spelled if len(found.spelled) == 1}
+    moving = Trier(baseline, may_move=True)
+
+    def gain_alone_pct(transform: Transform) -> float | None:
+        name = spelled(transform)
+        if name not in alone_pct:
+            found = moving.attempt([transform])
+            alone_pct[name] = found.gain_pct if isinstance(found, Trial) else None
+        return alone_pct[name]
+
     bound = trier.explanation.verdict
 
-    def ranked(found: Iterable[Trial], with_range: bool = True) -> tuple[Ranked, ...]:
-        best_first = sorted(found, key=lambda t: (-t.gain_pct, t.effort.size, t.spelled))
+    def ranked(
+        found: Iterable[Trial], with_range: bool = True, by: Callable[[Trial], tuple[bool, ...]] = lambda _: ()
+    ) -> tuple[Ranked, ...]:
+        best_first = sorted(found, key=lambda t: (*by(t), -t.gain_pct, t.effort.size, t.spelled))
         entries = []
         for place, trial in enumerate(best_first):
-            parts_pct = [alone_pct.get(name) for name in trial.spelled] if len(trial.transforms) > 1 else []
+            parts_pct = [gain_alone_pct(t) for t in trial.transforms] if len(trial.transforms) > 1 else []
             range_ms = trier.range_ms(trial) if with_range and place < top else None
             entries.append(Ranked(trial, reason(trial, trier, parts_pct), range_ms, tuple(parts_pct)))
         return tuple(entries)
 
     fitting = [t for t in trials if trier.fits(t)]
+    making_fit: list[Trial] = []
+    if not trier.fits():
+        here = [*fitting, *search.fitting_pairs()]
+        shared = list(on_more_devices(moving, () if here else search.savers()))
+        making_fit = [*here, *shared]
+        if shared and not here:
+            together += faster_beside(moving, shared[0], trials)
     lines = lines_if_any(baseline.graph, path=path)
     result = Advice(
         baseline=baseline,
@@ -271,11 +323,13 @@ def advise(
         critical_path_ms=trier.explanation.critical_path_ms,
         peak_bytes=trier.peak_bytes,
         gaining=ranked(t for t in fitting if t.gain_pct >= WORTH_PCT),
-        together=ranked(together),
-        not_gaining=ranked((t for t in fitting if t.gain_pct < WORTH_PCT), with_range=False),
+        together=ranked(t for t in together if t not in making_fit),
+        not_gaining=ranked((t for t in fitting if trier.fits() and t.gain_pct < WORTH_PCT), with_range=False),
         too_large=ranked((t for t in trials if not trier.fits(t)), with_range=False),
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
+        fits=trier.fits(),
+        making_fit=ranked(making_fit, by=lambda t: (t.workers > 1, not t.same_training)),
         warm_up=warm_up(baseline),
         waiting=waiting_lines(baseline, lines) if lines else (),
         costly=costly_lines(baseline, lines) if lines else (),
@@ -285,5 +339,12 @@ def advise(
         return result
     # The verdict shows the range, whatever the rank of the entry.
     completed = replace(first, range_ms=trier.range_ms(first.trial))
-    gaining = tuple(completed if entry is first else entry for entry in result.gaining)
-    return replace(result, gaining=gaining)
+    return replace(
+        result,
+        gaining=tuple(completed if entry is first else entry for entry in result.gaining),
+        making_fit=tuple(completed if entry is first else entry for entry in result.making_fit),
+    )
+
+
+def _size(size_bytes: int | None) -> str:
+    return "an unknown size" if size_bytes is None else memory_change(size_bytes, size_bytes)

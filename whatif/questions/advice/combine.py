@@ -36,12 +36,18 @@ TOGETHER = (("amp", "channels_last"),)
 class Search:
     """Tries combinations of what-ifs that were tried alone."""
 
-    def __init__(self, trier: Trier, trials: Sequence[Trial], refused: Sequence[Refused]) -> None:
-        self._trier = trier
+    def __init__(
+        self,
+        trier: Trier,
+        trials: Sequence[Trial],
+        refused: Sequence[Refused],
+        pairs: Sequence[tuple[Transform, ...]] = (),
+    ) -> None:
+        self._trier, self._given = trier, pairs
         # Only the best variant of each what-if: two variants of one are no combination. No combination starts with
         # other software or machines.
         best: dict[str, Trial] = {}
-        for trial in sorted(trials, key=lambda t: -t.gain_pct):
+        for trial in sorted(trials, key=lambda t: (not (trier.fits() or trier.fits(t)), -t.gain_pct)):
             if _can_begin(trial):
                 best.setdefault(trial.transforms[0].name, trial)
         self._single = list(best.values())
@@ -51,10 +57,21 @@ class Search:
 
     def combinations(self) -> list[Trial]:
         """Return the combinations that gain more than every smaller one in them, in no order."""
-        for pair in self._pairs():
+        for pair in (*self._given, *self._pairs()):
             self._attempt(pair)
         self._grow()
         return [t for t in self._found.values() if len(t.transforms) > 1 and self._is_better_than_its_parts(t)]
+
+    def fitting_pairs(self) -> list[Trial]:
+        """Return the pairs tried that fit where neither of the two fits alone with the same samples, in no order."""
+        fit = {key: t for key, t in self._found.items() if self._trier.fits(t)}
+        parts = [key for key, t in fit.items() if t.same_training]
+        return [t for key, t in fit.items() if len(key) == 2 and not any(part < key for part in parts)]
+
+    def savers(self) -> list[Trial]:
+        """Return the what-ifs that free most memory and train the same samples, the largest saving first."""
+        held, able = self._trier.peak_bytes or 0, [t for t in self._single if t.same_training]
+        return _largest(able, lambda t: float(held - (t.peak_bytes or held)), SAVES * held)
 
     def _pairs(self) -> Iterable[tuple[Transform, ...]]:
         work = self._trier.work
@@ -66,16 +83,14 @@ class Search:
         devices = _largest(fitting, lambda t: work.device_ms - t.work.device_ms / t.samples, SAVES * work.device_ms)
         yield from ((*a.transforms, *b.transforms) for a in hosts for b in devices)
         # What-ifs that free memory, with those that do not fit alone.
-        held = self._trier.peak_bytes or 0
-        savers = _largest(fitting, lambda t: float(held - (t.peak_bytes or held)), SAVES * held)
         large = [t for t in self._single if not self._trier.fits(t)]
-        yield from ((*a.transforms, *b.transforms) for a in savers for b in large)
+        yield from ((*a.transforms, *b.transforms) for a in self.savers() for b in large)
         # A what-if that does not apply to the recorded run may apply after another.
         yield from ((*a.transforms, b) for b in self._refused for a in gaining[:MOST_PARTNERS])
 
     def _grow(self) -> None:
         """Add the what-if that gains most to the best combination as long as one gains; at the end another batch."""
-        pool = [t for t in self._single if self._trier.fits(t)]
+        pool = [t for t in self._single if self._trier.fits(t) or not self._trier.fits()]
         same = [t.transforms[0] for t in pool if t.same_training][: 2 * MOST_PARTNERS]
         able = [t for t in self._found.values() if t.same_training and _can_begin(t)]
         first = self._best(able)

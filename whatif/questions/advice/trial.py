@@ -265,10 +265,11 @@ class Trier:
         """Return the number of devices that train together under ``transforms``."""
         return self._applied(tuple(transforms))[0].info.devices
 
-    def fits(self, trial: Trial) -> bool:
-        """Whether a trial's step fits into the recorded device, if known."""
+    def fits(self, trial: Trial | None = None) -> bool:
+        """Whether a trial's step, or the baseline's without one, fits into the recorded device, if known."""
         capacity = self.baseline.graph.info.gpu_memory_bytes
-        return capacity is None or trial.peak_bytes is None or trial.peak_bytes <= capacity
+        peak_bytes = self.peak_bytes if trial is None else trial.peak_bytes
+        return capacity is None or peak_bytes is None or peak_bytes <= capacity
 
     def range_ms(self, trial: Trial) -> tuple[float, float]:
         """Return the ends of the nominal 90 % range of a trial's step, ms: two simulations."""

@@ -61,9 +61,11 @@ def _why_slow(facts: Facts) -> Html:
 
 def _what_helps(facts: Facts) -> Html:
     found = facts.prediction
+    fit = facts.advice.fits
     if found is None:
-        return _tile("What helps?", "nothing found", "", "no what-if makes this step clearly shorter", "what-ifs")
-    names = spelled_together(found.transforms)
+        why = "no what-if makes this step clearly shorter" if fit else "no what-if that was tried makes this step fit"
+        return _tile("What helps?", "nothing found", "", why, "what-ifs")
+    names = ("" if fit or facts.asked else "fits with ") + spelled_together(found.transforms)
     under, number = f"{names}{facts.for_whom}", repr(float(found.predicted_ms))
     spread = _range_ms(found, facts.as_fast_ms)
     return _tile("What helps?", facts.as_fast, spread, under, "what-ifs", data_value=number, data_key="predicted_ms")

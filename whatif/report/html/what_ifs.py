@@ -15,7 +15,7 @@ from whatif.report.html.markup import Html, items, paragraph, prose, section, ta
 from whatif.report.html.tables import Cell, Column, Header, Row, joined, table
 from whatif.report.layout import CLOCK_SUBJECTS, ms_format, sentence_case
 from whatif.report.text import add_up
-from whatif.report.text_advise import REFUSED, effort, gain_range, other_batch
+from whatif.report.text_advise import MAKE_FIT, REFUSED, effort, gain_range, other_batch
 
 DRAWN = 12
 
@@ -34,16 +34,16 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
         charts["c-gains"] = Chart("bars", labels, (Series("gain", gains, 0, low, high),), x_title)
         listed = "; ".join(f"{label} {entry.trial.gain_pct:.0f} %" for label, entry in zip(labels, drawn, strict=True))
         parts.append(figure("c-gains", "What gains most", f"Gain in time: {listed}.", height=bars_height(labels)))
-    if advice.gaining:
-        parts.append(_ranked("t-alone", "What-ifs alone", advice.gaining, facts))
+    if advice.alone:
+        parts.append(_ranked("t-alone", "What-ifs alone" if advice.fits else MAKE_FIT, advice.alone, facts))
     if advice.together:
         parts.append(_ranked("t-together", "What-ifs together, and what each gains alone", advice.together, facts))
     parts += _rest(advice)
-    batches = any(not entry.trial.same_training for entry in (*advice.gaining, *advice.together))
+    batches = any(not entry.trial.same_training for entry in (*advice.alone, *advice.together))
     if batches:
         parts.append(paragraph(f"{other_batch(facts.baseline)}.", class_="note"))
-    alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.gaining, advice.together))
-    if alone + together < len(advice.gaining) + len(advice.together):
+    alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.alone, advice.together))
+    if alone + together < len(advice.alone) + len(advice.together):
         note = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
         parts.append(paragraph(f"{note} simulations.", class_="note"))
     return section("what-ifs", "What would help", *parts, command(advice.baseline, "advise", TRACE))

@@ -85,7 +85,7 @@ class Words(Struct):
     def of(cls, facts: Facts) -> Words:
         """Return the vocabulary of a page: the built-in what-ifs and the user's."""
         advice = facts.advice
-        trials = (entry.trial for entry in (*advice.gaining, *advice.together, *advice.not_gaining, *advice.too_large))
+        trials = (entry.trial for entry in (*advice.alone, *advice.together, *advice.not_gaining, *advice.too_large))
         used: Iterable[Transform] = (*facts.asked, *(transform for trial in trials for transform in trial.transforms))
         built_in = {known: summary for known, summary, _ in built_in_summaries()}
         return cls({**built_in, **{transform.name: transform.summary for transform in used}})
