@@ -372,6 +372,7 @@ def test_inserting_and_removing_again_restores_the_timeline(graph: TaskGraph, da
     [
         (lambda graph: graph.scale(graph.on_gpu, "2"), "scale: expected numbers, got '2'"),
         (lambda graph: graph.scale(graph.on_gpu, 0.5, low=object()), "scale: expected numbers, got '<object"),
+        (lambda graph: graph.scale(graph.on_gpu, 0.5, low=1.0, high=0.4), "scale: expected low to be at most high"),
         (lambda graph: graph.scale(graph.on_gpu, [1, 2, 3, 4, 5, 6, 7]), "scale: expected one factor, or one for each"),
         (lambda graph: graph.scale("2", 0.5), "ids of tasks: expected numbers, got '2'"),
         (lambda graph: graph.scale([0.5], 0.5), "expected whole ids of tasks, got 0.5"),

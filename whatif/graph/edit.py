@@ -56,6 +56,8 @@ def scale(
             raise WhatifError(f"scale: expected a factor of 0 or more, got {each}.")
         if each.size != 1 and each.shape != ids.shape:
             raise WhatifError(f"scale: expected one factor, or one for each of the {len(ids)} tasks, got {each.size}.")
+    if low is not None and high is not None and np.any(factors[1] > factors[2]):
+        raise WhatifError("scale: expected low to be at most high, got more.")
     columns = (graph.duration_ns, graph.low_ns, graph.high_ns)
     centre, least, most = (column[ids] * each for column, each in zip(columns, factors, strict=True))
     return with_duration(graph, ids, centre, low_ns=least, high_ns=most)
@@ -83,6 +85,8 @@ def with_duration(
             ) from None
         return new
 
+    if not len(ids):
+        return graph
     duration = put(graph.duration_ns, duration_ns)
     if len(duration) and int(duration.min()) < 0:
         raise WhatifError("with_duration: expected durations of 0 ns or more, got a negative one.")

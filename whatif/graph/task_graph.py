@@ -450,7 +450,9 @@ class TaskGraph:
             worst = int(self.duration_ns.argmin())
             raise WhatifError(f"graph: task {worst} {self.names[self.name[worst]]!r} has a negative duration.")
         if np.any(self.low_ns > self.duration_ns) or np.any(self.high_ns < self.duration_ns):
-            raise WhatifError("graph: a duration lies outside its low and high bounds.")
+            raise WhatifError(
+                "graph: a duration lies outside its low and high bounds; scale and with_duration change all three."
+            )
         for dependencies in (self.dependencies, self.derived):
             if not len(dependencies):
                 continue
