@@ -11,6 +11,7 @@ import whatif
 from tests.helpers import CPU, Build, replace
 from tests.memory_steps import drawn, slow_peak, totals
 from tests.transforms.test_precision import attention_step
+from whatif import WhatifError
 from whatif.graph.info import GraphInfo
 from whatif.graph.memory import (
     LayerMemory,
@@ -147,6 +148,10 @@ def test_a_graph_without_memory_stays_the_very_same() -> None:
     assert change_memory(graph, accumulated) is graph
     known = graph.replace(info=GraphInfo(memory=drawn()))
     assert change_memory(known, accumulated).info.memory == accumulated(drawn())
+    with pytest.raises(WhatifError, match="expected 0 bytes or more in each part of the memory, got -1"):
+        change_memory(known, lambda memory: replace(memory, parameters=-1))
+    with pytest.raises(WhatifError, match="returns a Memory, got NoneType"):
+        change_memory(known, lambda memory: None)  # type: ignore[arg-type, return-value]
     assert known.info.memory == drawn()
 
 

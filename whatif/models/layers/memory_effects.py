@@ -12,6 +12,7 @@ import numpy as np
 from whatif.graph.memory import LayerMemory, Memory, fullest, recomputed, update_workspace
 from whatif.graph.types import Int64
 from whatif.models.layers.segments import places_within
+from whatif.runtime.errors import WhatifError
 
 if TYPE_CHECKING:
     from whatif.graph.task_graph import TaskGraph
@@ -21,13 +22,24 @@ def change_memory(graph: TaskGraph, effect: Callable[[Memory], Memory]) -> TaskG
     """Return the graph with its memory replaced by ``effect(memory)``; the same graph if its memory is unknown.
 
     ``effect`` takes and returns a ``whatif.graph.memory.Memory``, which lists bytes layer by layer. Of a pipeline it
-    changes every stage: another one may then be the fullest.
+    changes every stage: another one may then be the fullest. Raises WhatifError if it returns something else, or less
+    than no memory.
     """
     if graph.info.memory is None:
         return graph
     if graph.info.stages:
-        return with_stages(graph, tuple(map(effect, graph.info.stages)))
-    return graph.replace(info=replace(graph.info, memory=effect(graph.info.memory)))
+        return with_stages(graph, tuple(_checked(effect(stage)) for stage in graph.info.stages))
+    return graph.replace(info=replace(graph.info, memory=_checked(effect(graph.info.memory))))
+
+
+def _checked(memory: object) -> Memory:
+    if not isinstance(memory, Memory):
+        raise WhatifError(f"change_memory: expected a function that returns a Memory, got {type(memory).__name__}.")
+    of_step = (memory.parameters, memory.optimizer_state, memory.inputs, memory.update_workspace)
+    least = min(*of_step, *(size for row in memory.layers for size in (row.activations, row.gradients)))
+    if least < 0:
+        raise WhatifError(f"change_memory: expected 0 bytes or more in each part of the memory, got {least:,}.")
+    return memory
 
 
 def with_stages(graph: TaskGraph, stages: Sequence[Memory]) -> TaskGraph:
