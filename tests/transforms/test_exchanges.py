@@ -28,7 +28,7 @@ from tests.transforms.communication_graphs import (
     two_layers,
 )
 from whatif import Phase, TaskGraph, TaskKind, WhatifError, simulate
-from whatif.models.exchange.collective_tasks import all_reduces
+from whatif.models.exchange.collective_tasks import all_reduces, exchange_tasks
 
 pytestmark = pytest.mark.usefixtures("round_v100", "equal_gpus")
 
@@ -231,3 +231,20 @@ def test_collectives_on_the_stream_of_the_other_kernels() -> None:
         name, "b2", "compress gradients", "sparse all-gather", "decompress gradients", "u",
     ]  # fmt: skip
     assert (changed.thread[changed.on_cpu] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "calls"),
+    [("distributed", {"c10d::allreduce_"}), ("p3", {"sending and receiving"}), ("fsdp", set())],
+)
+def test_the_exchange_on_a_cpu_is_also_its_work_there(spec: str, calls: set[str], own_traces: Path) -> None:
+    """Scaling the collectives alone kept the step: 93.5 ms with 10 Gbit/s, or without a network."""
+    recorded = whatif.read(own_traces / "transformer_cpu.json.gz")
+    graph = whatif.load_transform(f"{spec}:workers=4,bandwidth=10Gbps")(recorded)
+    tasks = exchange_tasks(graph)
+    assert tasks[graph.kind == TaskKind.COMMUNICATION].all()
+    called = tasks & (graph.kind != TaskKind.COMMUNICATION)
+    assert {graph.names[name] for name in graph.name[called]} == calls
+    assert (graph.start_ns[called] < 0).all()
+    alone, both = (simulate(graph.scale(chosen, 0.0)).step_ns_by("mark") for chosen in (tasks & ~called, tasks))
+    assert both < 0.85 * alone if calls else both == alone

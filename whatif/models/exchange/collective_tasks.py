@@ -16,6 +16,7 @@ from whatif.graph.edit import add_thread
 from whatif.graph.kernels import KernelFamily, collective_of
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import (
+    Anchor,
     Bool,
     Change,
     TaskKind,
@@ -33,6 +34,8 @@ from whatif.runtime.errors import WhatifError
 from whatif.simulation.transfers import LATENCY, WORKERS, Parts, latency_of, of_activations, with_parts, workers_of
 
 ALL_REDUCE = "all-reduce"
+# The CPU work of the exchange with parameter servers, on the core of a CPU's step.
+SOCKETS = "sending and receiving"
 # What-ifs that reissue the collectives of a recording of several workers for another number of workers.
 FROM_MANY = ("distributed", "zero", "fsdp")
 FAMILY = int(KernelFamily.COMMUNICATION)
@@ -72,6 +75,21 @@ def with_workers(graph: TaskGraph, workers: int) -> TaskGraph:
 def exchanging(graph: TaskGraph) -> Bool:
     """Return a mask, shape (n_tasks,), of the communication among workers: all but that of activations."""
     return np.asarray((graph.kind == TaskKind.COMMUNICATION) & ~of_activations(graph), dtype=np.bool_)
+
+
+def exchange_tasks(graph: TaskGraph) -> Bool:
+    """Return a mask, shape (n_tasks,), of the exchange among workers: collectives, pushes and pulls.
+
+    On a CPU also the CPU time that sending and receiving takes from the step, in calls such as "c10d::allreduce_": it
+    can be longer than the network's. Not the activations that devices pass on, launches on a GPU, and copies into and
+    out of buckets.
+    """
+    found = exchanging(graph)
+    if not graph.has_gpu:
+        d = graph.dependencies
+        found[d.source[(d.anchor == Anchor.START) & found[d.target]]] = True
+        found |= graph.select(name=f"^{SOCKETS}$").mask
+    return found
 
 
 def communicates(graph: TaskGraph) -> bool:

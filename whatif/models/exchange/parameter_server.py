@@ -41,6 +41,7 @@ from whatif.models.exchange import gloo
 from whatif.models.exchange.buckets import StepGradients, at_share
 from whatif.models.exchange.collective_tasks import (
     FAMILY,
+    SOCKETS,
     add_channel,
     attach_model,
     estimated,
@@ -55,7 +56,7 @@ from whatif.simulation.transfers import Parts
 
 PUSH, PULL, REDUCE = "push", "pull", "reduce and update"
 TO_HOST, TO_GPU = "Memcpy DtoH (gradients, what-if)", "Memcpy HtoD (weights, what-if)"
-SERVER_CHANNEL, SOCKETS = "parameter server, CPU", "sending and receiving"
+SERVER_CHANNEL = "parameter server, CPU"
 SEND_CHANNEL, RECEIVE_CHANNEL = "network, send", "network, receive"
 # MXNet's MXNET_KVSTORE_BIGARRAY_BOUND: a larger array is split over all servers, a smaller one lies on one of them.
 BIG_BYTES = 1_000_000 * 4
