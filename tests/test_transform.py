@@ -225,6 +225,21 @@ def test_a_script_that_returns_no_graph_is_reported(returned: str, tmp_path: Pat
         transform(graph())
 
 
+def test_a_script_that_returns_the_result_of_insert_is_told_where_the_graph_is(tmp_path: Path) -> None:
+    inserting = 'graph.insert(whatif.NewTasks([0], "new", whatif.TaskKind.CPU_OP, 1))'
+    transform = load_transform(script(tmp_path, f"import whatif\ndef transform(graph): return {inserting}"))
+    with pytest.raises(WhatifError, match=r"got Inserted; return its \.graph\."):
+        transform(graph())
+
+
+@pytest.mark.parametrize("body", ["return graph", "return graph.scale(graph.duration_ns < 0, 0.5)"])
+def test_a_script_that_changes_nothing_is_reported(body: str, recorded: TaskGraph, tmp_path: Path) -> None:
+    """A dropped result, or nothing selected, looked like an optimization that does not help."""
+    path = script(tmp_path, f"def transform(graph): {body}")
+    found = apply(recorded, path)
+    assert found.notes == (f"{Path(path).stem}: it changes nothing here",)
+
+
 @pytest.mark.parametrize("failing", ["sys.exit(0)", "sys.exit()", "1 / 0"])
 def test_a_script_that_fails_or_exits_is_named(failing: str, tmp_path: Path) -> None:
     transform = load_transform(script(tmp_path, f"import sys\ndef transform(graph): {failing}"))

@@ -128,8 +128,9 @@ class Prediction:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of the transforms."""
-        return new_notes(self.baseline.graph, self.graph)
+        """The notes of the transforms, and one for each that changes nothing and does not say why."""
+        silent = (part.transform.name for part in self.applied if not part.changed and not part.notes)
+        return (*new_notes(self.baseline.graph, self.graph), *(f"{name}: it changes nothing here" for name in silent))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -164,8 +164,10 @@ class Transform:
         if not isinstance(result, TaskGraph):
             raise WhatifError(
                 f"transform {self.name!r}: expected transform() to return a TaskGraph, got {type(result).__name__}; "
-                "every edit returns a new graph, so return the last one."
-            )
+                # ``insert`` returns the graph with more.
+                + ("return its .graph." if hasattr(result, "graph")
+                   else "every edit returns a new graph, so return the last one.")
+            )  # fmt: skip
         return result
 
     def _run(self, graph: TaskGraph) -> TaskGraph:
