@@ -132,6 +132,9 @@ def test_a_script_of_ones_own_is_ranked_with_the_others(
     assert entry(found, "mine")["effort"] == "small"
     assert any("scale:kind=gpu,factor=0.9" in item["what_ifs"] for item in found["advice"])
     assert any("mine" in item["what_ifs"] for item in found["combinations"])
+    # What was asked for has its range at any rank.
+    shown = report(capsys, "advise", trace, str(script), "--top", "1")["advice"]
+    assert [item["what_ifs"] for item in shown if item["low_ms"] is not None] == [shown[0]["what_ifs"], ["mine"]]
     assert main(["advise", trace, str(tmp_path / "none.py")]) == 1
     assert main(["advise", str(script), trace]) == 2
     assert f"try `whatif advise '{trace}' {script}`" in capsys.readouterr().err

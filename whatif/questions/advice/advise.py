@@ -260,9 +260,9 @@ def advise(
 ) -> Advice:
     """Try every candidate on ``baseline``, then promising combinations; by default all installed transforms.
 
-    Ranges are computed for the ``top`` entries of each list. ``progress(done, total)`` counts trials of single
-    transforms. A transform that does not apply or fails is listed with its reason, and the others still run. ``path``
-    is the trace, for the lines of code, if the graph no longer records it.
+    Ranges are computed for the ``top`` entries of each list, and for what-ifs that the user named. ``progress(done,
+    total)`` counts trials of single transforms. A transform that does not apply or fails is listed with its reason, and
+    the others still run. ``path`` is the trace, for the lines of code, if the graph no longer records it.
     """
     candidates = installed() if candidates is None else candidates
     refused = list(candidates.broken)
@@ -303,7 +303,8 @@ def advise(
         entries = []
         for place, trial in enumerate(best_first):
             parts_pct = [gain_alone_pct(t) for t in trial.transforms] if len(trial.transforms) > 1 else []
-            range_ms = trier.range_ms(trial) if with_range and place < top else None
+            shown = place < top or candidates.asked.issuperset(trial.spelled)
+            range_ms = trier.range_ms(trial) if with_range and shown else None
             entries.append(Ranked(trial, reason(trial, trier, parts_pct), range_ms, tuple(parts_pct)))
         return tuple(entries)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from whatif.models.kernels.fp8 import chosen_for_fp8
+from whatif.prediction.composition import spelled
 from whatif.prediction.transform import (
     Transform,
     built_in_names,
@@ -37,6 +38,7 @@ class Candidates(Struct, frozen=True):
     transforms: tuple[Transform, ...]
     hypothetical: tuple[str, ...] = ()
     broken: tuple[Refused, ...] = ()
+    asked: frozenset[str] = frozenset()  # those that the user named, as on a command line
 
 
 def installed(also: Iterable[Transform] = ()) -> Candidates:
@@ -45,6 +47,7 @@ def installed(also: Iterable[Transform] = ()) -> Candidates:
     ``also`` are tried first, whatever their effort.
     """
     found: list[Transform] = list(also)
+    asked = frozenset(map(spelled, found))
     hypothetical: list[str] = []
     broken: list[Refused] = []
     names = built_in_names()
@@ -58,4 +61,4 @@ def installed(also: Iterable[Transform] = ()) -> Candidates:
         except Exception as error:  # one broken plug-in must not hide all the others
             sentence = str(error) if isinstance(error, WhatifError) else f"{type(error).__name__}: {error}"
             broken.append(Refused((name,), (), Refusal.FAILED, sentence))
-    return Candidates(tuple(found), tuple(hypothetical), tuple(broken))
+    return Candidates(tuple(found), tuple(hypothetical), tuple(broken), asked)
