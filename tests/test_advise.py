@@ -65,7 +65,7 @@ def test_the_drawn_step() -> None:
     pair = found.together[0]
     assert pair.alone_pct == (0, 40)
     assert pair.reason == "alone cpu2 0 %, gpu2 40 %; together 50 %; GPU work 10.00 → 5.00 ms, CPU work 4.00 → 2.00 ms"
-    assert pair.trial.effort == Effort(EffortSize.MEDIUM, "turn it on. buy it")
+    assert pair.trial.effort == Effort(EffortSize.MEDIUM, "turn it on; buy it.")
     assert found.verdict == (
         "GPU-bound: the GPU is busy 10.00 of 10.00 ms (100 %); a faster CPU would change little.",
         "Do first: gpu2 (buy it).",

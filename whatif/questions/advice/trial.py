@@ -179,7 +179,8 @@ class Trial(Struct, frozen=True):
     def effort(self) -> Effort:
         """The largest effort among the what-ifs, and how to get each."""
         efforts = [Effort.of(t.doc) for t in self.transforms]
-        return Effort(max(e.size for e in efforts), " ".join(e.how for e in efforts if e.how))
+        how = "; ".join(e.how.rstrip(".") for e in efforts if e.how)
+        return Effort(max(e.size for e in efforts), f"{how}." if how else "")
 
 
 class Trier:
