@@ -81,13 +81,14 @@ class Calibration(Struct, frozen=True):
 
         The difference of two medians of 20 steps stays within one quartile distance in 90 % of the cases (normal
         steps), and a prediction is compared with such a median of another run. The errors are independent, so they add
-        as squares.
+        as squares. If the simulated step is too short, the upper end reaches the untraced one.
         """
         if self.untraced is None:
             return 0.0, 0.0
         median_ns = self.untraced.median_ns
         lower, higher = 1 - self.untraced.q25_ns / median_ns, self.untraced.q75_ns / median_ns - 1
-        return math.hypot(lower, self.missed), math.hypot(higher, self.missed)
+        too_short = median_ns / self.corrected_ns - 1 if self.corrected_ns > 0 else 0.0
+        return math.hypot(lower, self.missed), math.hypot(higher, max(abs(self.missed), too_short))
 
     @property
     def met(self) -> bool:
