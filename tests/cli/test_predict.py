@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].endswith("none of it was measured")
     assert any(line.endswith("samples/s") for line in lines)
     assert any("cross entropy over 32 rows of 4 classes" in line for line in lines)
+    assert any(re.fullmatch(r"[1-9][\d.]* KiB at the peak, fits 80 GiB", line) for line in lines)
 
 
 def test_mfu_is_that_of_explain_and_what_beats_the_peak_counts_as_at_it(
@@ -138,6 +140,7 @@ def test_arguments_of_the_model_and_named_inputs(capsys: pytest.CaptureFixture[s
         ([TWO, "--input", "32,8", "--device", "V1000"], "V1000"),
         ([TWO, "--input", "32,8", "no_such_what_if"], "no_such_what_if"),
         ([TWO, "--input", "32,9"], "do the inputs fit"),
+        ([TWO, "--input", "32,8", "--inference", "--optimizer", "sgd", "--loss", "mse"], "got --optimizer, --loss"),
         (["nothing.onnx"], "nothing.onnx"),
         (["nothing.json"], "nothing.json"),
         ([TWO, "--input", "32,8", "--save", "/no/such/folder/x.json"], "/no/such/folder"),

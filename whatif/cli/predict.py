@@ -32,6 +32,7 @@ _DEVICE = "A100-SXM-80"
 _OPTIMIZER = "adam"
 # Options whose values a file of operators fixes.
 _SET_BY_FILES = ("input", "input_dtype", "task", "dtype", "optimizer", "lora", "freeze", "loss", "attention", "kwargs")
+_OF_TRAINING = ("optimizer", "freeze", "loss")
 _TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq")
 # Sizes of a task's inputs; "target": positions that a seq2seq model writes.
 _SIZES = ("batch", "seq", "target", "image")
@@ -174,6 +175,8 @@ def _wanted(target: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]
     sizes, inputs = _sizes_or_shapes(args, by_task=by_task)
     if by_task and not args.input:
         raise UsageError("predict: expected --input batch=8,seq=2048 (text) or batch=64 (images), got no --input.")
+    if args.inference and (listed := _listed(args, _OF_TRAINING)):
+        raise UsageError(f"predict: expected none of the options of training with --inference, got {listed}.")
     if args.freeze is not None:
         try:
             re.compile(args.freeze)
@@ -192,15 +195,16 @@ def _refuse_options_of_modules(target: str, kind: Kind, args: argparse.Namespace
     """Raise UsageError for options that a file of operators cannot honour."""
     from whatif.from_module.targets import Kind
 
-    names = [name for name in _SET_BY_FILES if getattr(args, name)]
-    if args.inference and kind == Kind.CHAKRA:
-        names.append("inference")
-    if names:
-        listed = ", ".join("--" + name.replace("_", "-") for name in names)
+    if listed := _listed(args, (*_SET_BY_FILES, *(("inference",) if kind == Kind.CHAKRA else ()))):
         raise UsageError(
             f"predict: {target}: expected none of the options that build a model, got {listed}; {kind.value} holds its "
             "operators and their shapes already, so leave them out, or name module:Model."
         )
+
+
+def _listed(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """The options among ``names`` that were given, as people write them."""
+    return ", ".join("--" + name.replace("_", "-") for name in names if getattr(args, name))
 
 
 def _sizes_or_shapes(args: argparse.Namespace, *, by_task: bool) -> tuple[dict[str, int], list[_Shape]]:

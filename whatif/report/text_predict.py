@@ -11,7 +11,7 @@ from whatif.report.layout import (
     rate,
     report,
 )
-from whatif.units import counted
+from whatif.units import counted, size
 
 # Source of the kernels' durations (docs/opdb.md).
 _ANSWER_SOURCES = {
@@ -65,7 +65,7 @@ def _facts(predicted: PredictedStep) -> list[str]:
     if predicted.peak_bytes is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
         memory = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
-        found.append(f"{predicted.peak_bytes / 2**30:,.2f} GiB at the peak{memory}")
+        found.append(f"{size(predicted.peak_bytes)} at the peak{memory}")
     return found
 
 
