@@ -81,6 +81,20 @@ def test_a_saved_step_is_read_by_the_other_commands(tmp_path: Path, capsys: pyte
             assert found["peak_bytes"] == prediction["peak_bytes"]
 
 
+def test_a_gpu_that_is_behind_runs_alone_while_the_host_waits_for_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as the launch queue of 1,021 kernels fills, the host is always busy; a step here has about 20."""
+    path = str(tmp_path / "step.json.gz")
+    prediction = report(capsys, TWO, "--input", "1000000,8", "--device", "H100", "--save", path)
+    assert main(["explain", path, "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["breakdown"]
+    alone = report(capsys, TWO, "--input", "32,8", "--device", "H100")  # the host's time: its kernels are short
+    assert alone["predicted_ms"] < prediction["predicted_ms"] / 2
+    together = parts["cpu_gpu_ms"] + parts["cpu_only_ms"]
+    assert together == pytest.approx(alone["predicted_ms"], rel=0.05)
+
+
 def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     need("torch")
     assert main(["predict", TWO, "--input", "32,8", "--device", "H100"]) == 0

@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "cal4",
         "calibrate",
-        "return math.hypot(lower, self.missed), math.hypot(higher, self.missed)",
+        "return math.hypot(lower, self.missed), math.hypot(higher, max(abs(self.missed), too_short))",
         "return lower, higher",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
@@ -36,6 +37,9 @@ from whatif.prediction.predict import AnyTransform, Prediction, apply
 from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
 _STEADY = 4
+# Steps that the GPU runs before the queue is full, in queues, at most: more are needed only if the host takes more than
+# four fifths of the GPU's time, and then it hardly waits.
+_MOST_BEFORE = 4.0
 # Operator families whose fp32 products run in TF32, by what torch.backends allows.
 TF32: dict[str, tuple[str, ...]] = {"none": (), "conv": ("conv",), "all": ("conv", "matmul")}
 
@@ -235,10 +239,15 @@ def _steps(graph: OperatorGraph, kernels: Sequence[Sequence[tuple[str, int]]], w
     """The number of steps to schedule so that the readers see steady ones.
 
     Readers need four, without the first and the last. If the GPU is slower than the host, the host's steps are
-    short until the launch queue is full: additional steps fill it first.
+    short until the launch queue is full, which the GPU empties meanwhile, and the GPU runs the last ones after the
+    host is done: with more steps, neither is so in the middle.
     """
     once = schedule_steps(graph, kernels, work_ns, cpu_costs(), steps=1)
     count = sum(map(len, kernels))
-    if not count or once.kernels[-1].end_ns - once.kernels[0].start_ns <= once.steps[0].end_ns:
+    host_ns = once.steps[0].end_ns
+    gpu_ns = once.kernels[-1].end_ns - once.kernels[0].start_ns if count else 0
+    if gpu_ns <= host_ns:
         return _STEADY
-    return -(-DEFAULT_QUEUE_DEPTH // count) + _STEADY + 1
+    queued = DEFAULT_QUEUE_DEPTH / count
+    before = min(host_ns / (gpu_ns - host_ns), _MOST_BEFORE)
+    return max(math.ceil(queued) + _STEADY + 1, math.ceil(2 * queued * max(before, 1)) + _STEADY - 1)

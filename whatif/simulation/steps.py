@@ -175,7 +175,10 @@ def _spread(times_ns: tuple[int, ...]) -> float:
 
 
 def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> tuple[int, int]:
-    """Return the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all."""
+    """Return the begin and end, ns, of the steady step whose time by a clock is closest to the median of them all.
+
+    The middle one of several: before and after it, the host of a predicted step runs ahead or is done.
+    """
     if not len(graph):
         return 0, 0
     edges = _edges(graph, start_ns, end_ns, clock)
@@ -184,6 +187,8 @@ def window_ns(graph: TaskGraph, start_ns: Int64, end_ns: Int64, clock: str) -> t
     if not len(chosen):
         edges, at = _edges(graph, start_ns, end_ns, "span"), 0
     else:
-        at = int(np.abs(chosen - np.median(chosen)).argmin())
+        distance = np.abs(chosen - np.median(chosen))
+        closest = np.flatnonzero(distance == distance.min())
+        at = int(closest[(len(closest) - 1) // 2])
         at += 0 if clock == "span" else _first_steady(times_ns, graph, clock)
     return int(edges[at]), int(edges[at + 1])
