@@ -197,6 +197,7 @@ def test_one_cpu_thread_is_met_by_its_cpu_clock(tmp_path: Path) -> None:
         recorded(tmp_path, **{**both, "threads": 2}),
         recorded(tmp_path, untraced_step_ms=time(0.09), untraced_cpu_ms=time(math.nan)),
         read_events(tmp_path, [*steps(), loader], whatif={"threads": 1, **both}),
+        read_events(tmp_path, steps(), whatif={"threads": 1, **both}, distributedInfo={"rank": 0, "world_size": 2}),
         read_events(tmp_path, [*steps(), op("other", 0, 600, tid=2)], whatif={"threads": 1, **both}),
     ]
     for graph in several:

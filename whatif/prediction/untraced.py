@@ -65,11 +65,15 @@ def event_cost_ns(recorded: Recorded) -> tuple[float | None, str]:
 
 
 def _one_cpu_thread(graph: TaskGraph) -> bool:
-    """Whether one thread of one process does all the work, so that its CPU time is the step."""
+    """Whether one thread of one process does all the work, so that its CPU time is the step.
+
+    One of several workers waits for the others, and gloo's threads are not in its trace.
+    """
     return (
         [thread.kind for thread in graph.threads] == [ThreadKind.CPU]
         and graph.info.recorded.threads == 1
         and not graph.info.loads_in_processes
+        and (graph.info.workers or 1) == 1
     )
 
 
