@@ -459,6 +459,22 @@ def test_two_what_ifs_make_fit_what_neither_does_alone() -> None:
     assert (pair.trial.spelled, pair.trial.peak_bytes) == (("also_halves", "halves"), 4 * GIB)
 
 
+def test_beside_sharing_the_what_if_counts_that_frees_what_is_not_shared(own_traces: Path) -> None:
+    """Alone, a peak of 144 MB in the update hides that checkpoints free some of the activations.
+
+    "Nothing that was tried makes it fit" was the answer. The fewest devices come first, though more are faster.
+    """
+    graph = whatif.read(own_traces / "transformer_cpu.json.gz")
+    graph = change_memory(graph, lambda memory: replace(with_batch(memory, 4), update_workspace=60_000_000))
+    info = replace(graph.info, gpu_memory_bytes=60_000_000)
+    specs = ["fused_adam:to=foreach", "activation_checkpoint"]
+    found = advise(Baseline.of(graph.replace(info=info)), Candidates(tuple(map(whatif.load_transform, specs))))
+    assert [entry.trial.workers for entry in found.making_fit] == [3, 4]
+    assert found.first is found.making_fit[0]
+    assert found.first.trial.spelled == ("activation_checkpoint", "fsdp:workers=3")
+    assert found.first.trial.gain_pct < found.making_fit[1].trial.gain_pct
+
+
 def test_where_nothing_makes_it_fit_the_verdict_says_so() -> None:
     found = advice(gpu, memory=held(4), gpu_memory_bytes=GIB // 2)
     assert found.first is None

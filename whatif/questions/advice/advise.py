@@ -108,10 +108,11 @@ class Advice(Struct, frozen=True):
 
         If the step waits for data or communication, what-ifs that remove the wait are preferred. Another batch comes
         first only if nothing else gains: it may need another learning rate. If the step does not fit, only what makes
-        it fit counts, whatever it costs; with more devices only if nothing else does.
+        it fit counts, whatever it costs, on as few devices as possible.
         """
-        able = tuple(entry for entry in self.alone if entry.trial.workers == 1) or self.alone
-        same = [entry for entry in able if entry.trial.same_training] or list(able)
+        fewest = min((entry.trial.workers for entry in self.alone), default=1.0)
+        able = [entry for entry in self.alone if entry.trial.workers == fewest]
+        same = [entry for entry in able if entry.trial.same_training] or able
         same = [entry for entry in same if self._relieves(entry.trial)] or same
         if not same:
             return None
@@ -297,7 +298,7 @@ def advise(
     bound = trier.explanation.verdict
 
     def ranked(
-        found: Iterable[Trial], with_range: bool = True, by: Callable[[Trial], tuple[bool, ...]] = lambda _: ()
+        found: Iterable[Trial], with_range: bool = True, by: Callable[[Trial], tuple[float, ...]] = lambda _: ()
     ) -> tuple[Ranked, ...]:
         best_first = sorted(found, key=lambda t: (*by(t), -t.gain_pct, t.effort.size, t.spelled))
         entries = []
@@ -312,10 +313,10 @@ def advise(
     making_fit: list[Trial] = []
     if not trier.fits():
         here = [*fitting, *search.fitting_pairs()]
-        shared = list(on_more_devices(moving, () if here else search.savers()))
+        shared = on_more_devices(moving, () if here else trials)
         making_fit = [*here, *shared]
         if shared and not here:
-            together += faster_beside(moving, shared[0], trials)
+            together += faster_beside(moving, min(shared, key=lambda t: t.workers), trials)
     lines = lines_if_any(baseline.graph, path=path)
     result = Advice(
         baseline=baseline,
@@ -330,7 +331,7 @@ def advise(
         refused=tuple(refused),
         hypothetical=candidates.hypothetical,
         fits=trier.fits(),
-        making_fit=ranked(making_fit, by=lambda t: (t.workers > 1, not t.same_training)),
+        making_fit=ranked(making_fit, by=lambda t: (t.workers, not t.same_training)),
         warm_up=warm_up(baseline),
         waiting=waiting_lines(baseline, lines) if lines else (),
         costly=costly_lines(baseline, lines) if lines else (),

@@ -68,7 +68,7 @@ class Search:
         parts = [key for key, t in fit.items() if t.same_training]
         return [t for key, t in fit.items() if len(key) == 2 and not any(part < key for part in parts)]
 
-    def savers(self) -> list[Trial]:
+    def _savers(self) -> list[Trial]:
         """Return the what-ifs that free most memory and train the same samples, the largest saving first."""
         held, able = self._trier.peak_bytes or 0, [t for t in self._single if t.same_training]
         return _largest(able, lambda t: float(held - (t.peak_bytes or held)), SAVES * held)
@@ -84,7 +84,7 @@ class Search:
         yield from ((*a.transforms, *b.transforms) for a in hosts for b in devices)
         # What-ifs that free memory, with those that do not fit alone.
         large = [t for t in self._single if not self._trier.fits(t)]
-        yield from ((*a.transforms, *b.transforms) for a in self.savers() for b in large)
+        yield from ((*a.transforms, *b.transforms) for a in self._savers() for b in large)
         # A what-if that does not apply to the recorded run may apply after another.
         yield from ((*a.transforms, b) for b in self._refused for a in gaining[:MOST_PARTNERS])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from whatif.graph.memory import peak
 from whatif.models.layers.memory_effects import accumulated, with_batch
@@ -10,7 +11,7 @@ from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.advice.combine import MOST_PARTNERS, WORTH_PCT
 from whatif.questions.advice.effort import EffortSize
 from whatif.questions.advice.trial import Trial, Trier
-from whatif.questions.what_fits import fewest_workers, largest_batch
+from whatif.questions.what_fits import MOST_WORKERS, fewest_workers, largest_batch
 from whatif.runtime.errors import WhatifError
 
 # What-ifs that share the parameters, the gradients or the optimizer's state among more GPUs.
@@ -44,27 +45,39 @@ def smaller_batches(trier: Trier) -> list[tuple[Transform, ...]]:
     return found
 
 
-def on_more_devices(trier: Trier, savers: Sequence[Trial]) -> Iterator[Trial]:
-    """Yield the fewest workers of each of ``SHARING`` that make the step fit; if none do, with the first of ``savers``.
+def on_more_devices(trier: Trier, savers: Iterable[Trial]) -> list[Trial]:
+    """Return the step with the fewest workers of each of ``SHARING`` that make it fit, each beside one what-if or none.
 
-    ``trier`` may move the step to other machines.
+    That is, if none fits alone, the one of ``savers`` that leaves least to keep on each of many workers. ``trier`` may
+    move the step to other machines.
     """
+    alone = [step for name in SHARING if (step := _on_fewest(trier, (), name))]
+    if alone:
+        return alone
+    same = [t for t in savers if t.same_training and t.effort.size != EffortSize.LARGE]
+    beside = [(_least_kept(trier, same, name), name) for name in SHARING]
+    return [step for saver, name in beside if saver and (step := _on_fewest(trier, saver, name))]
+
+
+def _on_fewest(trier: Trier, beside: Sequence[Transform], name: str) -> Trial | None:
     capacity_bytes = trier.baseline.graph.info.gpu_memory_bytes
     if capacity_bytes is None:
-        return
-    saver = next((trial.transforms for trial in savers if not trier.fits(trial)), ())
-    for beside in ((), saver) if saver else ((),):
-        found = []
-        for name in SHARING:
-            try:
-                fewest = fewest_workers(trier, [*beside, load_transform(name)], capacity_bytes)
-            except WhatifError:  # it does not apply here
-                continue
-            if fewest.workers is not None and fewest.workers > 1 and isinstance(fewest.step, Trial):
-                found.append(fewest.step)
-        yield from found
-        if found:
-            return
+        return None
+    try:
+        fewest = fewest_workers(trier, [*beside, load_transform(name)], capacity_bytes)
+    except WhatifError:  # it does not apply here
+        return None
+    return fewest.step if (fewest.workers or 1) > 1 and isinstance(fewest.step, Trial) else None
+
+
+def _least_kept(trier: Trier, savers: Sequence[Trial], name: str) -> tuple[Transform, ...]:
+    """The what-ifs of the trial with the lowest peak beside ``name``: alone, parameters may hide what it saves."""
+    shared = load_transform(f"{name}:workers={MOST_WORKERS}")
+    peaks: list[tuple[int, tuple[Transform, ...]]] = []
+    for trial in savers:
+        with suppress(WhatifError):  # they do not apply together
+            peaks.append((trier.peak_bytes_of((*trial.transforms, shared)), trial.transforms))
+    return min(peaks, key=lambda each: each[0], default=(0, ()))[1]
 
 
 def faster_beside(trier: Trier, start: Trial, trials: Sequence[Trial]) -> list[Trial]:
