@@ -210,3 +210,6 @@ def test_an_error_that_two_steps_share_leaves_their_ratio_alone() -> None:
     wider = (200.0, 100.0, 300.0)
     assert shares_beside(wider, one, on_gpu=True)[0] == pytest.approx(math.sqrt(0.5**2 - 0.3**2 + SCALED_REST_GPU**2))
     assert shares_beside((100.0, 99.0, 101.0), one, on_gpu=True) == pytest.approx((0.01, 0.01))
+    # Without computation: 1 % of its own, and the reference from 0.7 to 1.3 times.
+    below, above = shares_beside((100.0, 99.0, 101.0), one, on_gpu=True, share=0.0)
+    assert (1 - below, 1 + above) == pytest.approx((1 / 1.3, 1 / 0.7), abs=1e-3)

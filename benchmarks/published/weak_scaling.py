@@ -146,8 +146,9 @@ def score(data: Path) -> Scores:
     for cell in found:
         one, many = predicted(cell, *constants[cell.family])
         # As in `whatif scaling`.
-        ends = [(step.predicted_ms, step.low_ms, step.high_ms) for step in (many, one)]
-        below, above = shares_beside(ends[0], ends[1], on_gpu=True)
+        ends = tuple((step.predicted_ms, step.low_ms, step.high_ms) for step in (many, one))
+        share = 1 - many.breakdown.communication_ms / many.predicted_ms
+        below, above = shares_beside(*ends, on_gpu=True, share=share)
         value = one.predicted_ms / many.predicted_ms
         low, high = value / (1 + above), value / (1 - below)
         what = f"{cell.framework} {cell.model} {cell.machine}, {cell.precision}, {cell.gpus} GPUs"

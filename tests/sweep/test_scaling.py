@@ -55,6 +55,9 @@ def test_the_efficiency_leaves_out_the_errors_of_one_workers_step(resnet: Baseli
     assert found.more_throughput(eight, rows[1]) == pytest.approx((1.25, 1.25 / 1.086, 1.25 / 0.914), abs=0.001)
     assert found.more_throughput(rows[1], rows[1]) == (1.0, 1.0, 1.0)
     assert found.more_throughput(rows[2], rows[1]) is None
+    # Of 1,000 ms it computes 100, as one does. An error of 10 % of that is an error of 10 % of the efficiency.
+    apart = Workers(16, 1000.0, 990.0, 1010.0, communication_ms=900.0)
+    assert found.efficiency_range_pct(apart) == pytest.approx((9.1, 10.9), abs=0.05)
     # Of 1.9 % the ends are no 2 and 2.
     slow = Workers(8, 658.0, 595.0, 768.0)
     strong = Scaling(resnet, (), True, ALONE, (rows[0], slow), ())

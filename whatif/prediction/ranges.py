@@ -145,19 +145,26 @@ def combined_shares(sums: Float64) -> tuple[Float64, Float64]:
 
 
 def shares_beside(
-    step: tuple[float, float, float], reference: tuple[float, float, float], *, on_gpu: bool
+    step: tuple[float, float, float], reference: tuple[float, float, float], *, on_gpu: bool, share: float = 1.0
 ) -> tuple[float, float]:
     """Return the shares of ``step`` by which it may be shorter and longer than predicted, beside a ``reference``.
 
-    Both are a time and the ends of its range, in one unit. The errors of the reference are those of the step as well,
-    so that their squares are taken off; what is left is at most the step's own range.
+    Both are a time and the ends of its range, above 0, in one unit. The errors of the reference are those of a
+    ``share`` of the step as well, so that their squares are taken off; what is left is at most the step's own range.
+    The rest of the step, such as communication, lacks these errors: beside a longer reference it is shorter.
     """
     rest = SCALED_REST_GPU if on_gpu else float(np.hypot(RUN_TO_RUN, RUN_TO_RUN_WORKERS))
-    own, shared = ((1 - low / time, high / time - 1) for time, low, high in (step, reference))
+    own, common = ((1 - low / time, high / time - 1) for time, low, high in (step, reference))
     below, above = (
-        min(mine, math.sqrt(max(mine**2 - common**2, 0.0) + rest**2)) for mine, common in zip(own, shared, strict=True)
+        min(mine, math.sqrt(max(mine**2 - (share * shared) ** 2, 0.0) + rest**2))
+        for mine, shared in zip(own, common, strict=True)
     )
-    return below, above
+    time, low, high = reference
+    shorter, longer = ((1 - share) * math.log(ratio) for ratio in (high / time, time / low))
+    return (
+        -math.expm1(-math.hypot(math.log1p(-below), shorter)),
+        math.expm1(math.hypot(math.log1p(above), longer)),
+    )
 
 
 def several_workers(graph: TaskGraph) -> bool:

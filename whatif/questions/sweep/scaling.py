@@ -52,6 +52,11 @@ class Workers(Struct, frozen=True):
             return None
         return self.step_ms, self.low_ms, self.high_ms
 
+    @property
+    def computing(self) -> float:
+        """The share of the step in which it does not only communicate."""
+        return 1 - (self.communication_ms or 0.0) / self.step_ms if self.step_ms else 1.0
+
     def to_dict(self) -> dict[str, Any]:
         """Return the step as a JSON object."""
         return {
@@ -109,7 +114,7 @@ class Scaling(Struct, frozen=True):
     def more_throughput(self, row: Workers, now: Workers) -> tuple[float, float, float] | None:
         """Return a row's throughput over that of ``now``, and the ends of its nominal 90 % range; None without steps.
 
-        Errors of one step are those of the other too and cancel.
+        Errors of the computation of one step are those of the other's too and cancel.
         """
         step, reference, before = row.range_ms, now.range_ms, self.throughput(now)
         if step is None or reference is None or not before:
@@ -117,7 +122,8 @@ class Scaling(Struct, frozen=True):
         times = (self.throughput(row) or 0.0) / before
         if row.count == now.count:
             return times, times, times
-        below, above = shares_beside(step, reference, on_gpu=self.baseline.graph.has_gpu)
+        share = min(row.computing / now.computing, 1.0) if now.computing else 1.0
+        below, above = shares_beside(step, reference, on_gpu=self.baseline.graph.has_gpu, share=share)
         return times, times / (1 + above), times / (1 - below)
 
     @property
