@@ -269,18 +269,18 @@ def _moved(side: Estimator, old: tuple[float, ...], new: tuple[float, ...]) -> R
     return same_source_ratio(before, after, side, side, worst=AnswerSource.ANALYTIC)
 
 
-def moving_on_device(graph: TaskGraph, tasks: Int64, new: Gpu) -> Changed:
-    """Return the times of predicted memory-bound kernels ``tasks`` (ids) on ``new``, by their bytes.
+def moving(graph: TaskGraph, tasks: Int64, *, new: Gpu | None = None, factor: float = 1.0) -> Changed:
+    """Return the times of predicted memory-bound kernels ``tasks`` (ids) by their bytes, times ``factor``, on ``new``.
 
-    NaN if the bytes are unknown.
+    By default on the same device. NaN if the bytes are unknown.
     """
     found, side = _same(len(tasks), np.nan, Source.RECORDED), side_of(graph)
     known = np.flatnonzero((graph.size_bytes[tasks] > 0) & ~among(graph.family[tasks], MATRIX_FAMILIES))
     if side is None or not len(known):
         return found
     sizes, inverse = np.unique(_rounded(graph.size_bytes[tasks[known]].astype(np.float64)), return_inverse=True)
-    ops = elementwise_of(sizes)
-    ratios = chain_ratio(ops, ops, side, estimator_of(new.name))
+    after = estimator_of(new.name) if new else side
+    ratios = chain_ratio(elementwise_of(sizes), elementwise_of(sizes * factor), side, after)
     changed = Changed(ratios.ratio, ratios.low, ratios.high, SOURCE_OF_ANSWER[ratios.answered_by])
     found.put(known, changed.take(inverse.reshape(-1)))
     return found

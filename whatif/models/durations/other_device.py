@@ -41,7 +41,7 @@ from whatif.models.durations.estimator import (
     device,
     scaled,
 )
-from whatif.models.durations.forms import FORM, in_form, moving_on_device
+from whatif.models.durations.forms import FORM, in_form, moving
 from whatif.models.durations.half_precision import SPEEDUP_EXPONENT_HIGH, SPEEDUP_EXPONENT_LOW, is_half
 from whatif.models.durations.measured import has_form, without_form
 from whatif.models.durations.occupancy import RATE_DTYPES
@@ -93,7 +93,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         formats = np.zeros(len(graph), dtype=np.int8)
         formats[tasks] = new_dtype
         of_matrix = in_form(graph, tasks, matrix_dtype(graph), target=(new, formats))
-        for answers in (moving_on_device(graph, tasks, new), of_matrix):
+        for answers in (moving(graph, tasks, new=new), of_matrix):
             known = np.flatnonzero(answers.known & (graph.kind[tasks] == TaskKind.KERNEL))
             found.put(known, Ratio(answers.ratio[known], answers.low[known], answers.high[known]))
             source[known] = answers.source[known]

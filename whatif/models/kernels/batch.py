@@ -152,10 +152,17 @@ def _ratio_of_reading(graph: TaskGraph, factor: float, *, cut_weights: bool) -> 
 
 
 def _by_database(graph: TaskGraph, ids: Int64, factor: float, known: Bool, model: Estimates) -> Estimates:
-    """The estimates, but for operators that were measured on the recorded GPU in both sizes: their ratio."""
-    from whatif.models.durations import changed_operators
+    """The estimates, but for operators that were measured on the recorded GPU in both sizes: their ratio.
 
-    return changed_operators.measured_first(graph, ids, changed_operators.at_batch(graph, ids, factor), ~known, model)
+    In a predicted step, other memory-bound kernels scale as their bytes, from which they were predicted.
+    """
+    from whatif.models.durations import changed_operators, forms
+
+    found = changed_operators.at_batch(graph, ids, factor)
+    if graph.info.is_predicted:
+        rest = np.flatnonzero(~found.known)
+        found.put(rest, forms.moving(graph, ids[rest], factor=factor))
+    return changed_operators.measured_first(graph, ids, found, ~known, model)
 
 
 def _fixed(graph: TaskGraph, ids: Array) -> _Fixed:
