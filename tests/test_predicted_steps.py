@@ -168,3 +168,12 @@ def test_more_gpus_are_advised_where_nothing_fits_on_one() -> None:
     assert "times as many devices" in found.verdict[2]
     assert found.together
     assert all(entry.alone_pct[0] is not None for entry in found.together)
+
+
+def test_passes_of_a_part_train_the_samples_of_a_step_of_unknown_batch() -> None:
+    """Three passes of a third were 0.999999999999 of the samples: another batch, after all that keep it."""
+    graph = whatif.read(FOLDER / "gpt2_h100_predicted.json.gz")
+    baseline = Baseline.of(graph.replace(info=replace(graph.info, batch_size=None)))
+    for passes in (3, 49):
+        part = f"batch_size:factor={1 / passes!r}"
+        assert apply(baseline, part, f"gradient_accumulation:passes={passes}").samples_factor == 1

@@ -51,7 +51,8 @@ def samples_factor(before: TaskGraph, after: TaskGraph) -> float:
     old, new = before.info, after.info
     if old.samples and new.samples:
         return new.samples / old.samples
-    return workers_factor(before, after) * (new.batch_factor * new.passes) / (old.batch_factor * old.passes)
+    factor = workers_factor(before, after) * (new.batch_factor * new.passes) / (old.batch_factor * old.passes)
+    return round(factor, 12)  # three passes of a third are the samples of one step
 
 
 def workers_factor(before: TaskGraph, after: TaskGraph) -> float:

@@ -201,5 +201,5 @@ def with_batch_size(graph: TaskGraph, factor: float, *, wider: bool = False) -> 
         recorded = structs.replace(recorded, input_shape=shape, peak_memory_bytes=None)
         if AUTOCAST_CASTS in graph.attached:
             graph = graph.attach(**{AUTOCAST_CASTS: graph.attached[AUTOCAST_CASTS] * factor})
-    batch_factor = info.batch_factor if samples else round(info.batch_factor * factor, 12)
+    batch_factor = info.batch_factor * (1.0 if samples else factor)
     return graph.replace(info=replace(info, batch_size=samples, batch_factor=batch_factor, recorded=recorded))
