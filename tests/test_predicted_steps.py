@@ -15,7 +15,7 @@ import whatif
 from tests.helpers import need
 from whatif.cli.main import main
 from whatif.graph.kernels import KernelFamily
-from whatif.graph.types import TaskKind
+from whatif.graph.types import Phase, TaskKind
 from whatif.models.durations.estimator import Source
 from whatif.models.kernels.batch import at_batch
 from whatif.prediction.predict import Baseline, apply
@@ -177,3 +177,13 @@ def test_passes_of_a_part_train_the_samples_of_a_step_of_unknown_batch() -> None
     for passes in (3, 49):
         part = f"batch_size:factor={1 / passes!r}"
         assert apply(baseline, part, f"gradient_accumulation:passes={passes}").samples_factor == 1
+
+
+def test_gradients_of_convolutions_on_another_gpu_are_estimated_apart() -> None:
+    """A model of the V100 knows each gradient, none knows both, so the data sheet answered (2.11 for 2.02)."""
+    graph = whatif.load_transform("device:to=V100-SXM2-32")(whatif.read(FOLDER / "resnet50_a100_predicted.json.gz"))
+    convolutions = graph.on_gpu.mask & (graph.family == KernelFamily.CONVOLUTION)
+    backward_ns, forward_ns = (
+        graph.duration_ns[convolutions & (graph.phase == phase)].sum() for phase in (Phase.BACKWARD, Phase.FORWARD)
+    )
+    assert backward_ns == pytest.approx(2.02 * forward_ns, rel=0.02)

@@ -23,7 +23,7 @@ from whatif.opdb.chain import Answers, AnswerSource, Estimator
 from whatif.opdb.default import estimator as default_estimator
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.location import default_database
-from whatif.opdb.rows import Operators
+from whatif.opdb.rows import Operators, Texts
 
 # The source of a duration that a ratio of two estimates counts as.
 _DURATION_SOURCES = {
@@ -160,10 +160,25 @@ def chain_ratio(before: Operators, after: Operators, old: Estimator, new: Estima
     """Return the times as ``same_source_ratio`` of predicted operators: each of any source, and each end over its own.
 
     Times the estimate of the old chain, and its ends, it is the estimate of the new one: that of the old has no error.
+    Both gradients of a convolution are estimated apart, as they were predicted.
     """
-    first, second = old.estimate(before), new.estimate(after)
-    ratio, low, high = (getattr(second, name) / getattr(first, name) for name in ("t_s", "low_s", "high_s"))
-    return Ratios(ratio, low, high, second.answered_by)
+    first, second = (
+        [side.estimate(part) for part in gradients_apart(ops)] for ops, side in ((before, old), (after, new))
+    )
+    ratio, low, high = (
+        sum(getattr(answer, name) for answer in second) / sum(getattr(answer, name) for answer in first)
+        for name in ("t_s", "low_s", "high_s")
+    )
+    return Ratios(ratio, low, high, np.max([answer.answered_by for answer in second], axis=0))
+
+
+def gradients_apart(ops: Operators) -> tuple[Operators, ...]:
+    """Return the operators with each gradient in place of convolutions' calls that compute both; else as they are."""
+    if ops.family != "conv" or "bwd" not in ops.texts["phase"].table:
+        return (ops,)
+    phases = ops.texts["phase"]
+    tables = (tuple(way if phase == "bwd" else phase for phase in phases.table) for way in ("dgrad", "wgrad"))
+    return tuple(replace(ops, texts={**ops.texts, "phase": Texts(phases.codes, table)}) for table in tables)
 
 
 def _mostly_launch(answers: Answers) -> Bool:

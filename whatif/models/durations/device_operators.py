@@ -9,10 +9,10 @@ import numpy as np
 
 from whatif.graph.types import Int64
 from whatif.hardware.gpu import Gpu
-from whatif.models.durations.database import Ratios, estimator_of, grouped_operators, same_source_ratio
+from whatif.models.durations.database import Ratios, estimator_of, gradients_apart, grouped_operators, same_source_ratio
 from whatif.models.durations.device_scaling import has_units
 from whatif.opdb.chain import AnswerSource, Estimator
-from whatif.opdb.rows import Operators, Texts
+from whatif.opdb.rows import Operators
 
 if TYPE_CHECKING:
     from whatif.graph.described import Described
@@ -58,12 +58,7 @@ def _by_operator(
 
 def _gradients_apart(ops: Operators, sides: tuple[Estimator, Estimator]) -> Ratios:
     """The mean of both gradients' ratios: no measurement covers a convolution's call that computes both gradients."""
-    phases = ops.texts["phase"]
-    parts = []
-    for phase in ("dgrad", "wgrad") if "bwd" in phases.table else ("",):
-        table = tuple(phase if recorded_phase == "bwd" else recorded_phase for recorded_phase in phases.table)
-        one = Operators(ops.family, {**ops.texts, "phase": Texts(phases.codes, table)}, ops.integers)
-        parts.append(same_source_ratio(one, one, *sides))
+    parts = [same_source_ratio(one, one, *sides) for one in gradients_apart(ops)]
     if len(parts) == 1:
         return parts[0]
     first, second = parts
