@@ -93,7 +93,7 @@ def _graph_of_events(events: Events, path: str, rule: StepRule) -> TaskGraph:
     if any(WORKER_LOADER in name for name in graph.names):
         graph = graph.replace(info=replace(graph.info, loads_in_processes=True))
     # A predicted step carries ranges: `whatif predict --save`.
-    return with_ranges(graph) if info.recorded.predicted is not None else graph
+    return with_ranges(graph) if info.is_predicted else graph
 
 
 def _short_loop(loop: tuple[int, int]) -> list[str]:

@@ -84,7 +84,7 @@ def _columns(graph: TaskGraph) -> list[Float64]:
     counted = gpu[in_step] if in_step.any() else gpu  # without marks all is one step
     # Below, then above.
     ends = [(graph.low_ns, graph.duration_ns), (graph.duration_ns, graph.high_ns)]
-    if graph.info.recorded.predicted is not None:
+    if graph.info.is_predicted:
         columns = [
             column
             for (least, most), share in zip(ends, PREDICTED_SHARE, strict=True)

@@ -28,7 +28,7 @@ PARTS = {
 }
 
 
-def source_told(summary: MemorySummary) -> str:
+def source_words(summary: MemorySummary) -> str:
     """Return the source of a step's memory figures."""
     source = SOURCES.get(summary.memory.source, summary.memory.source)
     return source.replace("recorded", summary.baseline.graph.info.made)
@@ -41,7 +41,7 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
     with report() as out:
         out.say(f"A step needs {size(most.total)} at its peak, {_where(most.phase, most.layer)}.", "bold")
         more = f"; a run may need up to {size(summary.high_bytes)}" if summary.high_bytes > most.total else ""
-        out.say(f"{name}: {source_told(summary)}{more}", "dim")
+        out.say(f"{name}: {source_words(summary)}{more}", "dim")
         for caveat in summary.caveats:
             out.say(caveat, "dim")
         if summary.measured_bytes:

@@ -114,9 +114,7 @@ def in_form(
         new = dtype or (old if target is None else DTYPES[then_in[place]] or op.dtype)
         changed = converted(op, new, now if layout is None else layout)
         after.append(_in_pass(changed, backward=bool(backward[place])))
-    total, product, changes = _priced(
-        sides, tuple(before), tuple(after), by_chain=graph.info.recorded.predicted is not None, sheet=sheet
-    )
+    total, product, changes = _priced(sides, tuple(before), tuple(after), by_chain=graph.info.is_predicted, sheet=sheet)
     # If layout changes are separate kernels, each kind of kernel takes its own ratio.
     transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
     apart = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)

@@ -88,7 +88,7 @@ def on_device(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> Estima
         at, row = at[good], row[good]
         found.put(at, Ratio(ratios.ratio[row], ratios.low[row], ratios.high[row]))
         source[at] = SOURCE_OF_ANSWER[ratios.answered_by[row]]
-    if graph.info.recorded.predicted is not None:
+    if graph.info.is_predicted:
         # A predicted step: the chain estimates the new device as it did the old one.
         formats = np.zeros(len(graph), dtype=np.int8)
         formats[tasks] = new_dtype
@@ -111,7 +111,7 @@ def _as_called(graph: TaskGraph, tasks: Int64, new: Gpu, *, tf32: bool) -> tuple
     called = dtype_as_called(graph)
     half = is_half(graph.dtype) & ~is_half(called) & (called > 0) & among(graph.family, MATRIX_FAMILIES)
     changed = np.flatnonzero(half[tasks])
-    if old is None or not len(changed) or graph.info.recorded.predicted is not None:
+    if old is None or not len(changed) or graph.info.is_predicted:
         return graph, by
     now, last = matrix_dtype(graph), has_form(graph, FORM)
     before = without_form(graph.replace(dtype=np.where(half, called, graph.dtype).astype(np.int8)), half, FORM)

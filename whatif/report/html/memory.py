@@ -10,7 +10,7 @@ from whatif.report.html.made import Made, read_off
 from whatif.report.html.markup import Html, paragraph, prose, section
 from whatif.report.html.tables import Cell, Column, Row, table
 from whatif.report.layout import pct
-from whatif.report.text_memory import PARTS, capacity_sentences, source_told
+from whatif.report.text_memory import PARTS, capacity_sentences, source_words
 from whatif.units import size
 
 MIB, GIB = 2**20, 2**30
@@ -60,7 +60,7 @@ def memory(facts: Facts, charts: Charts) -> Html:
     return section(
         "memory",
         "Memory over the step",
-        paragraph(f"{alternative}; {source_told(found)}.", class_="lead"),
+        paragraph(f"{alternative}; {source_words(found)}.", class_="lead"),
         *_memory_sentences(found),
         figure("c-memory", "Memory over the step", f"{alternative}."),
         table("t-peak", "At the peak", [Column("part", False), "size", "%"], rows, made=made),
