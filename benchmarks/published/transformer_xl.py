@@ -1,4 +1,4 @@
-"""A stand-in for Transformer-XL base of NVIDIA's examples: 16 layers with relative attention over a memory, 192 M."""
+"""A stand-in for Transformer-XL of NVIDIA's examples: relative attention over a memory; base has 192 M parameters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The examples' configuration wt103_base: vocabulary, cuts of the adaptive softmax, target and memory length.
-WORDS, CUTS, LENGTH = 267_735, (20_000, 40_000, 200_000), 192
+# The examples' configurations wt103_base and wt103_large: vocabulary, cuts of the adaptive softmax; ``length`` is that
+# of the target and of the memory.
+WORDS, CUTS = 267_735, (20_000, 40_000, 200_000)
+SIZES = {
+    "base": {"width": 512, "layers": 16, "heads": 8, "inner": 2048, "length": 192},
+    "large": {"width": 1024, "layers": 18, "heads": 16, "inner": 4096, "length": 384},
+}
 # The share of a text's tokens in the classes after the first cut: our estimate for WikiText-103.
 TAILS = (0.08, 0.10, 0.02)
 
@@ -47,14 +52,15 @@ class Layer(nn.Module):
 class TransformerXL(nn.Module):
     """Logits of the frequent tokens for all positions, and of each rarer class for its share of them."""
 
-    def __init__(self, width: int = 512, layers: int = 16, heads: int = 8, inner: int = 2048) -> None:
+    def __init__(self, width: int, layers: int, heads: int, inner: int, length: int) -> None:
         super().__init__()
+        self.length = length
         self.tokens, self.classes = nn.Embedding(WORDS, width), nn.Linear(width, len(CUTS), bias=False)
         self.layers = nn.ModuleList(Layer(width, heads, inner) for _ in range(layers))
 
     def forward(self, ids: Tensor, memory: Tensor) -> Tensor:
         """Return a scalar for (batch, length) tokens and the memory (batch, length, width) of every layer."""
-        x, places = self.tokens(ids), memory[0, :1].expand(2 * LENGTH, -1)
+        x, places = self.tokens(ids), memory[0, :1].expand(2 * self.length, -1)
         for layer in self.layers:
             x = layer(x, memory, places)
         flat, weights = x.flatten(0, 1), self.tokens.weight

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from benchmarks.published import nvidia
 from benchmarks.published.kept_graphs import kept
 from benchmarks.published.scores import Row, Scores
 from benchmarks.published.steps import baseline_of
-from benchmarks.published.transformer_xl import LENGTH
+from benchmarks.published.transformer_xl import SIZES
 from whatif.from_module.operations import OperatorGraph
 from whatif.graph.types import Float64
 from whatif.models.exchange import beside_kernels, stragglers
@@ -53,12 +54,16 @@ class Cell:
 
     @property
     def family(self) -> str:
-        """The model, which is held out as a whole."""
-        return next(name for _, name in _AMP if self.model.startswith(name))
+        """The model, which is held out as a whole; empty if it is none of those that are built here."""
+        known = (name for framework, name in _AMP if framework == self.framework and self.model.startswith(name))
+        return next(known, "")
 
 
 def cells(data: Path) -> Iterator[Cell]:
-    """Yield the cells of ``truth/deeplearningexamples_throughput.csv`` under ``data`` that have a row of one GPU."""
+    """Yield the cells of ``truth/deeplearningexamples_throughput.csv`` under ``data`` that have a row of one GPU.
+
+    Cells of other models and machines are named on stderr.
+    """
     alone: dict[tuple[str, ...], float] = {}
     with (data / "truth" / "deeplearningexamples_throughput.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -69,22 +74,30 @@ def cells(data: Path) -> Iterator[Cell]:
                 continue
             passes = int(row["model"].partition("(accumulation ")[2].rstrip(")") or 1)
             batch = int(row["batch_per_gpu"] or nvidia.RESNET_BATCH[row["precision"]])
-            yield Cell(*key, batch, passes, gpus, throughput / gpus / alone[key])
+            cell = Cell(*key, batch, passes, gpus, throughput / gpus / alone[key])
+            if cell.family and cell.machine in _GPUS:
+                yield cell
+            else:
+                print(f"not predicted: {cell.framework} {cell.model} on {cell.machine}", file=sys.stderr)
 
 
-def _operators(family: str, batch: int, length: int) -> OperatorGraph:
+def operators(model: str, batch: int) -> OperatorGraph:
+    """Return the operators of one GPU's step; ``model`` as the table names it, with its size or sequence."""
     from whatif.instrumentation.trace_module.step import Wanted, take_down_step
 
-    if family != "Transformer-XL":
-        return nvidia.operators(family, batch, length)
-    inputs = [("", (batch, LENGTH), "int64"), ("", (batch, LENGTH, 512), "")]
-    return take_down_step(Wanted("benchmarks.published.transformer_xl:TransformerXL", inputs, optimizer="adam"))
+    if not model.startswith("Transformer-XL"):
+        positions = int(model.partition(" seq ")[2].partition(" ")[0] or nvidia.BERT_POSITIONS)
+        return nvidia.operators(next(name for _, name in nvidia.AMP if model.startswith(name)), batch, positions)
+    size = SIZES[model.rpartition(" ")[2]]
+    inputs = [("", (batch, size["length"]), "int64"), ("", (batch, size["length"], size["width"]), "")]
+    name = "benchmarks.published.transformer_xl:TransformerXL"
+    return take_down_step(Wanted(name, inputs, keywords=size, optimizer="adam"))
 
 
 @cache
-def step_of_one(family: str, batch: int, length: int, device: str, precision: str) -> Baseline:
-    """Return the predicted step of one GPU with the what-ifs of its precision applied."""
-    graph = kept(f"scaling 1 {family} {batch} {length}", lambda: _operators(family, batch, length))
+def step_of_one(model: str, batch: int, device: str, precision: str) -> Baseline:
+    """Return the predicted step of one GPU; ``model`` as in ``operators``."""
+    graph = kept(f"scaling 2 {model} {batch}", lambda: operators(model, batch))
     assert graph is not None
     return baseline_of(graph, device, tf32="none" if precision == "fp32" else "all")
 
@@ -105,8 +118,7 @@ class Steps:
 
 def _what_ifs(cell: Cell) -> tuple[Baseline, list[str], str]:
     """The step of one GPU, its what-ifs, and the one that scales it to many."""
-    length = 512 if "pre-training" in cell.model else nvidia.BERT_POSITIONS
-    single = step_of_one(cell.family, cell.batch, length, _GPUS[cell.machine], cell.precision)
+    single = step_of_one(cell.model, cell.batch, _GPUS[cell.machine], cell.precision)
     names = [*(_AMP[cell.framework, cell.family] if cell.precision == "amp" else ())]
     names += [f"gradient_accumulation:passes={cell.passes}"] if cell.passes > 1 else []
     cluster = next(preset for name, preset in _CLUSTERS.items() if cell.machine.startswith(name))
