@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from tests.helpers import mark, op, read_events, replace
 from tests.memory_steps import attention, slow_peak, totals
 from tests.memory_traces import METADATA, NODE, Allocator, shaped, two_linear_layers
+import whatif
 from whatif import WhatifError
 from whatif.graph.memory import peak
 from whatif.ingest.kept_tensors import Kept, kept_by
 from whatif.models.layers.memory_effects import with_batch, without_scores
 from whatif.questions.memory_summary import memory_of
+
+TRACES = Path(__file__).parents[2] / "traces" / "profiler_cost_cpu"
 
 
 def test_allocations_of_the_drawn_step_are_split(tmp_path: Path) -> None:
@@ -246,6 +249,24 @@ def test_parts_that_are_written_keep_the_whole_and_copies_what_was_there(tmp_pat
 )  # fmt: skip
 def test_what_single_operators_keep(name: str, dims: Any, concrete: list[str], kept: Kept | None) -> None:
     assert kept_by(name, dims, ["float"] * 3, concrete) == kept
+
+
+def test_factors_that_old_profilers_give_as_tensors_are_none() -> None:
+    """torch 1.9 writes the two factors of addmm as inputs without dimensions, of the type Int."""
+    dims, types = [[5], [2, 3], [3, 5], [], []], ["float", "float", "float", "Int", "Int"]
+    kept = kept_by("aten::addmm", dims, types, [])
+    assert kept is not None
+    assert (kept.inputs, kept.weight, kept.output) == ((24,), 60, 40)
+
+
+@pytest.mark.parametrize("model", ["bert-base", "densenet121", "gnmt", "gpt2-small", "resnet50", "vgg19"])
+@pytest.mark.parametrize("recorded", ["shapes", "shapes-memory"])
+def test_parameters_nobody_listed_are_those_with_gradients(model: str, recorded: str) -> None:
+    """Norms and biases have them too; GPT-2's output layer shares the table of its embedding."""
+    info = whatif.read(TRACES / f"{model}--{recorded}.trace.json.gz").info
+    assert info.memory is not None
+    assert info.memory.parameters == sum(info.gradient_bytes) > 0
+    assert info.memory.gradients == sum(info.gradient_bytes)
 
 
 @given(

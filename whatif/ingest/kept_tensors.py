@@ -95,8 +95,8 @@ def _written(call: Any, read: Sequence[Tensor]) -> int:
 
 
 def _product(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    """mm (x, weight), addmm (bias, x, weight)."""
-    x, weight = tensors[-2:]
+    """mm (x, weight), addmm (bias, x, weight); old profilers give their factors as tensors without dimensions."""
+    x, weight = [tensor for tensor in tensors if tensor.shape][-2:]
     if len(x.shape) != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[0]:
         raise ValueError("not a product of matrices")
     out = x.shape[0] * weight.shape[-1] * (x.element_bytes or 4)
@@ -112,7 +112,7 @@ def _with_weight(x: Tensor, weight: Tensor, out: int) -> Kept:
 
 
 def _batched_product(name: str, tensors: list[Tensor], call: Any) -> Kept:
-    a, b = tensors[-2:]
+    a, b = [tensor for tensor in tensors if tensor.shape][-2:]
     out = a.shape[0] * a.shape[1] * b.shape[2] * (a.element_bytes or 4)
     input_bytes = a.size_bytes + b.size_bytes
     return Kept((a.size_bytes, b.size_bytes), output=out, input_gradients=input_bytes, half=True)

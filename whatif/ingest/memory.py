@@ -7,9 +7,11 @@ import numpy as np
 from whatif.graph.info import GraphInfo
 from whatif.graph.memory import Memory, recomputed, update_workspace
 from whatif.graph.recorded import Optimizer
+from whatif.graph.types import Int64
 from whatif.ingest.allocation_memory import first_of_name, memory_of_allocations
 from whatif.ingest.build import Parts
 from whatif.ingest.events import EventCategory
+from whatif.ingest.gradient_sizes import gradients_of_rows
 from whatif.ingest.grouped import rows_named
 from whatif.ingest.nest import outermost
 from whatif.ingest.resident import Resident, resident, state_of
@@ -33,11 +35,12 @@ def find_memory(parts: Parts, info: GraphInfo, rows: StepRows | None) -> Memory 
     labeller = parts.labeller
     unknown = "compiled" in info.execution or labeller.differentiates_gradients or labeller.recomputes_unbuilt
     shapes = None if unknown else shapes_of_rows(parts.events, rows, static)
+    gradients = _gradients(parts, rows, shapes, static, info)
     if not info.recorded.layers:
-        static = _from_shapes(rows, shapes, info)
+        static = _from_shapes(rows, shapes, gradients, info)
     memory = memory_of_allocations(parts.events, rows, static)
     if memory is None:
-        return _memory_of_shapes(parts, rows, shapes, static, info) if shapes else None
+        return _memory_of_shapes(parts, rows, shapes, gradients, static, info) if shapes else None
     if shapes:
         layers = [
             layer._replace(
@@ -77,21 +80,41 @@ def _zeroed_after_forward(parts: Parts, rows: StepRows) -> bool:
     return bool(len(start_ns) and (start_ns > from_ns).all() and (start_ns < rows.backward_ns).all())
 
 
-def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, info: GraphInfo) -> Resident:
-    """Parameters if no recorder wrote them: weights and tables of the operators, counted at each use."""
-    weights: dict[str, int] = {}
-    for name, row in zip(rows.names, shapes or [], strict=False):
-        weights[name] = weights.get(name, 0) + row.weights + row.tables
-    total = sum(weights.values())
-    return Resident(total, state_of(info.optimizer, total), 0, 0, weights, frozenset())
+def _gradients(
+    parts: Parts, rows: StepRows, shapes: list[RowShapes] | None, static: Resident, info: GraphInfo
+) -> Int64:
+    """The gradients of each row, bytes, (n_rows,): of its recorded layer, else those that autograd completes.
+
+    If it does not show them, those of all weights that the operators use.
+    """
+    if info.recorded.layers:
+        return first_of_name(rows.names, static.gradients)
+    found = gradients_of_rows(parts.events, rows)
+    return _used(rows, shapes) if found is None else found
+
+
+def _used(rows: StepRows, shapes: list[RowShapes] | None) -> Int64:
+    """The weights and tables that the operators of each row use, bytes, (n_rows,); a shared one counts at each use."""
+    used = [row.weights + row.tables for row in shapes] if shapes else [0] * len(rows.names)
+    return np.array(used, dtype=np.int64)
+
+
+def _from_shapes(rows: StepRows, shapes: list[RowShapes] | None, gradients: Int64, info: GraphInfo) -> Resident:
+    """Parameters if no recorder wrote them: those with gradients, and weights that operators use without."""
+    of_names: dict[str, int] = {}
+    for name, size in zip(rows.names, gradients.tolist(), strict=True):
+        of_names[name] = of_names.get(name, 0) + size
+    used = _used(rows, shapes)
+    # The gradient of weights that are also an embedding's table is complete at the embedding.
+    tables = [row.tables for row, size in zip(shapes or [], gradients.tolist(), strict=False) if size and row.tables]
+    used[(gradients == 0) & np.isin(used, tables)] = 0
+    total = int(np.maximum(gradients, used).sum())
+    return Resident(total, state_of(info.optimizer, int(gradients.sum())), 0, 0, of_names, frozenset())
 
 
 def _memory_of_shapes(
-    parts: Parts, rows: StepRows, shapes: list[RowShapes], static: Resident, info: GraphInfo
+    parts: Parts, rows: StepRows, shapes: list[RowShapes], gradients: Int64, static: Resident, info: GraphInfo
 ) -> Memory:
-    gradients = np.array([row.weights + row.tables for row in shapes], dtype=np.int64)
-    if info.recorded.layers:
-        gradients = first_of_name(rows.names, static.gradients)
     flags = info.recorded.optimizer or Optimizer()
     foreach = flags.foreach
     kind = "fused" if flags.fused else "foreach" if foreach or (foreach is None and info.gpu) else "for_loop"

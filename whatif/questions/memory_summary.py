@@ -109,9 +109,11 @@ class MemorySummary(Struct, frozen=True):
         if info.recorded.layers:
             return rank_note
         if memory.parameters:
+            without = "weights that operators use"
+            found = f"the gradients, and {without} without one," if info.gradient_bytes else f"the {without}"
             return (
                 *rank_note,
-                "Parameters were not recorded: the weights that operators use are taken for them, and "
+                f"Parameters were not recorded: {found} are taken for them, and "
                 f"the state is the default of {info.optimizer or 'an unknown optimizer'}.",
             )
         # Only a GPU's allocator shows memory other than the step's.
