@@ -32,10 +32,10 @@ from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.kineto import read_kineto
 from whatif.ingest.record_file import read_record
 from whatif.prediction.composition import compose
+from whatif.prediction.peak_fit import SHAPES_MISS
 from whatif.prediction.transform import load_transform
 from whatif.questions.validate.validate_records import read_run
 from whatif.questions.validate.validate_what_ifs import what_ifs_between
-from whatif.questions.what_fits import SHAPES_MISS
 from whatif.report.layout import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

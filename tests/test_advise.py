@@ -29,6 +29,7 @@ from whatif.questions.advice.candidates import (
 from whatif.questions.advice.effort import Effort, EffortSize
 from whatif.questions.advice.trial import Refusal, Trial, Trier
 from whatif.questions.advice.warm_up import warm_up
+from whatif.report.text_advise import print_decision
 
 cpu = script("cpu2", lambda graph: graph.scale(graph.on_cpu, 0.5))
 
@@ -448,6 +449,21 @@ def test_a_step_that_does_not_fit_is_advised_what_makes_it_fit_first() -> None:
     assert do_first == "Do first: recompute (turn it on), with which it fits."
     assert gain.startswith("It costs 10 % (nominal 90 % range")
     assert found.to_dict()["makes_fit"][0]["what_ifs"] == ["recompute"]
+
+
+def test_what_fits_by_its_predicted_peak_alone_is_advised_with_that_doubt(capsys: pytest.CaptureFixture[str]) -> None:
+    """Recomputing leaves 3 GiB of 3.1; by the shapes of operators a run may need 1.06 times as much."""
+    saver = script("recompute", recompute)
+    found = advice(saver, gpu, memory=held(4), gpu_memory_bytes=int(3.1 * GIB))
+    assert found.verdict[1] == "Do first: recompute (turn it on), with which it may fit."
+    doubt = (
+        "recompute: the predicted peak fits; a run may need up to 3.18 GiB for tensors, more than the device's 3.10 GiB"
+    )
+    assert found.to_dict()["makes_fit"][0]["memory_doubt"] == doubt
+    print_decision(found)
+    assert f"{doubt}." in " ".join(capsys.readouterr().out.split())
+    ample = advice(saver, gpu, memory=held(4), gpu_memory_bytes=8 * GIB)
+    assert ample.to_dict()["makes_fit"][0]["memory_doubt"] is None
 
 
 def test_two_what_ifs_make_fit_what_neither_does_alone() -> None:

@@ -22,8 +22,8 @@ from benchmarks.published.steps import training_step
 from whatif.graph.memory import peak
 from whatif.graph.task_graph import TaskGraph
 from whatif.prediction.composition import compose
+from whatif.prediction.peak_fit import peak_range_bytes
 from whatif.prediction.transform import load_transform
-from whatif.questions.what_fits import peak_range_bytes
 
 GIB = 2**30
 MODEL = f"{Path(__file__).with_name('gated_gpt.py')}:GPT"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import whatif
 from tests.helpers import mark, op, read_events, replace
 from tests.memory_steps import attention, slow_peak, totals
 from tests.memory_traces import METADATA, NODE, Allocator, shaped, two_linear_layers
-import whatif
 from whatif import WhatifError
 from whatif.graph.memory import peak
 from whatif.ingest.kept_tensors import Kept, kept_by

@@ -33,6 +33,7 @@ from whatif.ingest.saved_graph import PREDICTED
 from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled_together
+from whatif.prediction.peak_fit import doubt_of, fits, peak_range_bytes
 from whatif.prediction.predict import AnyTransform, Prediction, apply
 from whatif.prediction.utilization import CONVENTION, Utilization, utilization
 
@@ -115,16 +116,22 @@ class PredictedStep(Struct, frozen=True, dict=True):
             )
         if self.gpu is not None and self.gpu.note_on_dies:
             found.append(f"{self.gpu.note_on_dies}; use --device {self.gpu.name}-GCD")
+        name, held = (self.gpu.name, self.gpu.memory_bytes) if self.gpu is not None else (self.device, None)
         if self.fits is False:
-            found.append(f"the step does not fit the memory of {self.gpu.name if self.gpu else self.device}")
+            found.append(f"the step does not fit the memory of {name}")
+        found += filter(None, [doubt_of(name, self.peak_bytes, self.high_peak_bytes, held)])
         return (*found, *self.prediction.warnings)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits the device's memory; None if either is unknown."""
-        if self.gpu is None or self.peak_bytes is None:
-            return None
-        return self.peak_bytes <= self.gpu.memory_bytes
+        """Whether the step fits the device's memory, as ``whatif.prediction.peak_fit.fits`` says."""
+        return fits(self.peak_bytes, self.high_peak_bytes, self.gpu.memory_bytes if self.gpu is not None else None)
+
+    @property
+    def high_peak_bytes(self) -> int | None:
+        """The upper end of the peak's range, bytes; None if unknown."""
+        peak_bytes = self.peak_bytes
+        return None if peak_bytes is None else peak_range_bytes(peak_bytes, self.prediction.transforms)[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as a JSON object with the keys of ``whatif apply``; nothing was measured."""
@@ -141,6 +148,7 @@ class PredictedStep(Struct, frozen=True, dict=True):
             "answered_by": self.durations.sources,
             "unknown_operators": self.durations.unknown,
             "peak_bytes": self.peak_bytes,
+            "high_peak_bytes": self.high_peak_bytes,
             "fits": self.fits,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,

@@ -21,6 +21,7 @@ from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Phase
 from whatif.ingest.ranks.merge import rank_numbers
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.peak_fit import fits, high_peak_bytes, peak_range_bytes
 from whatif.prediction.transform import load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.questions.what_fits import (
@@ -29,7 +30,6 @@ from whatif.questions.what_fits import (
     LargestBatch,
     fewest_workers,
     largest_batch,
-    peak_range_bytes,
 )
 from whatif.runtime.errors import WhatifError
 
@@ -77,20 +77,20 @@ class MemorySummary(Struct, frozen=True):
     @property
     def high_bytes(self) -> int:
         """The upper end of the peak's range, bytes; the lower end is the peak itself."""
-        recorded = self.memory.source == "allocations" and self.baseline.graph.info.is_recorded
-        return self.peak.total if recorded else peak_range_bytes(self.peak.total)[1]
+        return high_peak_bytes(_of_most(self.baseline.graph)[1], self.peak.total)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak and its whole range fit the device; None if unknown, or if only a part of the range fits."""
-        return _fits(self.peak.total, self.high_bytes, self.capacity_bytes)
+        """Whether the peak and its whole range fit the device; None if unknown, or if the end of the range does not."""
+        return fits(self.peak.total, self.high_bytes, self.capacity_bytes)
 
     @property
     def fits_each(self) -> tuple[bool | None, ...]:
         """The same for the peak under each what-if, with its own range and device."""
+        info = _of_most(self.baseline.graph)[1]
         return tuple(
             None if memory is None or memory.not_modelled else
-            _fits(*peak_range_bytes(peak(memory).total, found.transforms), capacity)
+            fits(peak(memory).total, high_peak_bytes(info, peak(memory).total, found.transforms), capacity)
             for found, memory, capacity in zip(self.what_ifs, self.memories, self.capacities, strict=True)
         )  # fmt: skip
 
@@ -145,8 +145,8 @@ class MemorySummary(Struct, frozen=True):
             "baseline_ms": self.baseline.step_ms,
             "step_clock": self.baseline.clock,
             "what_ifs": [
-                {**_what_if(found, memory), "capacity_bytes": capacity, "fits": fits}
-                for found, memory, capacity, fits in zip(
+                {**_what_if(found, memory, _of_most(self.baseline.graph)[1]), "capacity_bytes": capacity, "fits": held}
+                for found, memory, capacity, held in zip(
                     self.what_ifs, self.memories, self.capacities, self.fits_each, strict=True
                 )
             ],
@@ -212,12 +212,6 @@ def memory_summary(
         largest=largest,
         fewest=fewest,
     )
-
-
-def _fits(low_bytes: int, high_bytes: int, capacity_bytes: int | None) -> bool | None:
-    if capacity_bytes is None or low_bytes <= capacity_bytes < high_bytes:
-        return None
-    return low_bytes <= capacity_bytes
 
 
 def shown_moments(found: Sequence[Moment]) -> list[tuple[str, str, Moment]]:
@@ -309,14 +303,15 @@ def _moment(moment: Moment) -> dict[str, Any]:
     }
 
 
-def _what_if(found: Trial | Refused, memory: Memory | None) -> dict[str, Any]:
+def _what_if(found: Trial | Refused, memory: Memory | None, recorded: GraphInfo) -> dict[str, Any]:
     row: dict[str, Any] = {"transforms": list(found.spelled)}
     if isinstance(found, Refused):
         return {**row, "reason": found.reason}
     most = peak(memory) if memory else None
     ends: tuple[int | None, int | None] = (None, None)
     if most and memory and not memory.not_modelled:
-        ends = peak_range_bytes(most.total, found.transforms)
+        low_bytes, _ = peak_range_bytes(most.total, found.transforms)
+        ends = low_bytes, high_peak_bytes(recorded, most.total, found.transforms)
     return {
         **row,
         "peak_bytes": found.peak_bytes,

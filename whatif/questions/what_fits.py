@@ -11,7 +11,8 @@ from msgspec import Struct
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.composition import spelled
-from whatif.prediction.transform import AXES, LOADERS, SETTING_BATCH, Transform, load_transform
+from whatif.prediction.peak_fit import fits, peak_range_bytes
+from whatif.prediction.transform import LOADERS, SETTING_BATCH, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.runtime.errors import WhatifError
 
@@ -22,12 +23,6 @@ MOST_TIMES = 2**16
 MOST_WORKERS = 2**16
 # Instead of an impossible number so many below it are tried: the GPUs of the largest node, NVIDIA's GB200 NVL72.
 WIDEST_GAP = 72
-# Shapes miss copies that libraries make in other layouts. In 79 of the 81 runs in docs/memory.md the measured peak is
-# at most this many times that from shapes, and in none clearly less. Chosen on these; two recordings of GPUs agree.
-SHAPES_MISS = 1.06
-# The same for steps shared by several devices: twelve published peaks of two sources (docs/published.md) lie within
-# these times the predicted one. Chosen on them.
-SHARED_MISS = (0.95, 1.08)
 _BATCH = "batch_size"
 
 
@@ -87,13 +82,6 @@ class FewestWorkers(Struct, frozen=True):
             "step_ms": step_ms(self.step),
             "transforms": list(self.what_ifs),
         }
-
-
-def peak_range_bytes(predicted_bytes: int, transforms: Sequence[Transform] = ()) -> tuple[int, int]:
-    """Return the ends of the range of a peak that was predicted under ``transforms``, bytes."""
-    shared = any(transform.axis >= 0 and AXES[transform.axis] != "passes" for transform in transforms)
-    low, high = SHARED_MISS if shared else (1.0, SHAPES_MISS)
-    return round(low * predicted_bytes), round(high * predicted_bytes)
 
 
 def step_ms(step: Trial | Refused | None) -> float | None:
@@ -180,15 +168,18 @@ def largest_batch(
     def peak_bytes_of(samples: int) -> int:
         return trier.peak_bytes_of(changed(samples)) if others else peak(with_batch(memory, samples / unit)).total
 
+    def fitting(peak_bytes: int) -> bool:
+        return fits(peak_bytes, None, capacity_bytes) is True
+
     # A larger batch never takes less.
-    _, peaks = _first_peak(peak_bytes_of, lambda peak_bytes: peak_bytes > capacity_bytes, unit, MOST_TIMES * unit)
-    fits = max((samples for samples, bytes_ in peaks.items() if bytes_ <= capacity_bytes), default=0)
+    _, peaks = _first_peak(peak_bytes_of, lambda peak_bytes: not fitting(peak_bytes), unit, MOST_TIMES * unit)
+    most = max((samples for samples, bytes_ in peaks.items() if fitting(bytes_)), default=0)
     written = tuple(map(spelled, others))
-    step = trier.attempt(changed(fits)) if fits else None
-    peak_bytes = peaks[fits or min(peaks)]
+    step = trier.attempt(changed(most)) if most else None
+    peak_bytes = peaks[most or min(peaks)]
     high_bytes = peak_range_bytes(peak_bytes, others)[1]
-    samples = fits if batch else None
-    return LargestBatch(written, samples, fits / unit, peak_bytes, high_bytes, capacity_bytes, step, min(peaks))
+    samples = most if batch else None
+    return LargestBatch(written, samples, most / unit, peak_bytes, high_bytes, capacity_bytes, step, min(peaks))
 
 
 def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: int) -> FewestWorkers:
@@ -204,7 +195,7 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
     # More workers never need more memory each.
     found, peaks = _first_peak(
         lambda workers: trier.peak_bytes_of(changed(workers)),
-        lambda peak_bytes: peak_bytes <= capacity_bytes, 1, MOST_WORKERS,
+        lambda peak_bytes: fits(peak_bytes, None, capacity_bytes) is True, 1, MOST_WORKERS,
     )  # fmt: skip
     shown = max(peaks) if found is None else found
     chosen = changed(shown)

@@ -63,6 +63,7 @@ def print_decision(advice: Advice, top: int = 3, named: Collection[str] = ()) ->
         print_refused(out, "Does not apply", [r for r in advice.refused if {*r.spelled} <= {*named}], advice.baseline)
         if not all(entry.trial.same_training for entry in (*shown, *further)):
             out.say(f"{other_batch(advice.baseline)}.", "dim")
+        _print_doubts(out, [*shown, *further])
         if rest:
             out.say(f"Not shown without --all: {', '.join(rest)}.", "dim")
 
@@ -74,6 +75,7 @@ def print_advice(advice: Advice, top: int = 10) -> None:
         _print_verdict(out, advice)
         _print_ranked(out, advice, "Alone" if advice.fits else MAKE_FIT, advice.alone[:top])
         _print_ranked(out, advice, "Together", advice.together[:top])
+        _print_doubts(out, [*advice.alone[:top], *advice.together[:top]])
         _print_reasons(out, "Too large for the device's memory", advice.too_large)
         _print_reasons(out, "No gain", advice.not_gaining)
         for title, _, why in REFUSED:
@@ -86,6 +88,12 @@ def print_advice(advice: Advice, top: int = 10) -> None:
             out.say(
                 f"Not tried, because these are hypothetical or need several GPUs: {names}; see whatif apply.", "dim"
             )
+
+
+def _print_doubts(out: Report, entries: Sequence[Ranked]) -> None:
+    """Print which of the entries shown fit by their predicted peak, but not by the end of its range."""
+    for sentence in filter(None, (entry.doubt for entry in entries)):
+        out.say(f"{sentence}.", "dim")
 
 
 def other_batch(baseline: Baseline) -> str:

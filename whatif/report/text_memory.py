@@ -6,9 +6,10 @@ from pathlib import Path
 
 from whatif.graph.memory import Moment, peak
 from whatif.graph.types import Phase
+from whatif.prediction.peak_fit import doubt, peak_range_bytes
 from whatif.questions.advice.trial import Refused, Trial
 from whatif.questions.memory_summary import MemorySummary, shown_moments
-from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch, peak_range_bytes
+from whatif.questions.what_fits import MOST_TIMES, MOST_WORKERS, FewestWorkers, LargestBatch
 from whatif.report.layout import CLOCK_SUBJECTS, Report, bar, ms_format, pct, report, some_of
 from whatif.report.text_advise import print_refused
 from whatif.units import counted, size
@@ -152,10 +153,7 @@ def print_solved(summary: MemorySummary) -> None:
 
 def _caveat(found: LargestBatch | FewestWorkers) -> str:
     """Return what an answer about fitting is judged by, and what it leaves out."""
-    return (
-        f"The predicted peak fits; a run may need up to {size(found.high_bytes)} for tensors. A GPU's context and "
-        "fragmentation of its allocator need additional memory."
-    )
+    return f"{doubt(found.high_bytes)}. A GPU's context and fragmentation of its allocator need additional memory."
 
 
 def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from whatif.prediction.peak_fit import doubt_of
 from whatif.questions.plan.search import Planned, Row
 from whatif.questions.plan.space import LEVELS
 from whatif.report.columns import Cell
@@ -128,6 +129,8 @@ def reasons(found: Planned) -> list[str]:
     left = best.memory_left
     if left is not None:
         found_reasons.append(f"the best plan leaves {size(left)} of a GPU's memory")
+    tight = doubt_of("the best plan", best.peak_bytes, best.high_bytes, best.asked.memory_bytes)
+    found_reasons += [tight] if tight else []
     for name, row in compared(found)[1:]:
         if row is best:
             found_reasons.append(f"the best plan is {name}")

@@ -63,8 +63,8 @@ def _facts(predicted: PredictedStep) -> list[str]:
         found.append(f"{_tflop(used.tflop)} TFLOP a step, MFU {used.mfu_pct:.0f} % of {predicted.gpu.name}{again}")
         found.append(f"FLOPs: {CONVENTION}")
     if predicted.peak_bytes is not None:
-        fits = {True: "fits", False: "does not fit", None: ""}[predicted.fits]
-        memory = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None and fits else ""
+        fits = {True: "fits", False: "does not fit", None: "may not fit"}[predicted.fits]
+        memory = f", {fits} {predicted.gpu.memory_gibyte:g} GiB" if predicted.gpu is not None else ""
         found.append(f"{size(predicted.peak_bytes)} at the peak{memory}")
     return found
 

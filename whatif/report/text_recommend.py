@@ -54,6 +54,8 @@ def print_ranking(found: Ranking, top: int) -> None:
             out.say("  the recording does not show what a step keeps in memory: whether it fits is unknown", "dim")
         if shown and found.epoch_samples and shown[0].epoch_hours is None:
             out.say("  the recording lacks its batch size: the time of an epoch is unknown", "dim")
+        for sentence in filter(None, (row.doubt for row in shown)):
+            out.say(f"  {sentence}", "dim")
         for reason in dict.fromkeys(found.left_out.values()):
             names = [name for name, why in found.left_out.items() if why == reason]
             out.say(f"  left out {', '.join(names)}: {reason}")

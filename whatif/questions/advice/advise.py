@@ -44,6 +44,7 @@ class Ranked(Struct, frozen=True):
     reason: str
     range_ms: tuple[float, float] | None = None  # None after the first ``top`` rows
     alone_pct: tuple[float | None, ...] = ()  # of a combination: the gain of each what-if alone, if it applies
+    doubt: str = ""  # if its peak fits but the end of the peak's range does not; else ""
 
     @property
     def gain_range_pct(self) -> tuple[float, float] | None:
@@ -71,6 +72,7 @@ class Ranked(Struct, frozen=True):
             "effort": trial.effort.size.name.lower(),
             "how": trial.effort.how,
             "reason": self.reason,
+            "memory_doubt": self.doubt or None,
             "estimates": trial.estimates,
             "notes": list(trial.notes),
         }
@@ -206,7 +208,8 @@ class Advice(Struct, frozen=True):
             gain += f"; no what-if that was tried removes the {self._waited_for}"
         do_first = f"Do first: {first.trial.label}" + (f" ({instructions})" if instructions else "")
         if not self.fits:
-            return f"{self.bound} {self._unfit}", f"{do_first}, with which it fits.", gain + "."
+            verb = "may fit" if first.doubt else "fits"
+            return f"{self.bound} {self._unfit}", f"{do_first}, with which it {verb}.", gain + "."
         return self.bound, self._record_again or do_line or f"{do_first}.", gain + "."
 
     @property
@@ -306,7 +309,8 @@ def advise(
             parts_pct = [gain_alone_pct(t) for t in trial.transforms] if len(trial.transforms) > 1 else []
             shown = place < top or candidates.asked.issuperset(trial.spelled)
             range_ms = trier.range_ms(trial) if with_range and shown else None
-            entries.append(Ranked(trial, reason(trial, trier, parts_pct), range_ms, tuple(parts_pct)))
+            why, doubt = reason(trial, trier, parts_pct), trier.doubt(trial)
+            entries.append(Ranked(trial, why, range_ms, tuple(parts_pct), doubt))
         return tuple(entries)
 
     fitting = [t for t in trials if trier.fits(t)]

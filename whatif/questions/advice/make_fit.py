@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from whatif.graph.memory import peak
 from whatif.models.layers.memory_effects import accumulated, with_batch
+from whatif.prediction.peak_fit import fits
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.advice.combine import MOST_PARTNERS, WORTH_PCT
 from whatif.questions.advice.effort import EffortSize
@@ -38,7 +39,7 @@ def smaller_batches(trier: Trier) -> list[tuple[Transform, ...]]:
     for passes in range(2, MOST_PASSES + 1):
         if samples and samples % passes:
             continue
-        if peak(accumulated(with_batch(info.memory, 1 / passes))).total <= info.gpu_memory_bytes:
+        if fits(peak(accumulated(with_batch(info.memory, 1 / passes))).total, None, info.gpu_memory_bytes):
             part = f"size={samples // passes}" if samples else f"factor={1 / passes!r}"
             accumulation = load_transform(f"gradient_accumulation:passes={passes}")
             return [*found, (load_transform(f"batch_size:{part}"), accumulation)]

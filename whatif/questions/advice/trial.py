@@ -25,6 +25,7 @@ from whatif.prediction.composition import (
     spelled_together,
     with_copies,
 )
+from whatif.prediction.peak_fit import doubt_of, fits, high_peak_bytes
 from whatif.prediction.totals import samples_factor, workers_factor
 from whatif.prediction.transform import Transform
 from whatif.questions.advice.effort import Effort
@@ -268,9 +269,16 @@ class Trier:
 
     def fits(self, trial: Trial | None = None) -> bool:
         """Whether a trial's step, or the baseline's without one, fits into the recorded device, if known."""
-        capacity = self.baseline.graph.info.gpu_memory_bytes
         peak_bytes = self.peak_bytes if trial is None else trial.peak_bytes
-        return capacity is None or peak_bytes is None or peak_bytes <= capacity
+        return fits(peak_bytes, None, self.baseline.graph.info.gpu_memory_bytes) is not False
+
+    def doubt(self, trial: Trial) -> str:
+        """Return a sentence if the trial's peak fits but the end of its range does not; else ""."""
+        if trial.peak_bytes is None:
+            return ""
+        info = self.baseline.graph.info
+        high_bytes = high_peak_bytes(info, trial.peak_bytes, trial.transforms)
+        return doubt_of(trial.label, trial.peak_bytes, high_bytes, info.gpu_memory_bytes)
 
     def range_ms(self, trial: Trial) -> tuple[float, float]:
         """Return the ends of the nominal 90 % range of a trial's step, ms: two simulations."""

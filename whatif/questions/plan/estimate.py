@@ -47,6 +47,7 @@ from whatif.models.parallel.sharding import nodes_of, units_in_memory
 from whatif.models.parallel.stage_work import Pieces, StepWork, at_micro_batch, one_step, with_added
 from whatif.models.parallel.stages import Model, balanced, model_of
 from whatif.prediction.baseline import Baseline
+from whatif.prediction.peak_fit import fits
 from whatif.questions.plan.exchange import BUCKET_BYTES, Exchanged, Exchanges
 from whatif.questions.plan.space import DDP, FSDP, HYBRID, ZERO_1, Plan
 from whatif.runtime.errors import WhatifError
@@ -180,7 +181,7 @@ class Composer:
         # A peak takes longer to compute than a step, and most are never needed.
         for parts, plan in sorted(found, key=lambda entry: entry[0].step_ms):
             peak_bytes = self.peak_bytes(plan)
-            if peak_bytes is None or memory_bytes is None or peak_bytes <= memory_bytes:
+            if fits(peak_bytes, None, memory_bytes) is not False:
                 yield Estimate(plan, parts, peak_bytes)
 
     def parts(self, plan: Plan) -> Parts:

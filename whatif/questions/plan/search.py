@@ -20,6 +20,7 @@ from whatif.models.exchange.collective_tasks import communicates, recorded_worke
 from whatif.models.layers.segments import segments
 from whatif.prediction.baseline import Baseline, ends_ns
 from whatif.prediction.composition import Kept, compose, in_order, spelled
+from whatif.prediction.peak_fit import fits, high_peak_bytes
 from whatif.prediction.predict import Prediction
 from whatif.prediction.predict import predicted as predicted_under
 from whatif.prediction.ranges import error_sums, error_sums_between, simulated_at
@@ -75,8 +76,13 @@ class Row(Struct, frozen=True):
     samples_per_s: float
     energy_j: float | None
     what_ifs: tuple[str, ...]
+    high_bytes: int | None  # the upper end of the peak's range
     simulated: bool = False
-    fits: bool = True
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits, as ``whatif.prediction.peak_fit.fits`` says."""
+        return fits(self.peak_bytes, self.high_bytes, self.asked.memory_bytes)
 
     @property
     def cost(self) -> float | None:
@@ -101,7 +107,7 @@ class Row(Struct, frozen=True):
             "cluster": self.asked.cluster, **self.plan.to_dict(), "predicted_ms": self.step_ms, "low_ms": self.low_ms,
             "high_ms": self.high_ms, "simulated": self.simulated, "samples_per_s": self.samples_per_s,
             "energy_j": self.energy_j, "cost_per_million_samples": self.cost, "peak_memory_bytes": self.peak_bytes,
-            "memory_left_bytes": self.memory_left, "fits": self.fits,
+            "high_peak_memory_bytes": self.high_bytes, "memory_left_bytes": self.memory_left, "fits": self.fits,
             "parts": self.parts._asdict(), "rest_ms": self.rest_ms, "what_ifs": list(self.what_ifs),
         }  # fmt: skip
 
@@ -362,10 +368,10 @@ def _estimated(
 def _row(baseline: Baseline, asked: Asked, estimate: Estimate) -> Row:
     plan, step_ms = estimate.plan, estimate.parts.step_ms
     energy = None if asked.power_watt is None else asked.power_watt * plan.devices * step_ms / 1e3
-    fits = estimate.peak_bytes is None or asked.memory_bytes is None or estimate.peak_bytes <= asked.memory_bytes
+    what_ifs = (*map(spelled, asked.what_ifs), *plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1))
     return Row(
         asked, plan, estimate.parts, estimate.peak_bytes, step_ms, None, None, plan.samples / step_ms * 1e3, energy,
-        (*map(spelled, asked.what_ifs), *plan.what_ifs(asked.cluster, baseline.graph.info.batch_size or 1)), fits=fits,
+        what_ifs, _high_bytes(baseline, estimate.peak_bytes, what_ifs),
     )  # fmt: skip
 
 
@@ -401,11 +407,17 @@ def simulated(baseline: Baseline, row: Row, kept: Kept | None = None) -> Row:
     total = totals(first.graph, step_ms, baseline.clock)
     most = first.graph.info.peak_bytes
     most = row.peak_bytes if most is None or long else most
-    fits = most is None or asked.memory_bytes is None or most <= asked.memory_bytes
     return structs.replace(
         row, step_ms=step_ms, low_ms=low_ms, high_ms=high_ms, samples_per_s=plan.samples / step_ms * 1e3,
-        energy_j=total.energy_j, peak_bytes=most, simulated=True, fits=fits,
+        energy_j=total.energy_j, peak_bytes=most, simulated=True,
+        high_bytes=_high_bytes(baseline, most, row.what_ifs),
     )  # fmt: skip
+
+
+def _high_bytes(baseline: Baseline, peak_bytes: int | None, what_ifs: Sequence[str]) -> int | None:
+    """The upper end of the range of a peak under what-ifs as written on a command line, bytes."""
+    transforms = [load_transform(name) for name in what_ifs]
+    return None if peak_bytes is None else high_peak_bytes(baseline.graph.info, peak_bytes, transforms)
 
 
 def steps_in(baseline: Baseline) -> int:
@@ -435,7 +447,7 @@ def _simulated(
         except WhatifError as error:
             refused[row.plan] = str(error)
             continue
-        if changed.fits:
+        if changed.fits is not False:
             done.append(changed)
     return [*sorted(done, key=key), *left], refused
 
@@ -482,7 +494,8 @@ def _best_of_each(
 def _with_plain(rows: Sequence[Row], plain: Mapping[str, Row | str], by: str) -> list[Row]:
     """The rows, the plain ones replaced by their simulations, which may be better than the estimates."""
     key = _key(by)
-    beside = {(row.asked.cluster, row.plan): row for row in plain.values() if isinstance(row, Row) and row.fits}
+    able = [row for row in plain.values() if isinstance(row, Row) and row.fits is not False]
+    beside = {(row.asked.cluster, row.plan): row for row in able}
     found = [beside.get((row.asked.cluster, row.plan), row) for row in rows]
     first = max(key(row) for row in rows if row.simulated)
     return [

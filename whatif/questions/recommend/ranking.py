@@ -11,6 +11,7 @@ from whatif.hardware.gpu import gpu_asked_for, gpu_names, load_gpu
 from whatif.models.durations.estimator import device
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.composition import spelled
+from whatif.prediction.peak_fit import doubt_of, fits, high_peak_bytes
 from whatif.prediction.predict import Prediction, apply
 from whatif.prediction.transform import Transform, load_transform
 from whatif.questions.recommend.prices import Prices
@@ -22,10 +23,7 @@ SAME_SHARE = 0.003
 
 
 class Candidate(Struct, frozen=True):
-    """The step on one device: times in ms, ``cost`` of a step and of an epoch in the currency of the prices.
-
-    ``fits`` is None if the recording does not show what a step keeps in memory.
-    """
+    """The step on one device: times in ms, ``cost`` of a step and of an epoch in the currency of the prices."""
 
     device: str
     step_ms: float
@@ -36,12 +34,22 @@ class Candidate(Struct, frozen=True):
     devices: int
     energy_j: float | None
     peak_bytes: int | None
-    fits: bool | None
+    high_bytes: int | None  # the upper end of the peak's range
     cost: float | None
     epoch_hours: float | None
     epoch_cost: float | None
     recorded: bool
     notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits, as ``whatif.prediction.peak_fit.fits`` says."""
+        return fits(self.peak_bytes, self.high_bytes, load_gpu(self.device).memory_bytes)
+
+    @property
+    def doubt(self) -> str:
+        """A sentence if only the end of the peak's range does not fit; else ""."""
+        return doubt_of(self.device, self.peak_bytes, self.high_bytes, load_gpu(self.device).memory_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the device as a JSON object."""
@@ -49,8 +57,9 @@ class Candidate(Struct, frozen=True):
             "device": self.device, "recorded": self.recorded, "predicted_ms": self.step_ms, "low_ms": self.low_ms,
             "high_ms": self.high_ms, "gpu_busy_ms": self.gpu_busy_ms, "samples_per_s": self.samples_per_s,
             "devices": self.devices, "energy_j": self.energy_j,
-            "peak_memory_bytes": self.peak_bytes, "fits": self.fits, "step_cost": self.cost,
-            "epoch_hours": self.epoch_hours, "epoch_cost": self.epoch_cost, "notes": list(self.notes),
+            "peak_memory_bytes": self.peak_bytes, "high_peak_memory_bytes": self.high_bytes, "fits": self.fits,
+            "step_cost": self.cost, "epoch_hours": self.epoch_hours, "epoch_cost": self.epoch_cost,
+            "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -167,7 +176,8 @@ def _candidate(
     return Candidate(
         name, prediction.predicted_ms, prediction.low_ms, prediction.high_ms, prediction.breakdown.gpu_busy_ms,
         total.samples_per_s, total.devices, total.energy_j, memory_bytes,
-        None if memory_bytes is None else memory_bytes <= load_gpu(name).memory_bytes,
+        None if memory_bytes is None else
+        high_peak_bytes(prediction.baseline.graph.info, memory_bytes, prediction.transforms),
         prices.of(name, total.device_s) if prices else None,
         None if steps is None else steps * total.step_s / 3600,
         prices.of(name, steps * total.device_s) if prices and steps is not None else None,

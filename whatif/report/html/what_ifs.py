@@ -42,6 +42,7 @@ def what_ifs(facts: Facts, charts: dict[str, Chart]) -> Html:
     batches = any(not entry.trial.same_training for entry in (*advice.alone, *advice.together))
     if batches:
         parts.append(paragraph(f"{other_batch(facts.baseline)}.", class_="note"))
+    parts += [paragraph(f"{e.doubt}.", class_="note") for e in (*advice.alone, *advice.together) if e.doubt]
     alone, together = (sum(1 for e in entries if e.range_ms) for entries in (advice.alone, advice.together))
     if alone + together < len(advice.alone) + len(advice.together):
         note = f"Ranges are given for the first {alone} alone and the first {together} together; each costs two more"
