@@ -360,3 +360,20 @@ def test_json_holds_every_warning(words: list[str], own_traces: Path, capsys: py
     warnings = {*as_json["warnings"], *as_json.get("notes", ())}
     assert {text.removeprefix("warning: ").removeprefix("note: ") for text in said} <= warnings
     assert sum("predicted, not recorded" in text for text in as_json["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["apply", "distributed:workers=2"], ["scaling", "--workers", "1,2"],
+        ["sweep", "distributed:workers=2", "--vary", "bandwidth=1Gbps"],
+    ],
+)  # fmt: skip
+def test_what_a_what_if_assumes_is_a_note(
+    words: list[str], own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, options = [word for word in words[1:2] if ":" in word], [word for word in words[1:] if ":" not in word]
+    assert main([words[0], *names, str(own_traces / "transformer_cpu.json.gz"), *options]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "of gradients a step in" in line]
+    assert said
+    assert all(line.startswith("whatif: note: ") for line in said)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from whatif.cli.options import add_analysis, add_plot, check_plots
 from whatif.cli.rank_files import add_ranks, names_then_traces, read_traces
-from whatif.cli.reading import patience, show, warn
+from whatif.cli.reading import patience, show
 from whatif.cli.trusted import baseline_of
 
 if TYPE_CHECKING:
@@ -51,16 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.plot_breakdown import prediction_figure
     from whatif.report.text import print_prediction
 
-    show(
+    return show(
         args,
         prediction.to_dict,
         lambda: print_prediction(prediction),
         figure=lambda: prediction_figure(prediction),
         warnings=prediction.doubts,
+        notes=prediction.notes,
     )
-    if not args.json:
-        warn(prediction.notes, "note")  # the what-ifs' own notes
-    return 0
 
 
 def _on_faster_links(
@@ -77,13 +75,11 @@ def _on_faster_links(
 
     with patience("predicting"):
         found = sweep(baseline, transforms, varied)
-    show(
+    return show(
         args,
         lambda: {**found.to_dict(), "assumed": list(assumed)},
         lambda: print_sweep(found),
         figure=lambda: sweep_figure(found),
         warnings=baseline.graph.info.remarks,
+        notes=assumed,
     )
-    if not args.json:
-        warn(assumed, "note")
-    return 0

@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_plan(found, args.top),
         figure=lambda: plan_figure(found),
-        warnings=(*baseline.graph.info.remarks, *found.notes, *costs),
+        warnings=(*baseline.graph.info.remarks, *costs),
+        notes=found.notes,
     )
 
 

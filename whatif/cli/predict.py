@@ -136,13 +136,16 @@ def run(args: argparse.Namespace) -> int:
     from whatif.report.plot_predict import predicted_figure
     from whatif.report.text_predict import print_predicted
 
-    known = (predicted.prediction.verdict, NOT_RECORDED)  # the first is printed, the second is what predict does
+    notes = predicted.prediction.notes
+    # The verdict is printed, and that nothing was recorded is what predict does.
+    known = (predicted.prediction.verdict, NOT_RECORDED, *notes)
     return show(
         args,
         predicted.to_dict,
         lambda: print_predicted(predicted),
         figure=lambda: predicted_figure(predicted),
         warnings=(sentence for sentence in predicted.warnings if sentence not in known),
+        notes=notes,
     )
 
 

@@ -137,10 +137,12 @@ def show(
     *,
     figure: Callable[[], Figure] | None = None,
     warnings: Iterable[str] | None = None,
+    notes: Iterable[str] = (),
 ) -> int:
-    """Show the result of a command: the plot into its file, then one JSON object, or the text and its warnings.
+    """Show the result of a command: the plot into its file, then one JSON object, or the text, warnings and notes.
 
-    Those ``warnings`` that the object does not contain already are added to it. Returns the exit status.
+    Those ``warnings`` that the object does not contain already are added to it; it contains the ``notes``, those of the
+    what-ifs. Returns the exit status.
     """
     plot = getattr(args, "plot", None)
     if plot and figure is not None:
@@ -160,6 +162,7 @@ def show(
     print_text()
     print_plot(plot)
     warn(warnings or ())
+    warn(notes, "note")
     return 0
 
 

@@ -61,5 +61,6 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_scaling(found),
         figure=lambda: scaling_figure(found),
-        warnings=[*baseline.graph.info.remarks, *found.notes],
+        warnings=baseline.graph.info.remarks,
+        notes=found.notes,
     )

@@ -56,5 +56,6 @@ def run(args: argparse.Namespace) -> int:
         found.to_dict,
         lambda: print_sweep(found),
         figure=lambda: sweep_figure(found),
-        warnings=[*baseline.graph.info.remarks, *found.notes],
+        warnings=baseline.graph.info.remarks,
+        notes=found.notes,
     )
