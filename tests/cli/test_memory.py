@@ -26,7 +26,7 @@ from whatif.report.text_memory import capacity_sentences
 KEYS = {
     "trace", "source", "peak_bytes", "high_bytes", "measured_peak_bytes", "peak", "gradients_stay", "caveats", "layers",
     "timeline", "baseline_ms", "step_clock", "what_ifs", "batch_size", "capacity_bytes", "fits", "largest_batch",
-    "fewest_workers",
+    "fewest_workers", "ranks",
 }  # fmt: skip
 
 

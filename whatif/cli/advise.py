@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import POSITIVE, add_analysis, add_plot, check_plots, trace_then_names
-from whatif.cli.reading import progress_bar, read_trace, show
+from whatif.cli.options import POSITIVE, add_analysis, add_plot, check_plots
+from whatif.cli.rank_files import add_ranks, read_traces, traces_then_names
+from whatif.cli.reading import progress_bar, show
 from whatif.cli.trusted import baseline_of
 
 # Rows of the decision, so that it takes about 15 lines, and of each table of --all.
@@ -14,13 +15,13 @@ DECIDING, ALL = 3, 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif advise``."""
-    parser.usage = "whatif advise TRACE [NAME[:option=value,...] ...] [OPTIONS]"
+    parser.usage = "whatif advise TRACE ... [NAME[:option=value,...] ...] [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",
-        metavar="TRACE [NAME ...]",
-        help="the trace, then what-ifs to try beside those that are tried anyway: a .py file of yours, or a name with "
-        "options",
+        metavar="TRACE ... [NAME ...]",
+        help="the trace, or those of the ranks of one run or their folder, then what-ifs to try beside those that are "
+        "tried anyway: a .py file of yours, or a name with options",
     )
     parser.add_argument("--all", action="store_true", help="show every what-if and combination with its reason")
     parser.add_argument(
@@ -30,20 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"number of rows in each table (default: {DECIDING}; with --all {ALL})",
     )
     add_plot(parser, "plot the gains with their ranges")
+    add_ranks(parser)
     add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the advice for a trace."""
-    trace, names = trace_then_names(args.words, "advise")
-    check_plots(args.plot, [trace])
+    paths, names = traces_then_names(args.words, "advise")
+    check_plots(args.plot, paths)
     from whatif.prediction.composition import spelled
     from whatif.prediction.transform import load_transform
     from whatif.questions.advice.candidates import installed
 
     requested = [load_transform(name) for name in names]
     candidates = installed(also=requested)
-    graph = read_trace(trace, args)
+    graph, _ = read_traces(paths, args)
     from whatif.prediction.doubts import warnings_of
     from whatif.questions.advice.advise import advise
 

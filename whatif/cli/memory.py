@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from whatif.cli.options import add_analysis, add_plot, add_top, check_plots, trace_then_names
-from whatif.cli.reading import patience, read_trace, show
+from whatif.cli.options import add_analysis, add_plot, add_top, check_plots
+from whatif.cli.rank_files import add_ranks, read_traces, traces_then_names
+from whatif.cli.reading import patience, show
 from whatif.cli.trusted import baseline_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``whatif memory``."""
-    parser.usage = "whatif memory TRACE [NAME[:option=value,...] ...] [OPTIONS]"
+    parser.usage = "whatif memory TRACE ... [NAME[:option=value,...] ...] [OPTIONS]"
     parser.add_argument(
         "words",
         nargs="+",
-        metavar="TRACE [NAME ...]",
-        help="the trace, then what-ifs (default: those that change memory)",
+        metavar="TRACE ... [NAME ...]",
+        help="the trace, or those of the ranks of one run or their folder, then what-ifs (default: those that change "
+        "memory)",
     )
     parser.add_argument(
         "--capacity",
@@ -30,22 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_plot(parser, "plot the memory of the step")
     add_top(parser, "number of layers to list")
+    add_ranks(parser)
     add_analysis(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what a step keeps in memory."""
-    path, names = trace_then_names(args.words, "memory")
+    paths, names = traces_then_names(args.words, "memory")
     from whatif.prediction.transform import load_transform
 
     # Checks names and sizes before reading the trace, which may be large.
     for name in names:
         load_transform(name)
     capacity_bytes = None if args.capacity is None else _capacity(args.capacity)
-    check_plots(args.plot, [path])
+    check_plots(args.plot, paths)
     from whatif.questions.memory_summary import memory_of, memory_summary
 
-    graph = read_trace(path, args)
+    graph, _ = read_traces(paths, args)
     baseline = baseline_of(args, graph)
     memory_of(graph)  # before what-ifs are tried
     with patience("trying what-ifs"):

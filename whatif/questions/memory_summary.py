@@ -100,12 +100,21 @@ class MemorySummary(Struct, frozen=True):
         return _of_most(self.baseline.graph)[1].recorded.peak_memory_bytes
 
     @property
+    def rank_peaks(self) -> tuple[tuple[int, int | None], ...]:
+        """The number and the peak of each rank, bytes, the highest first; None if unknown, empty for a single trace."""
+        graph = self.baseline.graph
+        numbers = rank_numbers(graph) if graph.info.ranks else []
+        peaks = ((number, info.peak_bytes) for number, info in zip(numbers, graph.info.ranks, strict=True))
+        return tuple(sorted(peaks, key=lambda each: -(each[1] or 0)))
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Caveats about the source of the numbers, one sentence each."""
         graph, memory = self.baseline.graph, self.memory
         rank, info = _of_most(graph)
         each = {rank_info.memory for rank_info in graph.info.ranks}
-        rank_note = (f"The ranks differ: this is rank {rank}, which needs most.",) if len(each) > 1 else ()
+        same = (f"Each of the {len(graph.info.ranks)} ranks needs as much.",) if len(graph.info.ranks) > 1 else ()
+        rank_note = (f"The ranks differ: this is rank {rank}, which needs most.",) if len(each) > 1 else same
         if info.recorded.layers:
             return rank_note
         if memory.parameters:
@@ -129,6 +138,7 @@ class MemorySummary(Struct, frozen=True):
             "peak_bytes": self.peak.total,
             "high_bytes": self.high_bytes,
             "measured_peak_bytes": self.measured_bytes,
+            "ranks": [{"rank": rank, "peak_bytes": peak_bytes} for rank, peak_bytes in self.rank_peaks],
             "peak": _moment(self.peak),
             "gradients_stay": self.memory.gradients_stay,
             "caveats": list(self.caveats),

@@ -51,6 +51,12 @@ def print_memory(summary: MemorySummary, top: int = 10) -> None:
         parts = [(label, getattr(most, key)) for key, label in PARTS.items()]
         rows = [(label, size(part), f"{pct(part, most.total)} %", bar(part, most.total)) for label, part in parts]
         out.table("At the peak", ["", "size", "", " "], rows)
+        if len({peak_bytes for _, peak_bytes in summary.rank_peaks}) > 1:
+            ranks = summary.rank_peaks[:top]
+            title = some_of("Peak by rank", len(ranks), len(summary.rank_peaks))
+            cells = [(size(held) if held else "unknown", bar(held or 0, most.total)) for _, held in ranks]
+            peaks = [(f"rank {rank}", *row) for (rank, _), row in zip(ranks, cells, strict=True)]
+            out.table(title, ["", "size", " "], peaks)
         _print_step(out, summary)
         _print_layers(out, summary, top)
         _print_what_ifs(out, summary)
