@@ -190,6 +190,9 @@ def doubts(path: Path) -> set[str]:
     return {finding.check for finding in trust.findings if finding.severity > Severity.NOTE}
 
 
+WAITED_FOR, SLOWED = ("twice_the_batch", "rank1.json.gz"), "ranks_cpu/twice_the_batch/rank0.json.gz"
+
+
 @pytest.mark.slow
 def test_no_recording_that_ships_is_blamed() -> None:
     paths = sorted(TRACES.rglob("*.json.gz"))
@@ -197,7 +200,12 @@ def test_no_recording_that_ships_is_blamed() -> None:
     for path in paths:
         # Those of the cited pairs were recorded on a machine that others used, as their README says.
         busy = {"other programs and page faults while recording"} if path.parent.name == "campaign_cpu_5" else set()
-        assert doubts(path) <= busy, path
+        # By both ranks, these wait for 38 to 89 % of their time in collectives, the other one for 4 %.
+        pair = path.parent.parent.name == "ranks_cpu" and path.relative_to(TRACES).parts[1:] != WAITED_FOR
+        waits = {"waits in collectives"} if pair else set()
+        # Its waits for a rank that the profiler slows down, too, are not the CPU's work that calibration scales.
+        slow = {"cost of the profiler"} if path.relative_to(TRACES).as_posix() == SLOWED else set()
+        assert doubts(path) <= busy | waits | slow, path
 
 
 # What was looked at and is true: a session whose launches and kernels are 3.8 s apart, and ranks that wait for others.
@@ -206,6 +214,7 @@ TRUE_DOUBTS = {
         "launches without kernels", "clocks of host and GPU", "pauses in the recording", "unexplained wait",
     },
     "hta/a100_dlrm_rank0of16.json.gz": {"unexplained wait"},
+    "hta/cpu_only.json.gz": {"waits in collectives"},
     "tracelens-h100-mi300/mi300.resnet_act_checkpoint_ddp_train.json.gz": {"unexplained wait"},
     **{f"param-dlrm-8xv100/rank{rank}.json.gz": {"waits in collectives"} for rank in (0, 1, 3, 4, 5)},
 }  # fmt: skip

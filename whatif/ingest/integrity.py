@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -488,7 +489,7 @@ def _cold(parts: Parts, graph: TaskGraph) -> Iterator[Defect]:
         yield Severity.DOUBT, len(rows), text, remedy
 
 
-def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
+def _transfers(graph: TaskGraph) -> Iterator[Defect]:
     """Check how long one rank's collectives last beyond the fastest of the same kind and size."""
     collectives = np.flatnonzero(graph.kind == TaskKind.COMMUNICATION)
     sized = collectives[graph.size_bytes[collectives] > 0]
@@ -506,10 +507,10 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
     fastest = np.repeat(np.minimum.reduceat(duration_ns[order], first), np.diff(np.append(first, len(order))))
     waited = duration_ns[order] > WAITED * fastest
     excess_ns = float((duration_ns[order] - fastest)[waited].sum())
-    streams = [t.kind == ThreadKind.STREAM for t in graph.threads]
-    on_gpu = np.flatnonzero(np.array(streams, dtype=np.bool_).take(graph.thread))
-    start_ns = graph.start_ns[on_gpu]
-    span_ns = int((start_ns + graph.duration_ns[on_gpu]).max() - start_ns.min())
+    streams = [t.kind == (ThreadKind.STREAM if graph.has_gpu else ThreadKind.CPU) for t in graph.threads]
+    working = np.flatnonzero(np.array(streams, dtype=np.bool_).take(graph.thread))
+    start_ns = graph.start_ns[working]
+    span_ns = int((start_ns + graph.duration_ns[working]).max() - start_ns.min())
     share = excess_ns / max(span_ns, 1)
     if waited.any() and share > DOUBT_SHARE:
         n = int(waited.sum())
@@ -519,6 +520,12 @@ def _transfers(_: Parts, graph: TaskGraph) -> Iterator[Defect]:
             f"kind and size, {100 * share:.0f} % of the time: they wait for other ranks",
             remedy,
         )  # fmt: skip
+
+
+def with_waits_in_collectives(graph: TaskGraph) -> TaskGraph:
+    """Return the graph of one rank whose collectives were added as tasks, with the finding on those that wait."""
+    found = tuple(Finding(TRANSFERS, *defect) for defect in _transfers(graph))
+    return graph.replace(info=replace(graph.info, findings=(*graph.info.findings, *found)))
 
 
 UNIT, OVERLAP, CROSSED = "unit of durations", "overlap on a stream", "nesting of operators"
@@ -541,5 +548,5 @@ CHECKS: dict[str, Callable[[Parts, TaskGraph], Iterator[Defect]]] = {
     "lost operators and marks": _lost,
     "pauses in the recording": _hole,
     "cold start": _cold,
-    TRANSFERS: _transfers,
+    TRANSFERS: lambda _, graph: _transfers(graph),
 }

@@ -49,6 +49,7 @@ def read(
     # These modules take a tenth of a second to load.
     from whatif.ingest.exported import is_exported, read_exported
     from whatif.ingest.graph_of_events import graph_of_events
+    from whatif.ingest.ranks.gloo import with_gloo
     from whatif.ingest.ranks.read import read_ranks
     from whatif.ingest.read_events import read_events
 
@@ -65,9 +66,12 @@ def read(
     if is_exported(local):
         return read_exported(local, progress)
     try:
-        graph = graph_of_events(read_events(local, progress), str(local), rule)
+        events = read_events(local, progress)
+        graph = graph_of_events(events, str(local), rule)
     except SeveralProcessesError:
         return read_ranks([local]).graph
+    if not graph.has_gpu:
+        graph, _ = with_gloo(graph, events)
     if entry:
         keep(entry, graph)
     return graph

@@ -23,6 +23,7 @@ from whatif.graph.types import (
     ThreadKind,
 )
 from whatif.ingest.events import EventCategory, Events
+from whatif.ingest.integrity import with_waits_in_collectives
 from whatif.ingest.ranks.collectives import (
     Collectives,
     first_step_of,
@@ -75,7 +76,7 @@ def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]
     waits = main_after >= 0
     graph = graph.add_dependencies(ids[waits], main_after[waits], kind=DependencyKind.COMMUNICATION)
     order = np.argsort(ids, kind="stable")
-    return graph, _collectives(graph, events, rows[order], ids[order])
+    return with_waits_in_collectives(graph), _collectives(graph, events, rows[order], ids[order])
 
 
 def _collectives(graph: TaskGraph, events: Events, rows: Array, ids: Array) -> Collectives:

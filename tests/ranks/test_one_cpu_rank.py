@@ -1,0 +1,47 @@
+"""One rank of several on a CPU, read alone: gloo's collectives are communication, not work of the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import whatif
+from whatif.graph.types import TaskKind
+from whatif.ingest.integrity import TRANSFERS
+from whatif.prediction.baseline import Baseline
+from whatif.questions.explain import explain
+from whatif.simulation.simulator import simulate
+
+
+def test_waits_for_the_other_rank_are_communication(own_traces: Path) -> None:
+    """The other rank sleeps 40 ms ahead of each step: this one was "CPU-bound"."""
+    graph = whatif.read(own_traces / "ranks_cpu" / "sleeping" / "rank0.json.gz")
+    baseline = Baseline.of(graph)
+    found = explain(baseline)
+    assert found.verdict.startswith("communication-bound: the step waits for communication, or for other ranks in it,")
+    assert found.critical_path_ms["communication"] > 40
+    assert baseline.step_ms == pytest.approx(139.22, abs=0.05)
+    assert whatif.apply(baseline, "distributed:workers=1").predicted_ms < baseline.step_ms - 40
+
+
+def test_it_is_read_alone_as_the_one_chosen_of_its_run(own_traces: Path) -> None:
+    folder = own_traces / "ranks_cpu" / "twice_the_batch"
+    alone, chosen = whatif.read(folder / "rank0.json.gz"), whatif.read_ranks([folder], only=[0]).graph
+    assert (alone.kind == TaskKind.COMMUNICATION).sum() == (chosen.kind == TaskKind.COMMUNICATION).sum() > 0
+    spans = [simulate(graph).makespan_ns for graph in (alone, chosen)]
+    assert spans[0] == pytest.approx(spans[1], rel=1e-3)
+    for graph in (alone, chosen):
+        assert [finding.check for finding in graph.info.findings].count(TRANSFERS) == 1
+    both = whatif.read(folder)
+    assert TRANSFERS not in [finding.check for finding in both.info.findings]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "vgg"])
+def test_other_numbers_of_workers_are_predicted_from_one_rank_as_from_all(model: str, own_traces: Path) -> None:
+    folder = own_traces / "lab_ranks_cpu" / f"ranks-{model}-1000mbit-2"
+    one, every = (
+        whatif.apply(Baseline.of(whatif.read(path), calibrated=False), "distributed:workers=4").predicted_ms
+        for path in (folder / "rank0.json.gz", folder)
+    )
+    assert one == pytest.approx(every, rel=0.01)
