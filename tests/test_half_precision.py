@@ -17,6 +17,7 @@ from whatif.hardware import roofline
 from whatif.models.durations import database
 from whatif.models.durations.format_flow import flow_of
 from whatif.models.durations.precision import Precision, in_precision
+from whatif.models.kernels.mixed_precision import UNKNOWN_CASTS
 from whatif.prediction.transform import load_transform
 
 F = KernelFamily
@@ -86,6 +87,34 @@ def test_a_product_takes_the_ratio_of_the_chains_answers() -> None:
 def test_products_of_unknown_shapes_gain_by_their_time() -> None:
     short, long = ratio(kernel(F.GEMM, ns=4_000), kernel(F.GEMM, ns=10 * MS))
     assert long < 0.2 < short <= 1.0
+
+
+@pytest.mark.parametrize(("gpu", "width"), [(V100, 3.0), (A100, 1.5)])
+def test_the_range_of_unknown_shapes_is_that_of_products_that_take_as_long(gpu: str, width: float) -> None:
+    """Its upper end was that of the smallest usual products, which gain nothing: 8 times the estimate."""
+    graph = recorded(kernel(F.GEMM, ns=10 * MS), gpu=gpu)
+    estimates = in_precision(graph, np.arange(1), "fp16")
+    below, above = (estimates.duration_ns / end for end in (estimates.low_ns, estimates.high_ns))
+    assert 1.02 < below[0] < width
+    assert 1.02 < 1 / above[0] < width
+
+
+def test_gradients_in_tf32_of_unknown_shapes_gain_more_too() -> None:
+    graph = recorded(kernel(F.GEMM, "tf32", ns=MS), kernel(F.GEMM, "tf32", ns=MS), gpu=A100)
+    phase = graph.phase.copy()
+    phase[1] = Phase.BACKWARD
+    forward, backward = in_precision(graph.replace(phase=phase), np.arange(2), "fp16").duration_ns
+    assert backward < 0.8 * forward
+
+
+def test_casts_of_unknown_weights_have_the_range_of_those_in_models(shared_traces: Path) -> None:
+    """A forward pass by Nsight Systems, 149.0 ms under bf16 autocast: the upper end was 410 ms, of 138 predicted."""
+    prediction = whatif.apply(shared_traces / "zx3xyy-a100-2.7b" / "result_2_7B_clean.sqlite", "amp:target=bf16")
+    graph = prediction.graph
+    casts = graph.select(name="autocast").ids
+    assert (graph.high_ns[casts] <= UNKNOWN_CASTS * (graph.duration_ns[casts] + 1)).all()
+    assert (graph.low_ns[casts] < graph.duration_ns[casts]).any()
+    assert prediction.low_ms < 149.0 < prediction.high_ms < 1.3 * prediction.predicted_ms
 
 
 def test_devices_without_the_units_gain_little() -> None:

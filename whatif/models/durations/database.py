@@ -137,12 +137,8 @@ def same_source_ratio(
         little = _mostly_launch(first) | _mostly_launch(second)
         same = agreed & ~little
         done = rows[same]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio[done] = (second.t_s / first.t_s)[same]
-            # Two estimates of one source may err in opposite directions: their half-widths add as squares.
-            down = np.hypot(np.log(second.t_s / second.low_s), np.log(first.high_s / first.t_s))[same]
-            up = np.hypot(np.log(second.high_s / second.t_s), np.log(first.t_s / first.low_s))[same]
-        low[done], high[done] = ratio[done] * np.exp(-down), ratio[done] * np.exp(up)
+        for column, values in zip((ratio, low, high), _between(first, second), strict=True):
+            column[done] = values[same]
         answered_by[done] = first.answered_by[same]
         allowed[rows] = np.maximum(first.answered_by, second.answered_by) + (agreed & little)
         finished = same | ~answered | (allowed[rows] > worst)
@@ -154,6 +150,21 @@ def same_source_ratio(
         column[bad] = np.nan
     answered_by[bad] = AnswerSource.NONE
     return Ratios(ratio, low, high, answered_by)
+
+
+def _between(first: Answers, second: Answers) -> tuple[Float64, Float64, Float64]:
+    """The second over the first time, and its range: both may err in opposite directions, so that squares add up."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = second.t_s / first.t_s
+        down = np.hypot(np.log(second.t_s / second.low_s), np.log(first.high_s / first.t_s))
+        up = np.hypot(np.log(second.high_s / second.t_s), np.log(first.t_s / first.low_s))
+        return ratio, ratio * np.exp(-down), ratio * np.exp(up)
+
+
+def best_ratio(before: Operators, after: Operators, old: Estimator, new: Estimator) -> Ratios:
+    """Return the times as ``same_source_ratio``, but each of its best source."""
+    first, second = old.estimate(before), new.estimate(after)
+    return Ratios(*_between(first, second), np.maximum(first.answered_by, second.answered_by))
 
 
 def chain_ratio(before: Operators, after: Operators, old: Estimator, new: Estimator) -> Ratios:

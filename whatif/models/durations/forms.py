@@ -7,8 +7,8 @@ recording has no shapes, typical operators of the kind in its names are used ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,7 +24,14 @@ from whatif.hardware.gpu import Gpu
 from whatif.hardware.roofline import kernel_floor_ns
 from whatif.ingest.operator_calls import as_attention
 from whatif.models.durations.changed_operators import Changed, side_of
-from whatif.models.durations.database import SOURCE_OF_ANSWER, Ratios, chain_ratio, estimator_of, same_source_ratio
+from whatif.models.durations.database import (
+    SOURCE_OF_ANSWER,
+    Ratios,
+    best_ratio,
+    chain_ratio,
+    estimator_of,
+    same_source_ratio,
+)
 from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
 from whatif.opdb import data_sheet
@@ -35,11 +42,15 @@ from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
 
 # The form of images in channels-last layout (``whatif.models.durations.measured``).
 FORM = "channels_last"
-# Substitutes for operators without recorded shapes: convolutions of ResNet-50 and square products, each in several
-# sizes, of which the one with the kernel's time is used.
+# Substitutes for operators without recorded shapes: convolutions of ResNet-50 and products, each in several sizes, of
+# which the one with the kernel's time is used.
 _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256, 14, 3), (1024, 256, 14, 1))
 _BATCHES = (4, 32, 256)
 _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Rows and terms of a sum over the columns: square products, few rows, long sums. Together they miss the products of
+# models by 0.20 (log, rms), square ones alone by 0.22; their differences are a part of the range
+# (``benchmarks/without_shapes.py``).
+_ASPECTS = ((1, 1), (1 / 8, 1), (1, 16))
 
 
 def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> Described:
@@ -52,22 +63,31 @@ def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> De
     return Described("conv", "conv2d", "fp32", tuple(integers.items()), phase)
 
 
-def _product(side: int) -> Described:
-    return Described("matmul", "linear", "fp32", (("batch", 1), ("m", side), ("n", side), ("k", side)))
+def product_series(rows: float, terms: int) -> tuple[Described, ...]:
+    """Return products of growing size; ``rows`` and ``terms`` of their sums are relative to the columns."""
+    return tuple(
+        Described(
+            "matmul", "linear", "fp32", (("batch", 1), ("m", int(side * rows)), ("n", side), ("k", side * terms))
+        )
+        for side in _SIDES
+    )  # fmt: skip
 
 
-# Series of growing size: products, then convolutions of the forward and of the backward pass.
-_USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = (
-    (tuple(map(_product, _SIDES)),),
-    *(
+# Series of growing size for each kind: products and convolutions of the forward pass, then those of the backward pass.
+_USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
+    series
+    for phases in (("fwd",), ("dgrad", "wgrad"))
+    for series in (
+        tuple(product_series(*aspect) for aspect in _ASPECTS),
         tuple(
             tuple(_convolution(batch, sizes, phase) for batch in _BATCHES)
             for phase in phases
             for sizes in _CONVOLUTIONS
-        )
-        for phases in (("fwd",), ("dgrad", "wgrad"))
-    ),
+        ),
+    )
 )
+# Half the width of a nominal 90 % range over the standard deviation (a normal distribution).
+_WITHIN_90_PCT = 1.645
 # Daydream, section 5.1: "up to 3x on the most compute-intensive workloads". The range is our estimate: from nothing to
 # the ratio of Volta's peaks.
 _DAYDREAM = (1 / 3, 1 / 8, 1.0)
@@ -114,7 +134,9 @@ def in_form(
         new = dtype or (old if target is None else DTYPES[then_in[place]] or op.dtype)
         changed = converted(op, new, now if layout is None else layout)
         after.append(_in_pass(changed, backward=bool(backward[place])))
-    total, product, changes = _priced(sides, tuple(before), tuple(after), by_chain=graph.info.is_predicted, sheet=sheet)
+    total, product, changes = _priced(
+        sides, tuple(before), tuple(after), chain_ratio if graph.info.is_predicted else _one_source, sheet=sheet
+    )
     # If layout changes are separate kernels, each kind of kernel takes its own ratio.
     transposed = each_once(graph.called[graph.family == KernelFamily.LAYOUT])
     apart = np.isfinite(changes.ratio) & np.isin(codes // (4 * len(DTYPES) ** 2), transposed)
@@ -136,9 +158,10 @@ def usual(
 ) -> Changed:  # fmt: skip
     """Return the times of matrix kernels ``tasks`` (ids) of unknown shapes in another format or layout, as ``in_form``.
 
-    Uses typical operators on the recorded device, chosen by the calling operator's name, else by the kernel's; the
-    range covers all of them. ``changes_apart``: layout changes are separate kernels and not included. For an unknown
-    device, and for attention, Daydream's speedup of a format.
+    Uses typical operators on the recorded device, chosen by the calling operator's name, else by the kernel's, at the
+    size that takes the kernel's time; the range holds their errors and the differences among them. ``changes_apart``:
+    layout changes are separate kernels and not included. For an unknown device, and for attention, Daydream's speedup
+    of a format.
     """
     found = _same(len(tasks), 1.0, Source.PAPER if dtype else Source.RECORDED)
     if dtype:
@@ -147,26 +170,29 @@ def usual(
     side = side_of(graph)
     if side is None or side.gpu is None:
         return found
-    convolves = of_convolutions(graph, tasks)
-    kind = np.where(convolves, np.where(graph.phase[tasks] == Phase.BACKWARD, 2, 1), 0)
+    convolves, backward = of_convolutions(graph, tasks), graph.phase[tasks] == Phase.BACKWARD
+    kind = convolves + 2 * backward
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
     key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
     for code in each_once(key[kind >= 0]).tolist():
         of_code = key == code
-        own_s = graph.duration_ns[tasks[of_code]] / 1e9
-        logs, ends, answered_by = [], [], []
+        own = np.log(np.maximum(graph.duration_ns[tasks[of_code]] / 1e9, 1e-9))
+        logs, answered_by = [], []
         for old_s, total, product in _usual_prices(side, code, dtype, layout, sheet):
             answer = product if changes_apart else total
-            logs.append(np.interp(np.log(np.maximum(own_s, 1e-9)), np.log(old_s), np.log(answer.ratio)))
-            ends.append((answer.low.min(), answer.high.max()))
+            logs.append([np.interp(own, np.log(old_s), np.log(end)) for end in answer[:3]])
             answered_by.append(int(answer.source.max()))
         found.source[of_code] = max(answered_by)
-        # An operator of unknown shapes is assumed not to get slower; in another format, not even at the upper end: the
-        # smallest of the typical operators, which a format hardly changes, take far less time than most kernels.
-        most = max(high for _, high in ends)
-        found.ratio[of_code] = np.minimum(np.exp(np.mean(logs, axis=0)), 1.0)
-        found.low[of_code] = np.minimum(found.ratio[of_code], min(low for low, _ in ends))
-        found.high[of_code] = np.maximum(found.ratio[of_code], min(most, 1.0) if dtype else most)
+        # Axes: series, (ratio, low, high), tasks.
+        by_series = np.array(logs)
+        ratio, low, high = by_series.mean(axis=0)
+        kinds = _WITHIN_90_PCT * by_series[:, 0].std(axis=0)
+        found.low[of_code] = np.exp(ratio - np.hypot(ratio - low, kinds))
+        most = np.exp(ratio + np.hypot(high - ratio, kinds))
+        # An operator of unknown shapes is assumed not to get slower; in another format, not even at the upper end.
+        found.ratio[of_code] = np.minimum(np.exp(ratio), 1.0)
+        found.low[of_code] = np.minimum(found.ratio[of_code], found.low[of_code])
+        found.high[of_code] = np.maximum(found.ratio[of_code], np.minimum(most, 1.0) if dtype else most)
     return found
 
 
@@ -181,13 +207,16 @@ def _usual_prices(
     """
     if sheet:
         side = side.restricted((AnswerSource.ANALYTIC,))
-    old = DTYPES[code // 2 % len(DTYPES)] or "fp32"
+    kind, old = code // (2 * len(DTYPES)), DTYPES[code // 2 % len(DTYPES)] or "fp32"
     now = NHWC if code % 2 else ""
     prices = []
-    for series in _USUAL[code // (2 * len(DTYPES))]:
-        before = tuple(converted(op, old, now) for op in series)
-        after = tuple(converted(op, dtype or old, now if layout is None else layout) for op in series)
-        total, product, _ = _priced((side, side), before, after, by_chain=_knows(side, before) and _knows(side, after))
+    for series in _USUAL[kind]:
+        before, after = (
+            tuple(_in_pass(converted(op, form, images), backward=kind >= 2) for op in series)
+            for form, images in ((old, now), (dtype or old, now if layout is None else layout))
+        )
+        known = _knows(side, before) and _knows(side, after)
+        total, product, _ = _priced((side, side), before, after, best_ratio if known else _one_source)
         # Times grow with the size.
         prices.append((np.maximum.accumulate(side_times(side, before)), total, product))
     return prices
@@ -324,12 +353,12 @@ def _rounded(sizes: Float64) -> Float64:
 
 @lru_cache(maxsize=256)
 def _priced(
-    sides: tuple[Estimator, Estimator], before: tuple[Described, ...], after: tuple[Described, ...], *, by_chain: bool,
-    sheet: bool = False,
+    sides: tuple[Estimator, Estimator], before: tuple[Described, ...], after: tuple[Described, ...],
+    between: Callable[[Operators, Operators, Estimator, Estimator], Ratios], *, sheet: bool = False,
 ) -> tuple[Changed, Changed, Changed]:  # fmt: skip
     """New over old time of n operators, of their products alone, and of their layout changes (NaN without any before).
 
-    ``by_chain``: the old time is the chain's, so the new one is too, of any source. ``sheet``: by the data sheet alone.
+    ``between`` gives the ratio of two operators on the two sides. ``sheet``: by the data sheet alone.
     The result depends only on the devices and their databases, so it is cached.
     """
     if sheet:
@@ -340,10 +369,7 @@ def _priced(
     for (places, old), (_, new) in zip(operators_of(before), operators_of(after), strict=True):
         first = side.estimate(old)
         t[places] = first.t_s
-        if by_chain:
-            ratios = chain_ratio(old, new, side, new_side)
-        else:
-            ratios = same_source_ratio(old, new, side, new_side, worst=AnswerSource.ANALYTIC)
+        ratios = between(old, new, side, new_side)
         for column, values in zip((ratio, low, high), (ratios.ratio, ratios.low, ratios.high), strict=True):
             column[places] = values
         source[places] = SOURCE_OF_ANSWER[ratios.answered_by]
@@ -355,6 +381,9 @@ def _priced(
     with np.errstate(divide="ignore", invalid="ignore"):
         by = np.where(old_s > 0, new_s / old_s, np.nan)
     return total, product, Changed(by, by, by, source)
+
+
+_one_source = partial(same_source_ratio, worst=AnswerSource.ANALYTIC)
 
 
 def side_times(side: Estimator, table: Sequence[Described]) -> Float64:

@@ -132,8 +132,8 @@ def note_without_shapes(graph: TaskGraph, tasks: Bool, name: str) -> TaskGraph:
     if (graph.called[tasks] >= 0).any():
         return graph
     return graph.note(
-        f"{name}: this recording has no shapes (record_shapes=True), so usual operators of the kinds in its names "
-        "stand in, and the range is wide"
+        f"{name}: this recording has no shapes, so usual operators of the kinds in its names stand in; record with "
+        "record_shapes=True, or with `whatif collect`, for a narrower range"
     )
 
 

@@ -48,6 +48,9 @@ CAST_NAME, WEIGHT_CAST_NAME = "cast (autocast)", "cast of a weight (autocast)"
 SYNC_CALL = "cudaStreamSynchronize"
 # Casting an fp32 result reads 4 bytes and writes 2; computing it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
+# Casts in a recording without shapes and parameters take this factor less or more: the least multiple of 0.5 that holds
+# 90 % of those in language models (``benchmarks/without_shapes.py``; 3 to 3.5 with each model left out).
+UNKNOWN_CASTS = 3.5
 # Families that autocast computes in fp32 (PyTorch's autocast op reference); the next product casts its input.
 _FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.REDUCTION)
 
@@ -115,8 +118,8 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     Forward: one of the weight before every matrix operator, and one of the input if autocast kept the operator before
     it in fp32 (layer normalisation, softmax, reductions); it takes three quarters of that operator's time, 6 bytes per
     value instead of 8. Backward: as many, of the gradients. Biases are not counted. The weights' bytes are spread over
-    their casts; if unknown, a cast takes the shortest kernel's time, and ten times that as its upper bound. Stored
-    weights (``stores_weights_cast``) are not cast.
+    their casts; if unknown, the operators' shapes or times tell them. Stored weights (``stores_weights_cast``) are not
+    cast.
     """
     first = first_of_operator(graph, matrix)
     forward = first[graph.phase[first] == Phase.FORWARD]
@@ -129,6 +132,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     weight_ns: Float64 | float = count * cast_bytes / cast_gbyte_s(graph, gpu) / per_step if count else 0.0
     if not count and gpu is not None:
         weight_ns = _weights_by_time(graph, gpu, forward) * cast_bytes / cast_gbyte_s(graph, gpu)
+    known = bool(count) or bool((graph.called[forward] >= 0).any())
     before = task_before(graph, forward)
     fp32 = among(graph.family[before], _FP32_FAMILIES)
     flow = flow_of(graph) if graph.has_gpu else None
@@ -151,17 +155,19 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     back, of = _spread(graph, around, backward)
     around = np.concatenate([around, back])
     cast_ns, of_weight = np.append(cast_ns, cast_ns[of]), np.append(of_weight, of_weight[of])
-    high_ns = cast_ns
+    low_ns = high_ns = cast_ns
     if graph.has_gpu:
-        cast_ns = np.maximum(cast_ns, shortest_kernel_ns(graph))
-        high_ns = cast_ns * (2 if count else 10)
+        floor_ns = shortest_kernel_ns(graph)
+        cast_ns = np.maximum(cast_ns, floor_ns)
+        low_ns = cast_ns if known else np.maximum(cast_ns / UNKNOWN_CASTS, floor_ns)
+        high_ns = cast_ns * (2 if known else UNKNOWN_CASTS)
     source = Source.ROOFLINE if count else Source.ASSUMED
     return [
         lot
         for name, of in ((WEIGHT_CAST_NAME, of_weight), (CAST_NAME, ~of_weight))
         if of.any()
         for lot in before_each(
-            graph, around[of], Estimates.of(cast_ns[of], source, cast_ns[of], high_ns[of]), name, call_ns
+            graph, around[of], Estimates.of(cast_ns[of], source, low_ns[of], high_ns[of]), name, call_ns
         )
     ]
 
