@@ -54,6 +54,12 @@ def table(*whats: Described) -> Operators:
         (conv(160, 160, groups=20), "grouped, uneven"),
         (conv(64, 128, groups=2), "grouped, wide"),
         (conv(256, 512, groups=32), "grouped, unequal"),
+        (conv(3, 64), "dense"),
+        (conv(252, 256), "dense, by 8 bytes"),
+        (conv(251, 256, kernel=1), "dense, by 4 bytes"),
+        (conv(254, 256), "dense, by 4 bytes"),
+        (conv(256, 251), "dense"),
+        (converted(conv(252, 252), "tf32", ""), "dense"),
     ],
 )
 def test_kinds(what: Described, kind: str) -> None:
@@ -69,6 +75,13 @@ def test_some_kinds_are_slow_in_nhwc() -> None:
             for layout in ("", NHWC)
         )
         assert ((least < nhwc / nchw) & (nhwc / nchw < most)).all()
+
+
+def test_channels_that_tensor_cores_do_not_load_whole_are_slow_in_nhwc() -> None:
+    """ReXNet-100, of 27 or 38 channels, takes longer in NHWC than in NCHW; ReXNetR-130, of multiples of 8, less."""
+    whole, half, odd = tensor_convolutions(A100, table(*(converted(conv(n), "fp16", NHWC) for n in (256, 252, 254))))[0]
+    assert whole < half < odd
+    assert odd / whole > 3
 
 
 def test_ranges_hold_and_other_formats_have_no_answer() -> None:

@@ -29,6 +29,9 @@ _TILE, _TILE_SUM = 64, 32
 FACTORS = {
     "dense 1x1": (0.87, 0.87),
     "dense": (0.93, 0.93),
+    # Kernels load 16 bytes of a pixel of the input at once, or less where its channels do not divide by that.
+    "dense, by 8 bytes": (0.93, 2.1),
+    "dense, by 4 bytes": (1.4, 5.3),
     # By the kernel's longer side and stride. NCHW: PyTorch's own kernels, and cuDNN's for sides up to 5. NHWC: cuDNN's,
     # which has none above 7.
     "depthwise 3": (2.3, 3.0),
@@ -48,6 +51,7 @@ FACTORS = {
     "grouped, wide": (6.0, 72.0),
 }
 _KERNEL_WIDTHS = (4, 8, 16, 32)
+_LOADED_BYTES, _FIRST_LAYERS = 16, 4  # cuDNN has kernels for the few channels of images
 _NARROW_GROUP, _WIDE_GROUP, _FEW_GROUPS, _EIGHT = 8, 48, 4, 8
 # Time in NHWC over NCHW of operators without an NHWC kernel: group norm (it copies), and other libraries' (that of
 # in-place activated batch norm strides through the image).
@@ -74,7 +78,7 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     # The arithmetic of a depthwise convolution is negligible beside its bytes.
     grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
     t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
-    spread = np.where(groups, OTHER_SPREAD, DENSE_SPREAD)
+    spread = np.where(groups | (_loaded_bytes(ops) < _LOADED_BYTES), OTHER_SPREAD, DENSE_SPREAD)
     return t, t / spread, t * spread
 
 
@@ -93,6 +97,12 @@ def kinds(ops: Operators) -> Int64:
     width, outputs = c["in_channels"] // groups, c["out_channels"] // groups
     wide, few_groups = np.maximum(width, outputs) > _WIDE_GROUP, groups <= _FEW_GROUPS
     odd = ~np.isin(width, _KERNEL_WIDTHS) | ((groups <= _EIGHT) & (width < max(_KERNEL_WIDTHS)))
+    loaded = _loaded_bytes(ops)
+    dense = np.select(
+        [loaded < _LOADED_BYTES // 2, loaded < _LOADED_BYTES, side == 1],
+        ["dense, by 4 bytes", "dense, by 8 bytes", "dense 1x1"],
+        "dense",
+    )
     sides = np.select([side <= 3, side <= 5, side <= 7], ["3", "5", "7"], "large")
     depthwise = np.char.add(np.char.add("depthwise ", sides), np.where(side <= 7, strided, ""))
     named = np.select(
@@ -101,12 +111,20 @@ def kinds(ops: Operators) -> Int64:
             groups % _EIGHT > 0,
         ],
         [
-            np.where(side == 1, "dense 1x1", "dense"), depthwise, "grouped, wide", "grouped, few", "grouped, unequal",
+            dense, depthwise, "grouped, wide", "grouped, few", "grouped, unequal",
             "grouped, odd", "grouped, uneven",
         ],
         "grouped",
     )  # fmt: skip
     return np.array([list(FACTORS).index(name) for name in named.tolist()], dtype=np.int64)
+
+
+def _loaded_bytes(ops: Operators) -> Int64:
+    """Return the largest power of two, at most 16, that divides the bytes of a pixel of the input, shape (n,)."""
+    channels, dtypes = ops.integers["in_channels"], ops.texts["dtype"]
+    size = np.array([int(DTYPE_BYTES.get(dtype, 4)) for dtype in dtypes.table] or [4])[dtypes.codes]
+    pixel = np.where(channels > _FIRST_LAYERS, channels * size, _LOADED_BYTES)
+    return np.asarray(np.gcd(pixel, _LOADED_BYTES), dtype=np.int64)
 
 
 def is_depthwise(ops: Operators) -> Bool:
