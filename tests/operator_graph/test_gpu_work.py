@@ -201,6 +201,30 @@ def test_what_no_rule_knows_says_so_and_moves_its_bytes() -> None:
     assert dict(known.what.integers) == {"elements": 1000, "tensors": 2}
 
 
+@pytest.mark.parametrize(
+    ("call", "numbers", "known"),
+    [
+        # The gradient of a slice, and padding: fill the output, copy the input.
+        (operation("slice_backward", [10, 30], [], out=(40, 30)), [1200, 2 * 300], [True, True]),
+        (operation("constant_pad_nd", [10, 30], [], out=(12, 30)), [360, 2 * 300], [True, True]),
+        (operation("constant_pad_nd", [12, 30], [], out=(10, 30)), [2 * 300], [True]),
+        # A table of 1,000 rows, of which 20 change: rows and values are read, rows are written; the indices are int64.
+        (operation("index_add_", [1000, 30], [], [20], [20, 30], [], out=(1000, 30),
+                   types=[F, "Scalar", "long int", F, "Scalar"]), [3 * 600 + 40], [True]),
+        (operation("index_add", [1000, 30], [], [20], [20, 30], [], out=(1000, 30),
+                   types=[F, "Scalar", "long int", F, "Scalar"]), [2 * 30_000, 3 * 600 + 40], [True, True]),
+        (operation("index_put_", [1000, 30], [[20]], [20, 30], [], out=(1000, 30), concrete=["", "", "", "True"],
+                   types=[F, "TensorList:long int", F, "Scalar"]), [3 * 600 + 40], [False]),
+    ],
+)  # fmt: skip
+def test_what_changes_a_part_moves_that_part(call: Operation, numbers: list[int], known: list[bool]) -> None:
+    kernels = kernels_of(call)
+    sizes = [dict(kernel.what.integers) for kernel in kernels]
+    moved = [size["elements"] * (size["tensors"] + 1) for size in sizes]  # type: ignore[operator]
+    assert moved == pytest.approx(numbers, abs=3)
+    assert [kernel.known for kernel in kernels] == known
+
+
 def test_batch_norm_reads_its_input_twice_where_it_trains() -> None:
     x = [8, 64, 56, 56]
     trained, evaluated = (

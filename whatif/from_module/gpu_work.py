@@ -218,6 +218,46 @@ def _rows_taken(name: str, operation: Operation) -> list[Kernel]:
     return [named(kind, name, traffic(out, out, format_of(operation)))]
 
 
+def _rows_put(name: str, operation: Operation) -> list[Kernel]:
+    """Write the values, and no other element; out of place, copy the whole tensor first.
+
+    Where values are added in an order that sorting finds, as in the gradient of an index, the bytes tell little.
+    """
+    (shape, kind), *others = tensors_of(operation)
+    whole, dtype = bytes_of([(shape, kind)]), format_of(operation)
+    put = min(max(prod(other) for other, _ in others) * ELEMENT_BYTES.get(kind, 4), whole)
+    found = [] if operation.name.endswith("_") else [named("elementwise_copy", name, traffic(whole, whole, dtype))]
+    sorts = name == "index_put" and operation.concrete[3] == "True"
+    return [*found, replace(named("index", name, traffic(bytes_of(others) + put, put, dtype)), known=not sorts)]
+
+
+def _filled(name: str, operation: Operation) -> list[Kernel]:
+    """Fill the output, then copy the input into a part of it; padding by negative sizes copies a part of the input."""
+    taken, out, dtype = bytes_of(tensors_of(operation)[:1]), bytes_of(operation.outputs), format_of(operation)
+    if out < taken:
+        return [named("elementwise", name, traffic(out, out, dtype))]
+    return [
+        named("elementwise_fill", name, traffic(0, out, dtype)),
+        named("elementwise_copy", name, traffic(taken, taken, dtype)),
+    ]
+
+
+def _bags(name: str, operation: Operation) -> list[Kernel]:
+    """Sum rows of the table."""
+    rows = prod(operation.dims[1]) * operation.dims[0][-1] * ELEMENT_BYTES[operation.types[0]]
+    return [named("embedding", name, traffic(rows, bytes_of(operation.outputs[:1]), format_of(operation)))]
+
+
+def _bags_backward(name: str, operation: Operation) -> list[Kernel]:
+    """Set the gradient of the whole table to zero, then accumulate rows."""
+    rows = prod(operation.dims[1]) * operation.dims[0][-1] * ELEMENT_BYTES[operation.types[0]]
+    table, dtype = bytes_of(operation.outputs), format_of(operation)
+    return [
+        named("elementwise_fill", name, traffic(0, table, dtype)),
+        named("embedding", name, traffic(rows, rows, dtype)),
+    ]
+
+
 # The backward pass of FlashAttention recomputes the scores, then runs two products for each of the forward ones
 # (Dao et al., "FlashAttention", NeurIPS 2022, algorithm 4): five products instead of two.
 ATTENTION_BACKWARD = 2.5
@@ -293,6 +333,14 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _max_pool),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("embedding", "index", "index_select", "gather"), _rows_taken),
+    **dict.fromkeys(
+        ("index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce",
+         "embedding_renorm"),
+        _rows_put,
+    ),
+    **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd"), _filled),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bags),
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_backward),
     **dict.fromkeys(_ATTENTIONS, _attention),
     **dict.fromkeys((f"{name.removesuffix('_forward')}_backward" for name in _ATTENTIONS), _attention),
     "nll_loss_forward": _loss,

@@ -28,11 +28,14 @@ _MOVES_ONCE = re.compile(
     r"maximum|minimum|eq|ne|lt|gt|le|ge|logical_\w+|bitwise_\w+|where|masked_fill|clamp\w*|relu6?|gelu\w*|silu\w*|elu\w*|"
     r"leaky_relu\w*|mish\w*|softplus\w*|hardtanh\w*|hardswish\w*|hardsigmoid\w*|sigmoid\w*|tanh\w*|threshold\w*|lerp|"
     r"addcmul|addcdiv|native_dropout\w*|bernoulli|uniform|normal|random|exponential|fill|zero|zeros?\w*|ones?\w*|full\w*|"
-    r"new_(zeros|ones|full)|arange|scalar_tensor|copy|_to_copy|clone|cat|stack|constant_pad_nd|repeat|roll|flip|tri[lu]|"
+    r"new_(zeros|ones|full)|arange|scalar_tensor|copy|_to_copy|clone|cat|stack|repeat|roll|flip|tri[lu]|"
     r"sum|mean|amax|amin|max|min|prod|norm|linalg_vector_norm|var\w*|std\w*|any|all|argmax|argmin|cumsum|nll_loss\w*|"
     r"mse_loss\w*|smooth_l1_loss\w*|binary_cross_entropy\w*|\w*softmax\w*|\w*pool\w*|upsample\w*|glu\w*|prelu\w*|"
-    r"_weight_norm\w*|rand\w*|isnan|isinf|isfinite|nan_to_num|polar|complex|index_select|gather|slice_backward|"
-    r"select_backward|unfold_backward|squeeze|_cast\w*"
+    r"_weight_norm\w*|rand\w*|isnan|isinf|isfinite|nan_to_num|polar|complex|index_select|gather|"
+    r"unfold_backward|squeeze|_cast\w*|_prelu_kernel\w*|rrelu\w*|log_sigmoid\w*|logit\w*|"
+    r"huber_loss\w*|square|sgn|trunc|frac|fmod|remainder|tan|a?(sin|cos|tan)h|a(sin|cos|tan)2?|erfc|erfinv|exp2|log10|"
+    r"logaddexp\w*|xlogy|logsumexp|cumprod|logcumsumexp|mv|addmv|dot|vdot|addr|eye|tri[lu]_indices|"
+    r"(reflection|replication)_pad\dd\w*|pixel_(un)?shuffle|channel_shuffle|im2col|col2im"
 )
 
 
