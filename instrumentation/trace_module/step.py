@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from whatif.from_module.lora import Lora
@@ -112,6 +113,12 @@ def _prepared(wanted: Wanted) -> _Training:
         notes.append(freeze(model, wanted.frozen, wanted.target))
     model.train(not wanted.inference)
     positional, named = _inputs(wanted, built.inputs, dtype)
+    if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        try:  # lazy layers take their shapes from the first call
+            with torch.no_grad(), torch.device("meta"):
+                model(*positional, **named)
+        except Exception as error:
+            raise _failed(wanted.target, "", error) from error
     optimizer = None
     if not wanted.inference:
         optimizer = make_optimizer(wanted.optimizer, model, on_cpu=wanted.capability is None)
@@ -131,7 +138,14 @@ def _failed(target: str, layer: str, error: Exception) -> WhatifError:
     message = " ".join(str(error).split())[:300].rstrip(".")
     place = f" in layer {layer!r}" if layer else ""
     # torch knows the shapes of grouped products (mixtures of experts) in this format alone.
-    hint = "use --dtype bf16." if "of BF16 type" in message else "do the inputs fit the model (--input, --input-dtype)?"
+    if "of BF16 type" in message:
+        hint = "use --dtype bf16."
+    elif "compiled with CUDA" in message or "NVIDIA driver" in message or "to be on the same device" in message:
+        hint = "create tensors on the device of the inputs (device=x.device), not on a device named in the code."
+    elif "meta" in message:
+        hint = "without data and a device it cannot run: record a run with `whatif collect`."
+    else:
+        hint = "do the inputs fit the model (--input, --input-dtype)?"
     return WhatifError(
         f"{target}: running a step on shapes failed{place} with {type(error).__name__}: {message}; {hint} "
         "--debug shows where."
@@ -180,6 +194,12 @@ def _run(training: _Training, watch: Watch, loss_name: str) -> None:
     engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     del seed
     del loss
+    idle = [name for name, p in training.model.named_parameters() if p.requires_grad and p.grad is None]
+    if idle:
+        training.notes.append(
+            f"{len(idle)} trained parameters, such as {idle[0]}, get no gradient from this loss: if the loss "
+            "of training uses more outputs, their backward pass is missing; a model may return its own loss"
+        )
     watch.phase = Phase.UPDATE
     optimizer.step()
     optimizer.zero_grad()

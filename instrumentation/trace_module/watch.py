@@ -1,7 +1,7 @@
 """Traces a step on meta tensors: operators with their layers and autograd nodes, and lifetimes of memory."""
 
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -75,10 +75,18 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 lists_on_meta(func, name, args, kwargs) if name.startswith("aten::_foreach_") else func(*args, **kwargs)
             )
         except NotImplementedError as error:
+            if torch.Tag.dynamic_output_shape in func.tags:
+                self._raise_data_dependent(name, "returns as many elements as its data say")
             raise WhatifError(
                 f"predict: expected operators that run on shapes alone, got {name}{self._where()}, which cannot: "
                 "remove it from the model, or record a run with `whatif collect`."
             ) from error
+        if any(tensor.layout != torch.strided for tensor in tensors_in([result])):
+            raise WhatifError(
+                f"predict: expected dense tensors, got a sparse one from {name}{self._where()}, whose size depends on "
+                "data: build the model without it (an embedding with sparse=False), or record a run with "
+                "`whatif collect`."
+            )
         result = as_on_device(name, args, result)
         self._values.follow(func, args, kwargs, result)
         if not name.startswith(_WITHOUT_COST):
@@ -88,12 +96,12 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mixed = f"{name}{self._where()} multiplies {types}"
         return result
 
-    def _raise_data_dependent(self, name: str) -> None:
+    def _raise_data_dependent(self, name: str, why: str = "reads a value of a tensor back") -> NoReturn:
         masked = self._open and isinstance(self._open[-1][2], nn.TransformerEncoder | nn.TransformerDecoder)
         hint = "tell it whether its mask is causal (is_causal, tgt_is_causal), or " if masked else ""
         raise WhatifError(
-            f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which reads a "
-            f"value of a tensor back: without data it is unknown; {hint}record a run with `whatif collect`."
+            f"predict: expected a step that does not depend on its data, got {name}{self._where()}, which "
+            f"{why}: without data it is unknown; {hint}record a run with `whatif collect`."
         )
 
     def _where(self) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 import whatif
 from tests.helpers import need
+from whatif.from_module.gpu_work import kernels_of
 from whatif.from_module.operations import OperatorGraph
 from whatif.graph.memory import peak
 from whatif.graph.types import Phase
@@ -259,6 +260,10 @@ def test_a_mask_of_unknown_values_needs_the_hint() -> None:
     ("target", "inputs", "said"),
     [
         (f"{MODELS}:LooksAtData", [("", (4, 8), "")], "_local_scalar_dense"),
+        (f"{MODELS}:KeepsSome", [("", (4, 8), "")], "aten::index in layer '(root)', which returns as many elements as"),
+        (f"{MODELS}:NamesItsDevice", [("", (4, 8), "")], "create tensors on the device of the inputs"),
+        (f"{MODELS}:sparse_embedding", [], "expected dense tensors, got a sparse one"),
+        (f"{MODELS}:lazy", [("y", (4, 8), "")], "do the inputs fit the model"),
         (f"{MODELS}:TwoLinear", [("", (4, 9), "")], "do the inputs fit the model"),
         (f"{MODELS}:TwoLinear", [], "expected --input SHAPE"),
         (f"{MODELS}:TwoLineal", [("", (4, 8), "")], "TwoLinear"),
@@ -277,6 +282,29 @@ def test_what_cannot_be_is_one_sentence(target: str, inputs: list[Any], said: st
         step.take_down_step(step.Wanted(target, inputs))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_lazy_layers_take_their_shapes_from_the_inputs() -> None:
+    graph = taken("lazy", ("", (4, 8), ""), optimizer="sgd")
+    assert [operation.dims[2] for operation in graph.operations if operation.name == "aten::addmm"] == [
+        [8, 16],
+        [16, 4],
+    ]
+
+
+def test_parameters_that_the_loss_does_not_reach_are_noted() -> None:
+    noted = [note for note in taken("TwoOutputs", ("", (4, 8), "")).notes if "no gradient" in note]
+    assert len(noted) == 1
+    assert noted[0].startswith("2 trained parameters, such as second.weight, ")
+    assert not any("no gradient" in note for note in taken("TwoLinear", ("", (4, 8), "")).notes)
+
+
+def test_bags_of_embeddings_read_their_rows_alone() -> None:
+    kernels = [k for operation in taken("bag").operations if "bag" in operation.name for k in kernels_of(operation)]
+    assert all(kernel.known for kernel in kernels)
+    elements = [sum(n for name, n in kernel.what.integers if name == "elements") for kernel in kernels]
+    # 64 rows of 8 numbers and their sums; the gradient of the table; its rows again.
+    assert [len(elements), *sorted(elements)] == [3, (64 + 4) * 8 // 3, 64 * 8, 4000]
 
 
 @pytest.mark.parametrize("optimizer", ["adamm", "adam:fastest", "sgd:fused", "sgd:master", ":"])

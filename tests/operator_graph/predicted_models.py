@@ -120,6 +120,54 @@ class LooksAtData(nn.Module):
         return y if y.sum() > 0 else -y
 
 
+class KeepsSome(nn.Module):
+    """Keeps as many rows as the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        return y[y.sum(1) > 0]
+
+
+class NamesItsDevice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            raise AssertionError("Torch not compiled with CUDA enabled")  # as a CPU build says
+        y: torch.Tensor = self.linear(x.cuda())
+        return y
+
+
+class TwoOutputs(nn.Module):
+    """Returns two outputs, of which a loss that is assumed takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(x), self.second(x)
+
+
+def sparse_embedding() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Embedding(1000, 8, sparse=True), nn.Linear(8, 4)), torch.zeros(4, 16, dtype=torch.int64)
+
+
+def bag(sparse: bool = False) -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(nn.EmbeddingBag(1000, 8, sparse=sparse), nn.Linear(8, 4))
+    return net, torch.zeros(4, 16, dtype=torch.int64)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(4))
+
+
 class LooksAtPositions(nn.Module):
     """Takes a branch that depends on positions alone, which follow from the shape."""
 
