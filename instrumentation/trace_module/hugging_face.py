@@ -60,6 +60,10 @@ def build_hugging_face(
     inputs = _inputs(target, task, config, sizes, labels=labels) if sizes else None
     auto = getattr(transformers, TASKS[task][0])
     model = _constructed(target, config, lambda: auto.from_config(config, trust_remote_code=False), task)
+    part: Any
+    for part in model.modules():
+        if hasattr(part, "warn_if_padding_and_no_attention_mask"):
+            part.warn_if_padding_and_no_attention_mask = _no_warning  # it reads tokens; there is no padding
     notes = [f"built as {type(model).__name__} from its configuration, without weights"]
     if getattr(config, "auto_map", None):
         notes.append("the folder's own code is not executed: the class of that name in transformers is used")
@@ -68,14 +72,19 @@ def build_hugging_face(
     return Built(model, inputs, _dtype(config), tuple(notes))
 
 
+def _no_warning(*args: Any) -> None:
+    """Stand in for a warning about padding."""
+
+
 def build_timm(target: str, sizes: dict[str, int], overrides: dict[str, Any], attention: str | None = None) -> Built:
     """Return a model of timm by its name ("timm:resnet50"), with images of its default size or of "image" pixels.
 
     ``attention`` "eager" builds it without fused attention.
     """
     timm = _package("timm", "timm", target)
-    if attention == "eager" and hasattr(timm.layers, "set_fused_attn"):
-        timm.layers.set_fused_attn(False)
+    layers: Any = getattr(timm, "layers", None)  # older versions have neither it nor fused attention
+    if attention == "eager" and hasattr(layers, "set_fused_attn"):
+        layers.set_fused_attn(False)
     name = target.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
         near = ", ".join(close_names(name, timm.list_models("*"), 4, 0.5))

@@ -29,6 +29,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
               "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "dtype": "bfloat16",
               "architectures": ["LlamaForCausalLM"]},
+    "deberta": {"model_type": "deberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "intermediate_size": 64, "vocab_size": 100, "pad_token_id": 0, "architectures": ["DebertaForMaskedLM"]},
     "mixtral": {"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
                 "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "num_local_experts": 4,
                 "architectures": ["MixtralForCausalLM"]},
@@ -150,6 +152,12 @@ def test_a_saved_step_gives_the_same_answers(
     assert found["baseline_ms"] == pytest.approx(prediction["baseline_ms"], rel=0.01)
 
 
+def test_a_model_that_looks_for_padding_has_none(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeBERTa and Longformer read tokens to warn about padding: "expected a step that does not depend on its data"."""
+    found = report(capsys, str(models / "deberta"), "--input", "batch=2,seq=8")
+    assert found["unknown_operators"] == {}
+
+
 def test_a_model_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A stand-in with the three functions of timm that are called."""
     (tmp_path / "timm.py").write_text(
@@ -166,6 +174,9 @@ def test_a_model_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
     found = report(capsys, "timm:tiny", "--input", "batch=2", "--kwargs", '{"width": 2}')
     assert found["flops"] == 2 * 2 * (2 * 36 * 27 * 2 + 2 * 36 * 5 * 3)
+    # Versions before 0.9 have no `timm.layers`.
+    eager = report(capsys, "timm:tiny", "--input", "batch=2", "--kwargs", '{"width": 2}', "--attention", "eager")
+    assert eager["flops"] == found["flops"]
     assert "got 'tinny'; similar names: tiny" in refused(capsys, "timm:tinny", "--input", "batch=2")
 
 
