@@ -74,7 +74,9 @@ def tensor_convolutions(gpu: Gpu, ops: Operators) -> tuple[Float64, Float64, Flo
     groups = ops.integers["groups"] > 1
     table = np.array([FACTORS[name] for name in FACTORS])
     factor = table[kinds(ops), ops.texts["layout"].among(NHWC).astype(np.int64)]
-    dense = np.maximum(_tiled_flops(ops) * gradients / rates, memory_s) * factor
+    # Short loads slow the bytes, not the arithmetic.
+    arithmetic_s = _tiled_flops(ops) * gradients / rates * np.minimum(factor, FACTORS["dense"][0])
+    dense = np.maximum(arithmetic_s, memory_s * factor)
     # The arithmetic of a depthwise convolution is negligible beside its bytes.
     grouped = factor * memory_s + np.where(is_depthwise(ops), 0.0, work(ops)[0] / rates)
     t = np.where(groups, grouped, dense) + np.where(np.isnan(rates), np.nan, 0.0)
