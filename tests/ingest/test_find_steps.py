@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import whatif
-from tests.helpers import Event, extra_data, kernel, launched, mark, op, read_events
+from tests.helpers import Event, extra_data, kernel, launched, mark, op, read_events, write_trace
 from tests.ingest.drawn import steps
 from whatif import WhatifError
 from whatif.cli.main import main
@@ -104,9 +105,34 @@ def test_every_command_takes_the_rule(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
 
 
-def test_a_folder_of_ranks_takes_no_rule(own_traces: Path) -> None:
-    with pytest.raises(WhatifError, match="expected a trace for --step-count"):
-        whatif.read(own_traces / "ranks_cpu" / "even", step_count=3)
+def test_ranks_take_the_rule(own_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was ignored for a folder, and for the files of several ranks."""
+    folder = own_traces / "ranks_cpu" / "even"
+    files = [str(folder / f"rank{rank}.json.gz") for rank in (0, 1)]
+    for traces in ([str(folder)], files, [str(folder), "--ranks", "0"]):
+        assert main(["info", *traces, "--step-count", "4", "--json"]) == 0, traces
+        assert json.loads(capsys.readouterr().out)["steps"] == 4, traces
+    by_mark = whatif.read_ranks(files, step_mark=r"^ProfilerStep#\d")
+    assert by_mark.graph.info.n_steps == whatif.read(folder).info.n_steps == 5
+    assert by_mark.matched.unmatched == (0, 0)
+    with pytest.raises(WhatifError, match="--step-mark 'nothing': expected 2 or more"):
+        whatif.read(folder, step_mark="nothing")
+
+
+def test_a_rule_outranks_the_numbers_of_the_profilers_marks(tmp_path: Path) -> None:
+    """One rank's first mark is the other's second one: without a rule they have no step in common."""
+    for rank in (0, 1):
+        events = [
+            *sequence(["gemm", "ncclDevKernel_AllReduce_Sum_f32"] * 4),
+            *(mark(f"ProfilerStep#{2 * rank + i}", 40 * i - 1, 40) for i in range(2)),
+        ]
+        info = {"rank": rank, "world_size": 2}
+        write_trace(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    with pytest.raises(WhatifError, match="expected the same collectives on every rank"):
+        whatif.read(tmp_path)
+    ranks = whatif.read_ranks(tmp_path, step_count=2)
+    assert ranks.matched.unmatched == (0, 0)
+    assert ranks.graph.info.n_steps == 2
 
 
 def test_the_clock_is_one_that_the_recording_has(tmp_path: Path) -> None:

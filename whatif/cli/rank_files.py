@@ -110,5 +110,6 @@ def read_traces(paths: Sequence[str], args: argparse.Namespace) -> tuple[TaskGra
     from whatif.ingest.ranks.read import read_ranks
 
     with progress_bar("reading ranks") as progress:
-        ranks = read_ranks(paths, only=args.ranks, jobs=args.jobs, progress=progress)
+        steps = {"step_count": args.step_count, "step_mark": args.step_mark}
+        ranks = read_ranks(paths, only=args.ranks, jobs=args.jobs, progress=progress, **steps)
     return remember_cut(ranks.graph), ranks if len(ranks.numbers) > 1 else None

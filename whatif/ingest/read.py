@@ -29,7 +29,7 @@ def read(
     ranks (``whatif.ingest.ranks``). An address that fsspec reaches (``s3://bucket/trace.json.gz``) is copied first.
     ``progress(done_bytes, total_bytes)`` is called periodically. Steps are found by marks or by repetition, unless
     ``step_count`` says how many of equal work there are, or ``step_mark``, a regular expression, which annotations or
-    operators begin them (both only for a single trace). With ``cache`` the graph of a large file is kept in the user's
+    operators begin them (of each rank, if several). With ``cache`` the graph of a large file is kept in the user's
     cache folder, and a second reading takes it from there. Raises WhatifError, one sentence, if the file
     cannot be read, holds neither operators nor kernels, or comes from an unsupported device or another tool.
     """
@@ -54,11 +54,13 @@ def read(
     from whatif.ingest.read_events import read_events
 
     several = is_folder(path)
-    if rule != StepRule() and (several or is_exported(local)):
-        got = "a folder of ranks" if several else "a timeline that whatif exported"
-        raise WhatifError(f"{named}: expected a trace for --step-count and --step-mark, got {got}; leave them out.")
     if several:
-        return read_ranks([named]).graph
+        return read_ranks([named], step_count=step_count, step_mark=step_mark).graph
+    if rule != StepRule() and is_exported(local):
+        raise WhatifError(
+            f"{named}: expected a trace for --step-count and --step-mark, got a timeline that whatif exported; "
+            "leave them out."
+        )
     if address:
         with local_copy(path) as copy:
             graph = read(copy, progress=progress, step_count=step_count, step_mark=step_mark)
@@ -69,7 +71,7 @@ def read(
         events = read_events(local, progress)
         graph = graph_of_events(events, str(local), rule)
     except SeveralProcessesError:
-        return read_ranks([local]).graph
+        return read_ranks([local], step_count=step_count, step_mark=step_mark).graph
     if not graph.has_gpu:
         graph, _ = with_gloo(graph, events)
     if entry:

@@ -43,8 +43,10 @@ class Collectives(Struct, frozen=True):
         return len(self.task)
 
     @staticmethod
-    def of(graph: TaskGraph, first_step: int, **columns: Any) -> Collectives:
-        """Return the collectives of tasks of ``graph``, whose first step the profiler counts as ``first_step``."""
+    def of(graph: TaskGraph, events: Events, **columns: Any) -> Collectives:
+        """Return the collectives of tasks of ``graph``, which was made of ``events``."""
+        # Steps by the user's rule are not those that the profiler counts.
+        first_step = 0 if graph.info.step_option else _first_step_of(events)
         task = columns["task"]
         step = graph.step[task].astype(np.int64)
         start_ns = graph.start_ns[task]
@@ -57,7 +59,7 @@ class Collectives(Struct, frozen=True):
         )
 
 
-def first_step_of(events: Events) -> int:
+def _first_step_of(events: Events) -> int:
     """Return the number of the first step in the profiler's marks, which is common to all ranks; 0 without marks."""
     found = [int(match.group(1)) for name in events.names if (match := PROFILER_STEP.match(name))]
     return min(found, default=0) if min(found, default=0) < 2**40 else 0
@@ -87,7 +89,7 @@ def gpu_collectives(graph: TaskGraph, events: Events) -> Collectives:
         operation.append(kernel or by_call or name)
     return Collectives.of(
         graph,
-        first_step_of(events),
+        events,
         task=task,
         size_bytes=np.where(size_bytes >= 0, size_bytes, called_bytes),
         group_size=group_size,

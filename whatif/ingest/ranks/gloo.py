@@ -26,7 +26,6 @@ from whatif.ingest.events import EventCategory, Events
 from whatif.ingest.integrity import with_waits_in_collectives
 from whatif.ingest.ranks.collectives import (
     Collectives,
-    first_step_of,
     first_tensor_bytes,
     origin_ns,
 )
@@ -82,7 +81,7 @@ def with_gloo(graph: TaskGraph, events: Events) -> tuple[TaskGraph, Collectives]
 def _collectives(graph: TaskGraph, events: Events, rows: Array, ids: Array) -> Collectives:
     return Collectives.of(
         graph,
-        first_step_of(events),
+        events,
         task=ids.astype(np.int32),
         size_bytes=first_tensor_bytes(events, events.shape[rows]),
         group_size=np.full(len(rows), -1, dtype=np.int64),

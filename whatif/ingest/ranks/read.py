@@ -17,6 +17,7 @@ from whatif.graph.memory import fullest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
 from whatif.ingest.events import CUT, SeveralProcessesError
+from whatif.ingest.find_steps import StepRule
 from whatif.ingest.graph_of_events import graph_of_events
 from whatif.ingest.integrity import TRANSFERS
 from whatif.ingest.ranks.clocks import Clock, find_clocks
@@ -79,13 +80,16 @@ def read_ranks(
     only: Sequence[int] | None = None,
     jobs: str | int | None = None,
     progress: Progress | None = None,
+    step_count: int | None = None,
+    step_mark: str | None = None,
 ) -> Ranks:
     """Return one graph of several ranks, whose recordings ``paths`` names by file or by folder.
 
     Files and folders may be on other machines, at any address that fsspec reaches (``s3://bucket/run``). ``only`` are
     the ranks to read, of many. ``jobs`` is where they are read (``whatif.runtime.jobs``); by default in as many
-    processes as there are cores if that is faster. ``progress(done, total)`` is called for each file. Raises
-    WhatifError, one sentence, if a file cannot be read, if two are the same rank, or if they do not belong to one run.
+    processes as there are cores if that is faster. ``progress(done, total)`` is called for each file. ``step_count``
+    and ``step_mark`` set the steps of each rank, as in ``whatif.read``. Raises WhatifError, one sentence, if a file
+    cannot be read, if two are the same rank, or if they do not belong to one run.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, str | Path) for path in paths):
@@ -94,7 +98,8 @@ def read_ranks(
     if not found:
         raise _none_of(only or (), paths)
     named: list[tuple[str, _Rank]] = []
-    for done, ranks in enumerate(each(_ranks_of, found, jobs=_usual_jobs(found) if jobs is None else jobs)):
+    rule = StepRule(step_count, step_mark)
+    for done, ranks in enumerate(each(_ranks_of, found, rule, jobs=_usual_jobs(found) if jobs is None else jobs)):
         named += [(name, (sent.graph, met, facts)) for name, (sent, met, facts) in ranks]
         if progress is not None:
             progress(done + 1, len(found))
@@ -128,20 +133,21 @@ def _usual_jobs(files: Sequence[str]) -> int:
     return max(1, min(len(files), usable_cores()))
 
 
-def _ranks_of(file: str) -> list[tuple[str, _SentRank]]:
+def _ranks_of(file: str, rule: StepRule) -> list[tuple[str, _SentRank]]:
     """The rank of a file by the file's name, or each process of an nsys report with its number after the name."""
     with local_copy(file) as path:
         try:
-            return [(file, _read(path, file))]
+            return [(file, _read(path, file, rule))]
         except SeveralProcessesError as several:
             return [
-                (f"{file} (process {pid})", _read(path, file, process)) for process, pid in several.processes.items()
+                (f"{file} (process {pid})", _read(path, file, rule, process))
+                for process, pid in several.processes.items()
             ]
 
 
-def _read(path: Path, file: str, process: int | None = None) -> _SentRank:
+def _read(path: Path, file: str, rule: StepRule, process: int | None = None) -> _SentRank:
     events = read_events(path, process=process)
-    graph = graph_of_events(events, file)
+    graph = graph_of_events(events, file, rule)
     graph, collectives = (graph, gpu_collectives(graph, events)) if graph.has_gpu else with_gloo(graph, events)
     return Sent.of(graph), collectives, rank_facts(events.header)
 
