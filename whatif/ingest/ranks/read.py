@@ -67,7 +67,7 @@ class Ranks(Struct, frozen=True):
     @property
     def clock_offsets_ns(self) -> tuple[int, ...]:
         """How far each rank's clock is ahead of the first one's, ns."""
-        infos = self.graph.info.ranks
+        infos = self.graph.info.ranks or (self.graph.info,)
         return tuple(
             clock.offset_ns + info.origin_ns - infos[0].origin_ns
             for clock, info in zip(self.clocks, infos, strict=True)
@@ -166,19 +166,26 @@ def _check_alike(graphs: Sequence[TaskGraph], paths: Sequence[str]) -> None:
 def merged(
     graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], places: Places, paths: Sequence[str]
 ) -> Ranks:
-    """Return one graph of the ranks' graphs, in the order of their ranks. Raises WhatifError if they do not match."""
+    """Return one graph of the ranks' graphs, in the order of their ranks; that of one rank alone is its own.
+
+    Raises WhatifError if they do not match.
+    """
     matched = match(collectives)
     warnings = [*places.warnings, *_doubts(graphs, collectives, matched, paths)]
     clocks = find_clocks(collectives, matched, [graph.info.origin_ns for graph in graphs])
     waits = find_waits(collectives, matched, clocks)
+    result = Ranks(
+        graphs[0], places.ranks, places.world_size, tuple(paths), tuple(collectives), tuple(clocks), matched, waits
+    )
+    count = len(graphs)
+    if count == 1:  # as if its file were read alone: its collectives hold the waits for others
+        return result
     parts = _without_waiting(graphs, collectives, matched, waits)
     begins_ns = [int(clock.common_ns(np.zeros(1, dtype=np.int64))[0]) for clock in clocks]
     begins_ns = [begin_ns - min(begins_ns) for begin_ns in begins_ns]
-    first = graphs[0].info
-    count = len(graphs)
     info = replace(
-        first,
-        path=f"{paths[0]} and {count - 1} more {'ranks' if count > 2 else 'rank'}" if count > 1 else paths[0],
+        graphs[0].info,
+        path=f"{paths[0]} and {count - 1} more {'ranks' if count > 2 else 'rank'}",
         workers=places.world_size,
         ranks=tuple(graph.info for graph in graphs),
         memory=fullest([graph.info.memory for graph in graphs])[1],
@@ -186,9 +193,7 @@ def merged(
         findings=_findings(graphs, places.ranks),
     )
     graph = merge(parts, info, places.ranks, begins_ns).check()
-    result = Ranks(
-        graph, places.ranks, places.world_size, tuple(paths), tuple(collectives), tuple(clocks), matched, waits
-    )
+    result = structs.replace(result, graph=graph)
     far = max((abs(ns) for ns in result.clock_offsets_ns), default=0)
     if far > FAR_NS:
         sentence = f"the ranks' clocks are up to {far / 1e9:,.0f} s apart: are the recordings of the same run?"
@@ -199,10 +204,10 @@ def merged(
 def _findings(graphs: Sequence[TaskGraph], numbers: Sequence[int]) -> tuple[Finding, ...]:
     """Findings of the ranks' recordings, cut files first; without waits in collectives, which are known here."""
     found = [
-        replace(finding, sentence=f"rank {number}: {finding.sentence}") if len(graphs) > 1 else finding
+        replace(finding, sentence=f"rank {number}: {finding.sentence}")
         for number, graph in zip(numbers, graphs, strict=True)
         for finding in graph.info.findings
-        if len(graphs) == 1 or finding.check != TRANSFERS
+        if finding.check != TRANSFERS
     ]
     return tuple(sorted(found, key=lambda finding: finding.check != CUT))
 
