@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,17 @@ from whatif.ingest.ranks.files import Places
 from whatif.ingest.ranks.read import Ranks, merged
 
 
-def rank_graph(compute_ns: int, spent_ns: int, *, tail_ns: int = 10, origin_ns: int = 0, path: str = "") -> TaskGraph:
-    """One step of one rank: it computes, is ``spent_ns`` in an all-reduce of 1,000 bytes, computes again."""
+def rank_graph(
+    compute_ns: int, spent_ns: int, *, tail_ns: int = 10, beside_ns: int = 0, origin_ns: int = 0, path: str = ""
+) -> TaskGraph:
+    """One step of one rank: it computes, is ``spent_ns`` in an all-reduce of 1,000 bytes, computes again.
+
+    Beside the all-reduce another stream computes for ``beside_ns``, if any.
+    """
     end_ns = 2 + compute_ns + spent_ns + tail_ns
+    streams = [STREAM, replace(STREAM, name="stream 9", stream=9)]
     build = Build(
-        CPU, STREAM, path=path, origin_ns=origin_ns, n_steps=1, steady=(0, 1),
+        CPU, *streams[: 1 + (beside_ns > 0)], path=path, origin_ns=origin_ns, n_steps=1, steady=(0, 1),
         measured_step_ns={"span": (end_ns - 2,), "mark": (end_ns,)},
     )  # fmt: skip
     launched: list[int] = []
@@ -32,6 +39,8 @@ def rank_graph(compute_ns: int, spent_ns: int, *, tail_ns: int = 10, origin_ns: 
         launched.append(build.task(1, ns, name, kind, start_ns=at_ns, phase=phase, size_bytes=1_000))
         build.edge(call, launched[-1])
         at_ns += ns
+        if beside_ns and not i:
+            build.edge(launched[0], build.task(2, beside_ns, "beside", start_ns=at_ns, phase=Phase.FORWARD))
     return build.graph()
 
 

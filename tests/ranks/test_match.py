@@ -179,3 +179,13 @@ def test_a_hundred_thousand_collectives_are_matched_at_once() -> None:
     clocks = find_clocks(ranks, found, [0] * 100)
     assert {clock.offset_ns for clock in clocks} == {0}
     assert not find_waits(ranks, found, clocks).wait_ns.any()
+
+
+def test_a_wait_that_computation_hides_holds_nobody_up() -> None:
+    """The first rank computes on another stream for 30 of the 50 ns in which its all-reduce waits."""
+    ranks = run_of([rank_graph(20, 70, beside_ns=30), rank_graph(70, 20)])
+    found = report(ranks, Baseline.of(ranks.graph))
+    ms = 1e-6
+    assert [row.waiting_ms for row in found.rows] == pytest.approx([20 * ms, 0])
+    assert [row.late_ms for row in found.rows] == pytest.approx([0, 20 * ms])
+    assert [row.transfer_ms for row in found.rows] == pytest.approx([20 * ms, 20 * ms])

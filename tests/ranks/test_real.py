@@ -15,6 +15,7 @@ from whatif.ingest.ranks.read import Ranks, read_ranks
 from whatif.prediction.predict import Baseline
 from whatif.prediction.transform import load_transform
 from whatif.questions.advice.trial import Trial
+from whatif.questions.explain import explain
 from whatif.questions.memory_summary import memory_summary
 from whatif.questions.stragglers import report
 from whatif.questions.sweep.scaling import scaling
@@ -190,3 +191,12 @@ def test_a_folder_of_several_runs_is_refused(own_traces: Path, tmp_path: Path) -
         shutil.copy(path, tmp_path / f"{path.parent.name}.{path.name}")
     with pytest.raises(whatif.WhatifError, match="expected each rank once, got rank 0 in"):
         read_ranks([tmp_path])
+
+
+@pytest.mark.parametrize("folder", ["ranks_cpu/twice_the_batch", "lab_ranks_cpu/ranks-gpt2-200mbit-4"])
+def test_the_critical_time_of_collectives_is_that_of_all_ranks(own_traces: Path, folder: str) -> None:
+    """The critical path goes through the transfers of the rank that is last: the table of the first showed 0."""
+    found = explain(Baseline.of(whatif.read(own_traces / folder)))
+    assert found.critical_path_ms["communication"] > 1
+    critical_ms = sum(row.critical_ms for row in found.collectives)
+    assert critical_ms == pytest.approx(found.critical_path_ms["communication"])

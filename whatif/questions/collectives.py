@@ -19,7 +19,7 @@ from whatif.models.exchange.stragglers import expected_transfers_ns, waiting_for
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.utilization import steady_tasks
 from whatif.questions.stragglers import meetings
-from whatif.simulation.intervals import union
+from whatif.simulation.intervals import covered_until, union
 
 
 class Collective(Struct, frozen=True):
@@ -45,14 +45,16 @@ class Collective(Struct, frozen=True):
 def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, ...]:
     """Return one row for each kind, size and process group, the longest first.
 
-    ``critical_ms`` is each task's time on the critical path, shape (n_tasks,).
+    ``critical_ms`` is each task's time on the critical path, shape (n_tasks,); of several ranks, that of all counts.
     """
     graph = baseline.graph
     steady, n_steps = steady_tasks(graph, baseline.clock)
-    tasks = np.flatnonzero(steady & (graph.kind == TaskKind.COMMUNICATION) & graph.of_clock.mask)
+    everywhere = np.flatnonzero(steady & (graph.kind == TaskKind.COMMUNICATION))
+    tasks = everywhere[graph.of_clock.mask[everywhere]]
     if not len(tasks):
         return ()
-    kinds = np.array([collective_of(graph.names[code], "") or "unknown" for code in graph.name[tasks].tolist()])
+    kind_of = np.array([collective_of(name, "") or "unknown" for name in graph.names])
+    kinds = kind_of[graph.name[tasks]]
     waits_ns, expected_ns = _waits_ns(baseline)[tasks], expected_transfers_ns(graph, tasks)
     spent_ns = graph.duration_ns[tasks] + (waits_ns if graph.info.ranks else 0)
     # A rank waits inside its kernel. With several ranks the wait is simulated and precedes the transfer.
@@ -65,6 +67,9 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     for kind, bytes_, code in sorted({*zip(kinds.tolist(), size.tolist(), group.tolist(), strict=True)}):
         equal = (kinds == kind) & (size == bytes_) & (group == code)
         total_ns, count, workers = float(spent_ns[equal].sum()), int(equal.sum()), int(among_ranks[equal][0])
+        # The critical path goes through the transfers of any rank.
+        of_ranks = everywhere[(kind_of[graph.name[everywhere]] == kind) & (graph.size_bytes[everywhere] == bytes_)
+                              & (graph.group[everywhere] == code)]  # fmt: skip
         operation = "all_to_all" if kind == "send_recv" else kind
         data_bytes = bytes_ * (workers if kind == "all_gather" and workers else 1)
         known = bytes_ > 0 and total_ns > 0
@@ -76,7 +81,7 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
                 kind, bytes_ if bytes_ >= 0 else None, names[code], count / n_steps, total_ns / n_steps / 1e6,
                 float(exposed_ns[equal].sum()) / n_steps / 1e6 if graph.has_gpu else None,
                 float(waits_ns[equal].sum()) / n_steps / 1e6, expected or None, rate, bus,
-                float(critical_ms[tasks[equal]].sum()),
+                float(critical_ms[of_ranks].sum()),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda row: -row.ms))
@@ -100,11 +105,5 @@ def _exposed_ns(graph: TaskGraph, start_ns: Int64, begin_ns: Int64, spent_ns: In
     other = np.flatnonzero(among(graph.kind, GPU_KINDS) & (graph.kind != TaskKind.COMMUNICATION) & graph.of_clock.mask)
     other = other[np.argsort(start_ns[other], kind="stable")]
     begins_ns, ends_ns = union(start_ns[other], start_ns[other] + graph.duration_ns[other])
-    before_ns = np.concatenate(([0], np.cumsum(ends_ns - begins_ns)))
-
-    def busy_ns(until_ns: Int64) -> Int64:
-        started = np.searchsorted(begins_ns, until_ns)
-        over_ns = np.maximum(ends_ns[np.maximum(started - 1, 0)] - until_ns, 0) if len(ends_ns) else 0
-        return np.asarray(before_ns[started] - np.where(started > 0, over_ns, 0))
-
-    return np.asarray(spent_ns - (busy_ns(begin_ns + spent_ns) - busy_ns(begin_ns)), dtype=np.float64)
+    busy_ns = covered_until(begins_ns, ends_ns, begin_ns + spent_ns) - covered_until(begins_ns, ends_ns, begin_ns)
+    return np.asarray(spent_ns - busy_ns, dtype=np.float64)

@@ -23,7 +23,7 @@ from whatif.ingest.ranks.merge import COLLECTIVE, place_of_threads, rank_numbers
 from whatif.ingest.ranks.read import Ranks
 from whatif.prediction.baseline import Baseline
 from whatif.simulation.breakdown import Breakdown, breakdown
-from whatif.simulation.intervals import union
+from whatif.simulation.intervals import covered_until, union
 from whatif.simulation.steps import CLOCK_NOUNS, MIN_STEPS
 from whatif.simulation.timeline import Timeline
 
@@ -57,7 +57,7 @@ class RankRow(Struct, frozen=True):
     clock_spread_us: float
     collectives: int
     unmatched: int
-    waiting_ms: float
+    waiting_ms: float  # while it computes nothing else
     transfer_ms: float
     last_pct: float  # of the collectives that it takes part in
     late_ms: float  # mean wait of the others in the collectives to which it comes last
@@ -169,7 +169,7 @@ def report(ranks: Ranks, baseline: Baseline, most: int = 64) -> RankReport:
     steps = _timed_steps(baseline)
     met, matched, count = meetings(baseline.timeline), ranks.matched, len(ranks.numbers)
     counted = _counted(met, steps)
-    waiting_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns)
+    waiting_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns, idle=True)
     transfer_ms = _covered_ms(baseline, met, met.all_here_ns, met.all_here_ns + met.transfer_ns)
     late_ms = _late_ms(baseline, met)
     taken = np.bincount(met.rank[counted], minlength=count)
@@ -218,7 +218,7 @@ def held_up_by(baseline: Baseline) -> tuple[int, float] | None:
 def _late_ms(baseline: Baseline, met: Meetings) -> Float64:
     """The mean wait of the others for each rank, ms, shape (n_ranks,), in the collectives to which it comes last."""
     count = len(rank_numbers(baseline.graph))
-    waits_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns, met.last_rank)
+    waits_ms = _covered_ms(baseline, met, met.arrival_ns, met.all_here_ns, met.last_rank, idle=True)
     return np.asarray(waits_ms / max(count - 1, 1))
 
 
@@ -228,9 +228,12 @@ def _counted(met: Meetings, steps: Array) -> Bool:
 
 
 def _covered_ms(
-    baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array, owner: Array | None = None
+    baseline: Baseline, met: Meetings, start_ns: Array, end_ns: Array, owner: Array | None = None, *, idle: bool = False
 ) -> Float64:
-    """The time of each rank between start and end, ms a step or span, shape (n_ranks,); with ``owner``, by owner."""
+    """The time of each rank between start and end, ms a step or span, shape (n_ranks,); with ``owner``, by owner.
+
+    With ``idle`` only that in which the rank computes nothing: on its GPU, or without GPUs on its CPU.
+    """
     steps, count = _timed_steps(baseline), len(rank_numbers(baseline.graph))
     counted = _counted(met, steps)
     # Where collectives of one rank overlap, time counts once: each owner and rank gets a separate stretch of time.
@@ -240,7 +243,16 @@ def _covered_ms(
     shift_ns = stretch[order] * stretch_ns
     starts, ends = union(start_ns[counted][order] + shift_ns, end_ns[counted][order] + shift_ns)
     row = starts // stretch_ns if owner is None else starts // (stretch_ns * count)
-    total = np.bincount(row, (ends - starts).astype(np.float64), minlength=count)
+    spent_ns = ends - starts
+    if idle:
+        graph, timeline = baseline.graph, baseline.timeline
+        tasks = np.flatnonzero((graph.gpu_work if graph.has_gpu else graph.on_cpu).mask)
+        of_rank_ns = place_of_threads(graph).take(graph.thread[tasks]) * stretch_ns
+        order = np.argsort(timeline.start_ns[tasks] + of_rank_ns, kind="stable")
+        busy = union((timeline.start_ns[tasks] + of_rank_ns)[order], (timeline.end_ns[tasks] + of_rank_ns)[order])
+        back_ns = starts // (stretch_ns * count) * stretch_ns * count  # from the owner's stretch to the rank's own
+        spent_ns = spent_ns - covered_until(*busy, ends - back_ns) + covered_until(*busy, starts - back_ns)
+    total = np.bincount(row, spent_ns.astype(np.float64), minlength=count)
     return np.asarray(total / 1e6 / max(len(steps), 1), dtype=np.float64)
 
 
@@ -307,5 +319,5 @@ def _sentence(row: RankRow, step_ms: float, noun: str) -> str:
         if named:
             parts.append(f"{of} {', '.join(named)}")
     if not parts:
-        return f"{who}; its own work takes no longer than the others', so it begins later."
+        return f"{who}; its own work takes no longer than the others' on average."
     return f"{who}; it works longer in {'; '.join(parts)} ms."

@@ -18,6 +18,15 @@ def union(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     return start_ns[first], reach[last]
 
 
+def covered_until(start_ns: Int64, end_ns: Int64, time_ns: Int64) -> Int64:
+    """Return how much of disjoint, ascending intervals lies before each time, ns, shape (n,)."""
+    before_ns = np.concatenate(([0], np.cumsum(end_ns - start_ns)))
+    started = np.searchsorted(start_ns, time_ns)
+    # The last interval that began before a time may end after it; before the first there is none.
+    last_end_ns = np.concatenate(([np.iinfo(np.int64).min], end_ns))[started]
+    return np.asarray(before_ns[started] - np.where(last_end_ns > time_ns, last_end_ns - time_ns, 0))
+
+
 def interval_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the interval that contains each time, shape (n,), -1 for none; starts and ends are ascending."""
     if not len(start_ns):

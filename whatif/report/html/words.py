@@ -59,7 +59,7 @@ TERMS = {
     "efficiency, %": "throughput as a share of what as many separate workers have",
     "throughput, ×": "times the samples that one worker trains in a second",
     "transfer": "time in which collectives move data",
-    "waits for peers": "time that this rank waits for others in collectives",
+    "waits for peers": "time that this rank waits for others in collectives and computes nothing",
     "comes last, %": "share of the collectives to which this rank comes last",
     "holds up": "time that others wait for this rank",
     "activations": "results of the forward pass that the backward pass needs",
