@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import whatif
-from tests.helpers import mark, op, read_events, with_metadata
+from tests.helpers import launched, mark, op, read_events, with_metadata, write_trace
 from whatif.cli.main import main
 from whatif.prediction.baseline import Baseline
 from whatif.questions.uneven_steps import UnevenSteps, uneven_steps
@@ -49,6 +49,27 @@ def test_pauses_and_loading_are_distinguished(tmp_path: Path) -> None:
     assert slow[4].more_of["data loading"] == pytest.approx(0.3)
     assert found.median_ms == pytest.approx(1.11)
     assert "2 slow, 0.80 ms above the median together" in found.headline
+
+
+def test_waiting_for_a_slow_rank_is_told(tmp_path: Path) -> None:
+    """Rank 1 computes for 500 us longer in step 2: the other one's slow step had more of nothing."""
+    for rank in (0, 1):
+        events, at = [], 0.0
+        for step in range(5):
+            length = 600 if step == 2 else 100
+            own = length - 50 if rank else 50
+            events += [
+                mark(f"ProfilerStep#{step}", at, length),
+                *launched("gemm", at + 1, 3, at + 5, own, 2 * step + 1),
+                *launched("ncclDevKernel_AllReduce", at + 5, 3, at + 6 + own, length - 20 - own, 2 * step + 2),
+            ]
+            at += length
+        info = {"rank": rank, "world_size": 2}
+        write_trace(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    found = compared(whatif.read(tmp_path))
+    slow = {step.step: step.more_of for step in found.steps if step.slow}
+    assert slow.keys() == {2}
+    assert slow[2]["waiting for other ranks"] == pytest.approx(0.5)
 
 
 def test_retries_of_the_allocator_are_reported(tmp_path: Path) -> None:

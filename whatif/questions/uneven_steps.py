@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from whatif.graph.task_graph import TaskGraph, matching
 from whatif.graph.types import GPU_KINDS, Array, Bool, Float64, TaskKind, among
+from whatif.ingest.ranks.merge import COLLECTIVE
 from whatif.prediction.baseline import Baseline
 from whatif.questions.lines import waits_for_gpu
 from whatif.simulation.steps import steady
@@ -152,6 +153,7 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
         "waiting for the GPU": by_step(main & calls, waiting_ms),
         "allocation": by_step(allocating & main, duration_ms),
         "communication": by_step(transfer & graph.of_clock.mask, duration_ms),
+        "waiting for other ranks": by_step(transfer & graph.of_clock.mask, _peers_ms(graph)),
         "kernels and copies": by_step(on_gpu & ~transfer, duration_ms),
         "operators and Python" if not graph.has_gpu else "CPU work": by_step(python, duration_ms),
     }
@@ -162,6 +164,23 @@ def _times_ms(graph: TaskGraph) -> dict[str, Float64]:
         found[CLOCK] = np.where(paced, found[CLOCK], 0.0)
         found["kernels and copies"] = found["kernels and copies"] - found[CLOCK]
     return found
+
+
+def _peers_ms(graph: TaskGraph) -> Float64:
+    """How long each transfer of several ranks waited for the last of them, as recorded, ms, shape (n_tasks,).
+
+    In the recording of one rank waiting is a part of its communication.
+    """
+    waits_ms = np.zeros(len(graph))
+    part_of = graph.attached.get(COLLECTIVE)
+    if part_of is None:
+        return waits_ms
+    tasks = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & (part_of != 0))
+    number, start_ns = np.abs(part_of[tasks]), graph.start_ns[tasks]
+    latest_ns = np.zeros(int(number.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(latest_ns, number, start_ns)
+    waits_ms[tasks] = np.where(part_of[tasks] > 0, latest_ns[number] - start_ns, 0) / 1e6
+    return waits_ms
 
 
 def _slower_ms(graph: TaskGraph, chosen: Bool) -> Float64:
