@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,12 @@ def test_processes_and_an_address_give_the_same(tmp_path: Path) -> None:
     memory.pipe("/run-of-two/run.rank1.json", b"{")
     with pytest.raises(WhatifError, match=r"^memory:///run-of-two/run\.rank1\.json: "):
         read_ranks(["memory://run-of-two"])
+
+
+def test_a_recording_without_collectives_is_no_rank(tmp_path: Path, own_traces: Path) -> None:
+    """It was another rank, that waits for none: the mean wait of the others for the slow one was half as long."""
+    for file in (own_traces / "ranks_cpu" / "twice_the_batch").iterdir():
+        shutil.copy(file, tmp_path)
+    shutil.copy(own_traces / "transformer_cpu.json.gz", tmp_path)
+    with pytest.raises(WhatifError, match=r"transformer_cpu.json.gz: expected the recording of a rank, .* got none"):
+        read_ranks(tmp_path)

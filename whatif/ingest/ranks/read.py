@@ -234,6 +234,13 @@ def _doubts(
             f"{total - lost} of {total} in common "
             f"({why}); are the recordings of one run, with the same steps?"
         )
+    for path, graph, own in zip(paths, graphs, collectives, strict=True):
+        if not len(own):
+            ends = "".join(f"{finding.sentence}; " for finding in graph.info.findings if finding.check == CUT)
+            raise WhatifError(
+                f"{path}: {ends}expected the recording of a rank, which has collectives as the others do, got none in it; "
+                "name the files of the ranks without it."
+            )
     found = []
     if lost:
         found.append(f"{lost} of {total} collectives are not matched ({why}): waiting in them counts as transfer")
