@@ -166,3 +166,14 @@ def test_a_clock_that_only_one_has(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["compare", marked, other, "--clock", "mark"]) == 1
     assert "no steps by the clock 'mark'" in capsys.readouterr().err
     assert main(["compare", marked, other]) == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--markdown"]])
+def test_of_several_ranks_it_says_whose_layers_are_shown(
+    options: list[str], own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The layers are rank 0's, without a word, where rank 1 is the one that changed."""
+    even, slow = (str(own_traces / "ranks_cpu" / name) for name in ("even", "sleeping"))
+    for command in (["compare", even, slow], ["check", "--baseline", even, slow]):
+        main([*command, *options])
+        assert "operators or kernels are the work of the first rank" in " ".join(capsys.readouterr().out.split())

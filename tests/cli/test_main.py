@@ -174,6 +174,7 @@ def test_a_second_trace_is_reported(trace: str, tmp_path: Path, capsys: pytest.C
     assert main(["apply", other, "amp", trace]) == 2
     assert "expected one trace, as the last" in (err := capsys.readouterr().err)
     assert repr(other) in err
+    assert "for several ranks name their folder" in err
 
 
 def test_arguments_of_the_script_are_not_required(capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,7 @@ def names_then_trace(words: list[str], command: str = "apply") -> tuple[list[str
     if early:
         raise UsageError(
             f"{command}: expected one trace, as the last argument, got another file {early[0]!r} before it; "
-            "a transform script's name ends in .py."
+            "for several ranks name their folder; a transform script's name ends in .py."
         )
     if not names and is_trace(last):
         raise UsageError(
@@ -203,7 +203,7 @@ def trace_then_names(words: list[str], command: str) -> tuple[str, list[str]]:
     if late:
         raise UsageError(
             f"{command}: expected one trace, as the first argument, got another file {late[0]!r} after it; "
-            "a transform script's name ends in .py."
+            "for several ranks name their folder; a transform script's name ends in .py."
         )
     if _is_transform(first):
         raise UsageError(f"{command}: expected a trace as the first argument, got the transform {first!r}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whatif.questions.comparison.part_changes import PartChange, work_ms
 from whatif.questions.comparison.regression import Regression, Status
 from whatif.report.layout import ms_format, report
-from whatif.report.text_compare import change_row, markdown_report, print_causes
+from whatif.report.text_compare import change_row, markdown_report, print_causes, say_whose
 
 STYLES = {Status.OK: "bold green", Status.REGRESSED: "bold red", Status.NOT_COMPARABLE: "bold red"}
 SIDES = ("baseline", "now")
@@ -22,6 +22,8 @@ def print_regression(found: Regression) -> None:
         for noun, parts in _grown(found):
             rows = [change_row(change, work_ms, ms) for change in parts]
             out.table(f"{noun.capitalize()} that grew most: work, ms a step", [*HEADERS, "tasks"], rows)
+        if found.grown:
+            say_whose(out, found.two)
         changed = [str(item) for item in found.two.differences if not item.blocks]
         out.table("The recordings differ in", [" "], [(text,) for text in changed])
 

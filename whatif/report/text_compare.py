@@ -29,6 +29,10 @@ from whatif.report.text_explain import short_name
 
 Value = Callable[[Part], float]
 HEADERS = ("", "A", "B", "change")
+FIRST_RANK = (
+    "With several ranks, phases, layers and operators or kernels are the work of the first rank; the critical path "
+    "runs through all ranks."
+)
 ENTRIES = 8  # names shown of a long list
 
 
@@ -73,6 +77,14 @@ def print_comparison(found: Comparison, top: int = 10) -> None:
         _print_changes(out, f"{families} families", found.kernels, work, ms, top)
         _print_changes(out, operations, found.operations, work, ms, top)
         _print_names(out, "Layers", found.layers)
+        say_whose(out, two)
+
+
+def say_whose(out: Report, two: TwoRecordings) -> None:
+    """Say whose parts the tables show, of several ranks."""
+    if two.after.graph.info.ranks:
+        out.say()
+        out.say(FIRST_RANK, "dim")
 
 
 def markdown(found: Comparison, top: int = 10) -> str:
@@ -124,6 +136,8 @@ def markdown_report(
         if parts:
             cells = [change_row(part, value, ms) for part in parts]
             sections.append(markdown_table((f"{noun}, ms a step", *sides, "change", "tasks"), cells))
+    if two.after.graph.info.ranks:
+        sections.append(FIRST_RANK)
     if differs:
         sections.append("\n".join(f"- differs in {markdown_text(text)}" for text in differs))
     sections += [f"> {markdown_text(sentence_case(warning))}." for warning in warnings]

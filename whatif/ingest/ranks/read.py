@@ -238,7 +238,7 @@ def _doubts(
         if not len(own):
             ends = "".join(f"{finding.sentence}; " for finding in graph.info.findings if finding.check == CUT)
             raise WhatifError(
-                f"{path}: {ends}expected the recording of a rank, which has collectives as the others do, got none in it; "
+                f"{path}: {ends}expected the recording of a rank, with collectives as in the others, got none in it; "
                 "name the files of the ranks without it."
             )
     found = []
