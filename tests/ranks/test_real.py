@@ -200,3 +200,14 @@ def test_the_critical_time_of_collectives_is_that_of_all_ranks(own_traces: Path,
     assert found.critical_path_ms["communication"] > 1
     critical_ms = sum(row.critical_ms for row in found.collectives)
     assert critical_ms == pytest.approx(found.critical_path_ms["communication"])
+
+
+def test_ranks_that_were_not_read_take_part_in_collectives(own_traces: Path) -> None:
+    """Those of three of four ranks were collectives among three, and other numbers of workers were refused."""
+    folder = own_traces / "lab_ranks_cpu" / "ranks-vgg-1000mbit-4"
+    every, some = (
+        whatif.apply(Baseline.of(read_ranks(folder, only=only).graph, calibrated=False), "distributed:workers=8")
+        for only in (None, [0, 2, 3])
+    )
+    assert every.speedup < 0.95
+    assert some.predicted_ms == pytest.approx(every.predicted_ms, rel=0.01)

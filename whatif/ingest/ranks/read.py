@@ -180,7 +180,7 @@ def merged(
     count = len(graphs)
     if count == 1:  # as if its file were read alone: its collectives hold the waits for others
         return result
-    parts = _without_waiting(graphs, collectives, matched, waits)
+    parts = _without_waiting(graphs, collectives, matched, waits, places.world_size)
     begins_ns = [int(clock.common_ns(np.zeros(1, dtype=np.int64))[0]) for clock in clocks]
     begins_ns = [begin_ns - min(begins_ns) for begin_ns in begins_ns]
     info = replace(
@@ -251,7 +251,7 @@ def _doubts(
 
 
 def _without_waiting(
-    graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, waits: Waits
+    graphs: Sequence[TaskGraph], collectives: Sequence[Collectives], matched: Match, waits: Waits, world_size: int
 ) -> list[TaskGraph]:
     """Each rank's graph with its matched collectives numbered, and shortened to their transfers."""
     size_bytes = matched.column([c.size_bytes for c in collectives])
@@ -259,6 +259,9 @@ def _without_waiting(
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
     kind = matched.column(kinds) * (len(graphs) + 1) + members
     latency = latency_ns(size_bytes, waits.transfer_ns, kind)
+    # Ranks that were not read take part, too.
+    group_size = matched.column([c.group_size for c in collectives])
+    workers = np.where(group_size > 0, group_size, np.where(members == len(graphs), world_size, members))
     by_rank = np.argsort(matched.rank, kind="stable")
     bounds = np.searchsorted(matched.rank[by_rank], np.arange(len(graphs) + 1))
     parts = []
@@ -276,7 +279,7 @@ def _without_waiting(
             graph.with_duration(task, transfer_ns).attach(
                 **_columns(len(graph), task, {
                     COLLECTIVE: np.where(waits.joins[rows], 1, -1) * (matched.collective[rows] + 1),
-                    WORKERS: members[rows],
+                    WORKERS: workers[rows],
                     LATENCY: np.minimum(latency[rows], transfer_ns),
                 })
             )
