@@ -42,7 +42,9 @@ def transform(
     if workers is not None and not 1 <= workers <= 1_000_000:
         raise WhatifError(f"straggler: expected from 1 to 1,000,000 workers, got {workers}.")
     if any(thread.rank for thread in graph.threads):
-        raise WhatifError("straggler: expected the steps of one worker, got those of several, whose pace is known.")
+        raise WhatifError(
+            "straggler: expected the steps of one worker, got those of several, whose pace is known; name one of them."
+        )
     if not (graph.kind == TaskKind.COMMUNICATION).any():
         raise WhatifError(
             "straggler: expected steps that communicate, got none; first name a transform that adds "
