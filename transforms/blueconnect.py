@@ -66,7 +66,7 @@ def transform(
         )
     known = int(workers_of(graph)[tasks].max()) or recorded_workers(graph)
     if known and math.prod(numbers) != known:
-        raise WhatifError(f"blueconnect: expected factors whose product is {known} workers, got {factors}; set factors.")
+        raise WhatifError(f"blueconnect: expected factors whose product is {known} workers, got {factors}: set them.")
     rate = flat_byte_s(graph, tasks, math.prod(numbers), bandwidth)
     if cluster is not None:
         faster = [level.link.exchange_byte_s / rate for level in levels]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from whatif import WhatifError
 from whatif.ingest.ranks.clocks import find_clocks
 from whatif.ingest.ranks.files import Places
 from whatif.ingest.ranks.match import match
-from whatif.ingest.ranks.read import merged
+from whatif.ingest.ranks.read import merged, read_ranks
 from whatif.ingest.ranks.waits import find_waits, latency_ns
 from whatif.prediction.predict import Baseline
 from whatif.questions.stragglers import report
@@ -189,3 +191,10 @@ def test_a_wait_that_computation_hides_holds_nobody_up() -> None:
     assert [row.waiting_ms for row in found.rows] == pytest.approx([20 * ms, 0])
     assert [row.late_ms for row in found.rows] == pytest.approx([0, 20 * ms])
     assert [row.transfer_ms for row in found.rows] == pytest.approx([20 * ms, 20 * ms])
+
+
+def test_a_rank_that_is_late_without_more_work_is_not_said_to_begin_later(own_traces: Path) -> None:
+    """Replayed ranks sleep equally long; who is last changes from one collective to the next."""
+    ranks = read_ranks(own_traces / "lab_ranks_cpu" / "ranks-gpt2-200mbit-4")
+    for sentence in report(ranks, Baseline.of(ranks.graph)).sentences:
+        assert sentence.endswith("no part of its work takes over 10 % of that longer than the others'.")

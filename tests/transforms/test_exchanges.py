@@ -145,7 +145,7 @@ def test_recorded_all_reduces_go_in_stages(shared_traces: Path) -> None:
     before = baseline_of(shared_traces / "hta" / "v100_allreduce_rank1of2.json.gz")
     with pytest.raises(WhatifError, match="record one worker, or set the number"):
         whatif.apply(before, "distributed")
-    with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2; set factors"):
+    with pytest.raises(WhatifError, match="expected factors whose product is 2 workers, got 2x2: set them"):
         whatif.apply(before, "blueconnect:factors=2x2,bandwidth=25Gbps")
     before = baseline_of(shared_traces / "param-dlrm-8xv100" / "rank0.json.gz")
     sizeless = before.graph.replace(size_bytes=np.full_like(before.graph.size_bytes, -1))

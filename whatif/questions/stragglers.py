@@ -319,5 +319,5 @@ def _sentence(row: RankRow, step_ms: float, noun: str) -> str:
         if named:
             parts.append(f"{of} {', '.join(named)}")
     if not parts:
-        return f"{who}; its own work takes no longer than the others' on average."
+        return f"{who}; no part of its work takes over {100 * EXPLAINS:.0f} % of that longer than the others'."
     return f"{who}; it works longer in {'; '.join(parts)} ms."
