@@ -51,6 +51,8 @@ _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 # models by 0.20 (log, rms), square ones alone by 0.22; their differences are a part of the range
 # (``benchmarks/without_shapes.py``).
 _ASPECTS = ((1, 1), (1 / 8, 1), (1, 16))
+# Batches of products are attention's: tokens in a sequence, features of a head, and sequences times heads.
+_TOKENS, _FEATURES, _HEADS = (128, 512, 2048), 64, (8, 32, 128, 512, 2048)
 
 
 def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> Described:
@@ -65,15 +67,15 @@ def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> De
 
 def product_series(rows: float, terms: int) -> tuple[Described, ...]:
     """Return products of growing size; ``rows`` and ``terms`` of their sums are relative to the columns."""
-    return tuple(
-        Described(
-            "matmul", "linear", "fp32", (("batch", 1), ("m", int(side * rows)), ("n", side), ("k", side * terms))
-        )
-        for side in _SIDES
-    )  # fmt: skip
+    return tuple(_product("linear", 1, int(side * rows), side, side * terms) for side in _SIDES)
 
 
-# Series of growing size for each kind: products and convolutions of the forward pass, then those of the backward pass.
+def _product(name: str, batch: int, m: int, n: int, k: int) -> Described:
+    return Described("matmul", name, "fp32", (("batch", batch), ("m", m), ("n", n), ("k", k)))
+
+
+# Series of growing size for each kind: products, convolutions and batches of products of the forward pass, then those
+# of the backward pass.
 _USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
     series
     for phases in (("fwd",), ("dgrad", "wgrad"))
@@ -83,6 +85,11 @@ _USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
             tuple(_convolution(batch, sizes, phase) for batch in _BATCHES)
             for phase in phases
             for sizes in _CONVOLUTIONS
+        ),
+        tuple(
+            tuple(_product("bmm", heads, tokens, *sizes) for heads in _HEADS)
+            for tokens in _TOKENS
+            for sizes in ((tokens, _FEATURES), (_FEATURES, tokens))
         ),
     )
 )
@@ -171,7 +178,7 @@ def usual(
     if side is None or side.gpu is None:
         return found
     convolves, backward = of_convolutions(graph, tasks), graph.phase[tasks] == Phase.BACKWARD
-    kind = convolves + 2 * backward
+    kind = convolves + 2 * of_batches(graph, tasks) + 3 * backward
     kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
     key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
     for code in each_once(key[kind >= 0]).tolist():
@@ -212,7 +219,7 @@ def _usual_prices(
     prices = []
     for series in _USUAL[kind]:
         before, after = (
-            tuple(_in_pass(converted(op, form, images), backward=kind >= 2) for op in series)
+            tuple(_in_pass(converted(op, form, images), backward=kind >= 3) for op in series)
             for form, images in ((old, now), (dtype or old, now if layout is None else layout))
         )
         known = _knows(side, before) and _knows(side, after)
@@ -237,6 +244,12 @@ def of_convolutions(graph: TaskGraph, tasks: Int64 | None = None) -> Bool:
     mask, matrix = family == KernelFamily.CONVOLUTION, np.flatnonzero(among(family, MATRIX_FAMILIES))
     mask[matrix] |= _names_convolution(graph)[operator_names(graph, ids[matrix])]
     return np.asarray(mask, dtype=np.bool_)
+
+
+def of_batches(graph: TaskGraph, tasks: Int64) -> Bool:
+    """Return a mask, shape (n,), of the tasks (ids) that compute a batch of products, by the operator's name."""
+    batches = np.array(["bmm" in name for name in graph.names] + [False])
+    return np.asarray(batches[operator_names(graph, tasks)], dtype=np.bool_)
 
 
 @of_columns("names")
