@@ -156,7 +156,9 @@ def test_a_stream_that_begins_with_rows_of_a_table_stays_fp32() -> None:
     # Products of the stream, twice of one that the next product reads as well; and an exponential of half.
     assert flow.casts.tolist() == [False, False, True, False, True, True, False, False, True, True]
     found = in_precision(graph, np.arange(len(graph)), "fp16").duration_ns / MS
-    assert found[[1, 4, 7]].tolist() == [1.0] * 3
+    assert found[[1, 4]].tolist() == [1.0] * 2
+    # The addition reads a half and an fp32 tensor, and writes fp32.
+    assert found[7] == pytest.approx(0.8, abs=0.01)
     assert found[[3, 6]] == pytest.approx([0.5, 0.5], abs=0.01)
 
 
@@ -168,6 +170,52 @@ def named(*kinds: tuple[str, KernelFamily, int], phase: Phase = Phase.FORWARD) -
         columns = {"family": family, "operator": place, "dtype": DTYPES.index("fp32")}
         build.edge(call, build.task(1, ns, name, phase=phase, **columns), kind=DependencyKind.LAUNCH)
     return build.graph()
+
+
+def test_attention_reads_what_products_write() -> None:
+    """Queries, keys and values are products of one norm; attention and the product after it read half."""
+    attention = ("flash", F.ATTENTION, MS)
+    for middle in (
+        (attention,),
+        (("aten::bmm", F.GEMM, MS), ("aten::_softmax", F.SOFTMAX, MS), ("aten::bmm", F.GEMM, MS)),
+    ):
+        norm, mm = ("aten::layer_norm", F.LAYER_NORM, MS), ("aten::mm", F.GEMM, MS)
+        graph = named(("aten::embedding", F.INDEXING, MS), norm, mm, mm, *middle, mm)
+        flow = flow_of(graph)
+        assert flow is not None
+        casts = flow.casts[graph.on_gpu.mask].tolist()
+        assert casts[2:4] == [True, True]
+        assert casts[4:] == ([False, False] if len(middle) == 1 else [False, False, True, False])
+
+
+def test_the_cast_of_attentions_weights_is_that_of_the_softmax() -> None:
+    """Its time was that of the copy of the values, the last kernel before the product."""
+    copy = ("direct_copy_kernel_cuda", F.ELEMENTWISE, MS // 10)
+    table, softmax, batch = (
+        ("aten::embedding", F.INDEXING, MS),
+        ("aten::_softmax", F.SOFTMAX, MS),
+        ("aten::bmm", F.GEMM, MS),
+    )
+    graph = named(table, batch, softmax, copy, batch)
+    changed = load_transform("amp")(graph)
+    casts = changed.duration_ns[changed.on_gpu.mask & (changed.family == F.CAST)]
+    assert casts[-1] == pytest.approx(0.75 * 0.8 * MS, rel=0.05)
+
+
+def test_a_softmax_that_reads_an_addition_to_a_mask_stays_fp32() -> None:
+    kinds = [("aten::embedding", F.INDEXING, MS), ("aten::bmm", F.GEMM, MS)]
+    add, softmax = ("aten::add", F.ELEMENTWISE, MS), ("aten::_softmax", F.SOFTMAX, MS)
+    for middle, share in (((add,), 1.0), ((), 0.8)):
+        graph = named(*kinds, *middle, softmax)
+        last = np.flatnonzero(graph.on_gpu.mask)[-1:]
+        assert in_precision(graph, last, "fp16").duration_ns[0] == pytest.approx(share * MS, rel=0.01)
+
+
+def test_the_loss_of_a_language_model_reads_half() -> None:
+    graph = named(("aten::embedding", F.INDEXING, MS), ("aten::mm", F.GEMM, MS), ("aten::_log_softmax", F.SOFTMAX, MS))
+    flow = flow_of(graph)
+    assert flow is not None
+    assert not flow.casts[-1]
 
 
 def test_batches_of_products_gain_less_than_one_that_takes_as_long() -> None:

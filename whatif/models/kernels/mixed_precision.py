@@ -33,7 +33,7 @@ from whatif.hardware.gpu import MATRIX_DTYPES, Gpu
 from whatif.hardware.roofline import kernel_floor_ns, sustained_tflops
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, shortest_kernel_ns
 from whatif.models.durations.format_flow import flow_of
-from whatif.models.durations.forms import of_convolutions, operator_names
+from whatif.models.durations.forms import of_batches, of_convolutions
 from whatif.models.durations.memory_rate import cast_gbyte_s, memory_gbyte_s
 from whatif.models.kernels.stored_weights import forward_only, stored_weights
 from whatif.models.layers.calls import Lot, last_gpu_before, launches_of, operator_cost_ns, put_in, task_before
@@ -49,8 +49,8 @@ SYNC_CALL = "cudaStreamSynchronize"
 # Casting an fp32 result reads 4 bytes and writes 2; computing it read and wrote 4.
 INPUT_CAST_SHARE = 6 / 8
 # Casts in a recording without shapes and parameters take this factor less or more: the least multiple of 0.5 that holds
-# 90 % of those in language models (``benchmarks/without_shapes.py``; 3 to 3.5 with each model left out).
-UNKNOWN_CASTS = 3.5
+# 90 % of those in language models (``benchmarks/without_shapes.py``; 2 to 2.5 with each model left out).
+UNKNOWN_CASTS = 2.5
 # Families that autocast computes in fp32 (PyTorch's autocast op reference); the next product casts its input.
 _FP32_FAMILIES = (KernelFamily.LAYER_NORM, KernelFamily.SOFTMAX, KernelFamily.REDUCTION)
 
@@ -93,7 +93,7 @@ def add_casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, *, loss_scaler: b
                 "first, got that of optimizer_in_backward inside of it; say amp:target=bf16, which needs none."
             )
         begins = update_begins(graph)
-        lots += _loss_scaler(graph, begins, gpu, call_ns)
+        lots += _loss_scaler(graph, matrix, begins, gpu, call_ns)
         updates = graph.on_gpu & (graph.phase == Phase.UPDATE)
         if not len(begins) and "cuda_graph" in graph.info.execution and updates.any():
             graph = graph.note(
@@ -139,7 +139,7 @@ def _casts(graph: TaskGraph, matrix: Bool, gpu: Gpu | None, call_ns: int) -> lis
     if AUTOCAST_CASTS in graph.attached:
         fp32 = np.zeros(len(before), dtype=np.bool_)
     elif flow is not None:
-        before = _last_but(graph, matrix, before)
+        before = _last_but(graph, matrix | flow.copies, before)
         fp32 = flow.casts[forward]
     input_ns = graph.duration_ns[before[fp32]] * INPUT_CAST_SHARE
     cast_ns = np.concatenate([np.full(len(forward), weight_ns), input_ns])
@@ -182,8 +182,7 @@ def _weights_by_time(graph: TaskGraph, gpu: Gpu, products: Int64) -> Float64:
     rates = {name: sustained_tflops(gpu, name if name in MATRIX_DTYPES else "fp32") for name in set(names)}
     beyond_ns = np.maximum(graph.duration_ns[products] - kernel_floor_ns(gpu), 0)
     flops = beyond_ns * 1e3 * np.array([rates[name] for name in names])
-    batched = np.array(["bmm" in name for name in graph.names] + [False])[operator_names(graph, products)]
-    square = np.where(of_convolutions(graph, products) | batched, 0.0, (flops / 4) ** (2 / 3))
+    square = np.where(of_convolutions(graph, products) | of_batches(graph, products), 0.0, (flops / 4) ** (2 / 3))
     known = [_weights(op) for op in graph.info.operators] + [np.nan]
     weights = np.array(known)[graph.called[products]]
     return np.asarray(np.where(np.isfinite(weights), weights, square), dtype=np.float64)
@@ -199,9 +198,13 @@ def _weights(op: Described) -> float:
     return np.nan
 
 
-def _last_but(graph: TaskGraph, matrix: Bool, before: Int64) -> Int64:
-    """The last GPU task up to each of ``before`` (ids) that is no product: consecutive products read its output."""
-    others = np.flatnonzero(graph.on_gpu.mask & ~matrix)
+def _last_but(graph: TaskGraph, passed: Bool, before: Int64) -> Int64:
+    """The last GPU task up to each of ``before`` (ids) that is not ``passed``.
+
+    Consecutive products read its output. A copy has no size of its own, and is often of another operand: a product of
+    attention's weights follows the copy of its values.
+    """
+    others = np.flatnonzero(graph.on_gpu.mask & ~passed)
     at = np.searchsorted(others, before, side="right") - 1
     return np.where(at >= 0, others[np.maximum(at, 0)], before)
 
@@ -269,18 +272,22 @@ def _launches_one(graph: TaskGraph) -> Bool:
     return np.asarray(np.bincount(calls, minlength=len(graph)) == 1, dtype=np.bool_)
 
 
-def _loss_scaler(graph: TaskGraph, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
+def _loss_scaler(graph: TaskGraph, matrix: Bool, begins: Int64, gpu: Gpu | None, call_ns: int) -> list[Lot]:
     """Make each step unscale its gradients and wait for the result before the update, which starts with ``begins``."""
     if not len(begins) or not graph.has_gpu:
         return []
     count = parameters(graph)
-    unscale_ns = max((count or 0) * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
+    values = float(count or 0)
+    if not count and gpu is not None:
+        products = first_of_operator(graph, matrix & (graph.phase == Phase.FORWARD))
+        values = float(_weights_by_time(graph, gpu, products).sum()) / max(graph.info.n_steps, 1)
+    unscale_ns = max(values * UNSCALE_BYTES / memory_gbyte_s(graph, gpu), shortest_kernel_ns(graph))
     before = task_before(graph, begins)
     last_kernel = last_gpu_before(graph, begins)
     unscale = NewTasks(
-        last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns, high_ns=unscale_ns * (2 if count else 10),
-        phase=Phase.UPDATE, family=int(KernelFamily.OPTIMIZER), launched_after=before,
-        launch_ns=call_ns,
+        last_kernel, "unscale gradients", TaskKind.KERNEL, unscale_ns,
+        high_ns=unscale_ns * (2 if count else UNKNOWN_CASTS if values else 10), phase=Phase.UPDATE,
+        family=int(KernelFamily.OPTIMIZER), launched_after=before, launch_ns=call_ns,
     )  # fmt: skip
     # The CPU reads the result on the stream that computes it.
     reads = synchronizing(before, call_ns=SYNC_CALL_NS, name=SYNC_CALL, stream=int(graph.thread[last_kernel[0]]))
