@@ -48,7 +48,7 @@ _CONVOLUTIONS = ((64, 64, 56, 3), (64, 256, 56, 1), (512, 128, 28, 1), (256, 256
 _BATCHES = (4, 32, 256)
 _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 # Rows and terms of a sum over the columns: square products, few rows, long sums. Together they miss the products of
-# models by 0.20 (log, rms), square ones alone by 0.22; their differences are a part of the range
+# models by 0.18 (log, rms), square ones alone by 0.21; their differences are a part of the range
 # (``benchmarks/without_shapes.py``).
 _ASPECTS = ((1, 1), (1 / 8, 1), (1, 16))
 # Batches of products are attention's: tokens in a sequence, features of a head, and sequences times heads.
