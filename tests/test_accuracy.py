@@ -1,8 +1,9 @@
-"""Predictions against measured pairs, and the pages that report them."""
+"""Predictions against measured pairs, and the pages that report them; the campaign and the lab that ship."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+import whatif
 from tests.helpers import benchmark
-from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Validation, validate
-from whatif.questions.validate.validate_pairs import PAIRS_FILE
+from whatif.prediction.predict import Baseline
+from whatif.questions.validate.validate import MEDIAN_BOUND_PCT, Outcome, Validation, validate
+from whatif.questions.validate.validate_pairs import PAIRS_FILE, find_pairs
+from whatif.questions.validate.validate_records import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -118,3 +122,62 @@ def test_pages_are_what_the_program_writes(
     monkeypatch.setattr(sys, "argv", ["accuracy.py", "--check"])
     monkeypatch.chdir(os.sep)  # The pages name no folder of the machine on which they are written.
     assert accuracy.main() == 0, capsys.readouterr().out
+
+
+# -- the campaign and the lab ---------------------------------------------------------------------------------------
+
+CAMPAIGN = "campaign_cpu"
+# What issue and design ask of the campaign's pairs, percent.
+MEDIAN_PCT = 5.0
+ASKED = {"fused_adam", "channels_last", "batch_size", "gradient_accumulation", "activation_checkpoint",
+         "data_loading", "batch_norm_eval", "compile"}  # fmt: skip
+
+
+def outcomes_of(validation: Validation, folder: str) -> list[Outcome]:
+    return [outcome for outcome in validation.outcomes if outcome.pair.changed.parent.name == folder]
+
+
+def test_the_campaigns_baselines_meet_their_untraced_step(own_traces: Path) -> None:
+    found = sorted((own_traces / CAMPAIGN).glob("*--baseline.trace.json.gz"))
+    assert len(found) == 7
+    for path in found:
+        baseline = Baseline.of(whatif.read(path), "mark")
+        assert baseline.calibration is not None
+        assert baseline.calibration.untraced is not None
+        assert abs(baseline.calibration.missed) < 0.01, path.name
+
+
+def test_every_run_of_the_campaign_is_in_the_tables(own_traces: Path, validation: Validation) -> None:
+    """A record is a pair, a baseline of one, or listed with the reason why it is neither."""
+    runs = {run.name for path in (own_traces / CAMPAIGN).glob("*.json") if (run := read_run(path))}
+    outcomes = outcomes_of(validation, CAMPAIGN)
+    paired = {outcome.pair.changed.stem for outcome in outcomes}
+    baselines = {outcome.pair.baseline.name.partition(".")[0] for outcome in outcomes}
+    _, unpaired = find_pairs([own_traces / CAMPAIGN])
+    assert len(runs) > 80
+    assert runs == paired | baselines | {row.name for row in unpaired}
+    assert set(unpaired) <= set(validation.unpaired)
+    assert all(row.reason for row in unpaired)
+
+
+def test_the_campaigns_predictions_are_as_right_as_they_are_said_to_be(validation: Validation) -> None:
+    # Also those whose measured step is too uncertain to judge a single prediction.
+    judged = [outcome for outcome in outcomes_of(validation, CAMPAIGN) if outcome.pair.scored]
+    assert len(judged) >= 50
+    assert sum(outcome.scored for outcome in judged) >= 30
+    for kind in ("", *ASKED):
+        errors_pct = [abs(outcome.error_pct) for outcome in judged if kind in ("", outcome.kind)]
+        assert statistics.median(errors_pct) <= MEDIAN_PCT, kind
+
+
+def test_the_labs_runs_are_all_predicted(own_traces: Path, validation: Validation) -> None:
+    outcomes = outcomes_of(validation, "lab_cpu")
+    assert {outcome.pair.changed.stem.split("-")[0] for outcome in outcomes} >= {
+        "ddp", "hierarchical", "parameter_server",
+    }  # fmt: skip
+    assert len(outcomes) >= 20
+    # What is listed is listed because no what-if describes it, not because one failed.
+    pairs, unpaired = find_pairs([own_traces / "lab_cpu"])
+    assert len(pairs) == len(outcomes)
+    assert set(unpaired) <= set(validation.unpaired)
+    assert {row.reason for row in unpaired} <= {"no what-if yet for what it does"}
