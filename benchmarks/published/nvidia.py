@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.extra_data import extra_data
@@ -74,6 +75,7 @@ def _measured(row: dict[str, str]) -> Measured | None:
     )  # fmt: skip
 
 
+@cache
 def operators(model: str, batch: int, positions: int = BERT_POSITIONS) -> OperatorGraph:
     """Return the operators of a training step in fp32; BERT's has ``positions`` positions."""
     from whatif.instrumentation.trace_module.step import Wanted, take_down_step
