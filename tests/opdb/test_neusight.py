@@ -21,6 +21,8 @@ from whatif.opdb.index import index_of, open_index, read_contributions
 from whatif.opdb.keys import held_out
 from whatif.opdb.learned import shipped_models
 from whatif.opdb.merging import merge
+from whatif.opdb.provenance import Provenance
+from whatif.opdb.rows import Rows
 from whatif.opdb.store import Store
 
 pytestmark = pytest.mark.slow
@@ -39,10 +41,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return made
 
 
-def test_every_measurement_is_there(store: Store) -> None:
-    """The counts of its catalogue: 87,623 bmm, 32,224 linear, 24,662 conv, 11 elementwise of 8,750 each, ..."""
-    contributions, wrong = read_contributions(store)
+@pytest.fixture(scope="module")
+def contributions(store: Store) -> list[tuple[Provenance, Rows]]:
+    """All that it holds."""
+    found, wrong = read_contributions(store)
     assert wrong == []
+    return found
+
+
+def test_every_measurement_is_there(contributions: list[tuple[Provenance, Rows]]) -> None:
+    """The counts of its catalogue: 87,623 bmm, 32,224 linear, 24,662 conv, 11 elementwise of 8,750 each, ..."""
     names = np.concatenate([rows.ops.texts["name"].decoded() for _, rows in contributions])
     counts = dict(zip(*map(np.ndarray.tolist, np.unique(names, return_counts=True)), strict=True))
     assert (counts["bmm"], counts["linear"], counts["conv2d"]) == (87_623, 32_224, 24_662)
@@ -52,7 +60,9 @@ def test_every_measurement_is_there(store: Store) -> None:
     assert devices == {"P4", "P100-PCIE-16", "V100-PCIE-32", "T4", "A100-PCIE-40", "A100-PCIE-80"}
 
 
-def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store, tmp_path: Path) -> None:
+def test_the_models_that_ship_were_learned_from_these_very_rows(
+    contributions: list[tuple[Provenance, Rows]], tmp_path: Path
+) -> None:
     """What would be fitted again: an importer that changes makes the models stale.
 
     The overhead that is taken out of convolutions is fitted, and its last bits depend on the machine's linear algebra.
@@ -63,19 +73,17 @@ def test_the_models_that_ship_were_learned_from_these_very_rows(store: Store, tm
         for facts in (model.facts for model in shipped_models())
         if not facts.across and facts.sources[0].name == "neusight"
     }
-    contributions, _ = read_contributions(store)
     amd = Store.open(tmp_path / "amd", create=True)
     with tarfile.open(extra_data("opdata", "neusight", "amd_train.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     for name in ("elem", "ln", "softmax"):
         add_found(read_foreign("neusight", tmp_path / "amd_train" / f"{name}.csv"), amd)
-    contributions += read_contributions(amd)[0]
     found = {
         (one.device, one.kind.family): (
             len(one),
             "" if one.kind.family == "conv" else hashlib.sha256(one.sha256().encode()).hexdigest(),
         )
-        for one in samples.samples_of(contributions)
+        for one in samples.samples_of([*contributions, *read_contributions(amd)[0]])
     }
     assert len(shipped) == 24
     assert found == shipped
@@ -124,11 +132,9 @@ def test_convolutions_of_an_unseen_device(store: Store, tmp_path: Path) -> None:
     assert 88 <= found.total.coverage_pct <= 97
 
 
-def test_nothing_held_out_is_learned_from(store: Store) -> None:
+def test_nothing_held_out_is_learned_from(contributions: list[tuple[Provenance, Rows]]) -> None:
     """Held-out times made a thousandfold leave every estimate as it was."""
-    [(said, rows)] = [
-        (c, r) for c, r in read_contributions(store)[0] if c.origin.device.name == "T4" and c.family == "normalization"
-    ]
+    [(said, rows)] = [(c, r) for c, r in contributions if c.origin.device.name == "T4" and c.family == "normalization"]
     slow = replace(rows, t_s=np.where(held_out(rows.ops.keys, SEED, SHARE), 1000.0, 1.0) * rows.t_s)
     estimates = []
     for whole in (rows, slow):
