@@ -302,7 +302,9 @@ def test_the_command_fits_and_evaluates_both(
 ) -> None:
     models: Any = importlib.import_module("whatif.instrumentation.estimators.principal.models")
     trees: Any = importlib.import_module("whatif.instrumentation.estimators.fitting")
-    monkeypatch.setattr(models, "Effort", lambda: TINY)
+    # What is learned is not looked at.
+    effort = replace(TINY, candidate_steps=10, architecture_steps=10, final_steps=20)
+    monkeypatch.setattr(models, "Effort", lambda: effort)
     monkeypatch.setitem(trees.SAME_DEVICE, "matmul", trees.Settings(rounds=20, rate=0.2))
     said, rows = contribution(400)
     folder = database(tmp_path / "db", (rows, said.origin)).folder
