@@ -260,7 +260,7 @@ def test_a_span_says_how_many_steps_a_cpu_recording_needs(tmp_path: Path, own_tr
 
 
 def test_one_is_not_called_many_and_code_is_no_backtick(tmp_path: Path, shared_traces: Path) -> None:
-    found = written(tmp_path, shared_traces / "hta" / "cpu_only.json.gz")
+    found = written(tmp_path, shared_traces / "hta" / "rank_non_gpu.json.gz")
     assert "1 execution thread;" in found.text or "1 execution thread " in found.text
     assert "1 execution threads" not in found.text
     assert "`" not in found.text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import whatif
-from whatif.graph.types import TaskKind
+from whatif.graph.types import TaskKind, ThreadKind
 from whatif.ingest.integrity import TRANSFERS
 from whatif.prediction.baseline import Baseline
 from whatif.questions.explain import explain
@@ -59,3 +59,11 @@ def test_other_numbers_of_workers_are_predicted_from_one_rank_as_from_all(model:
         for path in (folder / "rank0.json.gz", folder)
     )
     assert one == pytest.approx(every, rel=0.01)
+
+
+def test_threads_of_gloo_are_busy_while_they_transfer(own_traces: Path) -> None:
+    timeline = simulate(whatif.read(own_traces / "ranks_cpu" / "even" / "rank0.json.gz"))
+    gloo = [code for code, thread in enumerate(timeline.graph.threads) if thread.kind == ThreadKind.CHANNEL]
+    transfers = timeline.graph.kind == TaskKind.COMMUNICATION
+    assert gloo
+    assert timeline.busy_ns[gloo].sum() == timeline.graph.duration_ns[transfers].sum() > 0

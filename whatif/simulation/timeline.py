@@ -9,7 +9,7 @@ import numpy as np
 
 from whatif.graph.order import loops
 from whatif.graph.task_graph import TaskGraph
-from whatif.graph.types import Dependencies, DependencyKind, Int64
+from whatif.graph.types import Dependencies, DependencyKind, Int64, TaskKind
 from whatif.runtime.notebook_view import notebook_view, plot
 from whatif.simulation.steps import default_clock, step_ns, step_times_ns, window_ns
 
@@ -58,8 +58,8 @@ class Timeline:
 
     @cached_property
     def busy_ns(self) -> Int64:
-        """The work of each thread, ns, shape (n_threads,); waits are not work."""
-        working = self.graph.on_gpu | self.graph.on_cpu
+        """The work and transfers of each thread, ns, shape (n_threads,); waits are not work."""
+        working = self.graph.kind != TaskKind.WAIT
         busy = np.bincount(
             self.graph.thread[working],
             weights=(self.end_ns - self.start_ns)[working],
