@@ -17,7 +17,7 @@ from ..tensors import tensors_in
 
 _PRODUCTS = frozenset(
     ("mm", "bmm", "addmm", "baddbmm", "linear", "convolution", "convolution_backward", "_convolution", "_grouped_mm",
-     "prelu", "_prelu_kernel")
+     "prelu", "_prelu_kernel", "_cudnn_rnn", "_cudnn_rnn_backward")
 )  # fmt: skip
 _ATTENTIONS = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 # The fp32 list: operands are cast by a separate kernel.

@@ -1,13 +1,20 @@
-"""LSTM layers as PyTorch's CPU build runs them: one operator of oneDNN for each layer and direction.
+"""Recurrent layers as devices run them: one operator of oneDNN for each layer and direction, or one of cuDNN for all.
 
-Source: `mkldnn_rnn` in aten/src/ATen/native/mkldnn/RNN.cpp, and `use_mkldnn` in aten/src/ATen/native/RNN.cpp. On meta
-tensors the same call runs step by step.
+Source: `mkldnn_rnn` in aten/src/ATen/native/mkldnn/RNN.cpp, `_cudnn_impl` in aten/src/ATen/native/cudnn/RNN.cpp, and
+what chooses them in aten/src/ATen/native/RNN.cpp. On meta tensors the same calls run step by step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from whatif.from_module.recurrent import reserve_bytes
+
+_CUDNN_MODES: dict[Callable[..., Any], int] = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.lstm: 2, torch.gru: 3}
+_CUDNN_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CUDNN_OPERATORS = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 
 # ideep::rnn_kind::LSTM
 _LSTM = 2
@@ -52,3 +59,48 @@ def onednn_lstm(
             x = torch.dropout(x, dropout, train)
     last = torch.stack(hidden), torch.stack(cells)
     return (x.transpose(0, 1) if batch_first else x, *last)
+
+
+def runs_in_cudnn(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Return whether an NVIDIA GPU runs the call in cuDNN, as `cudnn_is_acceptable` says."""
+    if func not in _CUDNN_MODES or not torch.backends.cudnn.enabled:
+        return False
+    return args[0].dtype in _CUDNN_DTYPES and args[0].numel() > 0
+
+
+def cudnn_rnn(func: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return the result of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` with ``args``, packed or not."""
+    packed = not isinstance(args[3], bool)
+    if packed:
+        inputs, sizes, states, weights, has_biases, layers, dropout, train, both = args
+        batch_first, batch_sizes = False, sizes.tolist()
+    else:
+        inputs, states, weights, has_biases, layers, dropout, train, both, batch_first = args
+        batch_sizes = []
+    hidden, cell = states if func is torch.lstm else (states, None)
+    size = hidden.shape[2] if cell is None else cell.shape[2]
+    projection = hidden.shape[2] if size != hidden.shape[2] else 0
+    # Weights are views of one buffer (`flatten_parameters`): the first one stands for it.
+    found = torch.ops.aten._cudnn_rnn(
+        inputs, weights, (4 if has_biases else 2) + (projection > 0), weights[0].detach(), hidden, cell,
+        _CUDNN_MODES[func], size, projection, layers, batch_first, dropout, train, both, batch_sizes, None,
+    )  # fmt: skip
+    return tuple(found[:2] if cell is None else found[:3])
+
+
+def cudnn_on_meta(func: Any, name: str, args: Any) -> Any:
+    """Run one of ``CUDNN_OPERATORS`` on meta tensors: the forward one keeps a reserve space, which torch takes as 0."""
+    if name == CUDNN_OPERATORS[0]:
+        output, hidden, cell, reserve, buffer = func(*args)
+        mode, size, _, layers, _, _, train, both = args[6:14]
+        if train:
+            rows = output.numel() // output.shape[-1]
+            kept = reserve_bytes(mode, size, rows, layers, 1 + both, output.element_size())
+            reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
+        return output, hidden, cell, reserve, buffer
+    *of_states, of_weights = args[21]
+    gradients = [
+        torch.empty_like(tensor) if asked and tensor is not None else None
+        for tensor, asked in zip((args[0], args[4], args[5]), of_states, strict=True)
+    ]
+    return *gradients, [torch.empty_like(weight) for weight in args[1]] if of_weights else []

@@ -1,4 +1,4 @@
-"""Operators that a device runs fused and meta tensors in parts: dropout, attention, LSTM; chosen as on the device."""
+"""Operators that a device runs fused and meta tensors in parts: dropout, attention, RNNs; chosen as on the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .recurrent import onednn_lstm, runs_in_onednn
+from .recurrent import cudnn_rnn, onednn_lstm, runs_in_cudnn, runs_in_onednn
 
 # FlashAttention's kernels take these; memory-efficient attention takes the others, all masks, and values of another
 # size than queries (sdp_utils.cpp of PyTorch 2.x). cuDNN's kernels, which Hopper may use instead, take about the same
@@ -18,14 +18,15 @@ _FLASH_HEAD, _FLASH_CAPABILITY = 256, 8.0
 
 
 class AsOnDevice(TorchFunctionMode):
-    """A mode in which ``dropout``, ``scaled_dot_product_attention`` and ``lstm`` call the device's operators.
+    """A mode in which dropout, ``scaled_dot_product_attention`` and recurrent layers call the device's operators.
 
-    ``capability`` is the GPU's compute capability (8.0); None: a CPU.
+    ``capability`` is the GPU's compute capability (8.0); None: a CPU. ``cudnn``: whether the GPU is of NVIDIA.
     """
 
-    def __init__(self, capability: float | None) -> None:
+    def __init__(self, capability: float | None, *, cudnn: bool = True) -> None:
         super().__init__()
         self._capability = capability
+        self._cudnn = cudnn and capability is not None
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,6 +40,8 @@ class AsOnDevice(TorchFunctionMode):
                 return func(*args, **kwargs)
         if func is torch.lstm and self._capability is None and runs_in_onednn(args[0], args[1]):
             return onednn_lstm(*args, **kwargs)
+        if self._cudnn and not kwargs and runs_in_cudnn(func, args):
+            return cudnn_rnn(func, args)
         return func(*args, **kwargs)
 
     def _attention(

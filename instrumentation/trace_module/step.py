@@ -24,6 +24,7 @@ from .hugging_face import Built, build_hugging_face, build_timm
 from .load import load_model
 from .losses import loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
+from .recurrent import CUDNN_OPERATORS
 from .stand_ins import AsOnDevice
 from .watch import Watch
 
@@ -38,6 +39,8 @@ INPUT_DTYPES = {
 class Wanted:
     """What to trace. ``inputs`` are (name or "", shape, dtype or "") each; ``capability`` None: a CPU.
 
+    ``cudnn``: whether the GPU is one of NVIDIA, whose recurrent layers run in cuDNN.
+
     ``task`` and ``sizes`` ("batch", "seq", ...) are for models from a configuration. Without ``dtype`` parameters and
     inputs have the types of the configuration, else those that the code gives them.
     """
@@ -51,6 +54,7 @@ class Wanted:
     attention: str | None = None
     inference: bool = False
     capability: float | None = 8.0
+    cudnn: bool = True
     task: str | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     lora: Lora | None = None
@@ -67,7 +71,7 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
             resident = _resident(training)
             watch.ignore(resident)
             grad = torch.no_grad() if wanted.inference else nullcontext()
-            with AsOnDevice(wanted.capability), torch.device("meta"), grad, watch:
+            with AsOnDevice(wanted.capability, cudnn=wanted.cudnn), torch.device("meta"), grad, watch:
                 _run(training, watch, wanted.loss)
     except WhatifError:
         raise
@@ -76,7 +80,8 @@ def take_down_step(wanted: Wanted) -> OperatorGraph:
     finally:
         watch.remove()
         order.remove()
-    notes = *training.notes, *_on_recurrent_layers(training.model, on_cpu=wanted.capability is None)
+    in_cudnn = any(operation.name in CUDNN_OPERATORS for operation in watch.operations)
+    notes = *training.notes, *_on_recurrent_layers(training.model, wanted.capability is None, in_cudnn=in_cudnn)
     if watch.mixed:
         notes = *notes, f"{watch.mixed}: a device does this under autocast alone; else give the inputs the model's type"
     resident_bytes = sum(t.untyped_storage().nbytes() for t in _distinct(resident) if t.is_meta)
@@ -205,9 +210,14 @@ def _run(training: _Training, watch: Watch, loss_name: str) -> None:
     optimizer.zero_grad()
 
 
-def _on_recurrent_layers(model: nn.Module, *, on_cpu: bool) -> list[str]:
+def _on_recurrent_layers(model: nn.Module, on_cpu: bool, *, in_cudnn: bool) -> list[str]:
     """Return notes on recurrent layers that a device runs in another way than meta tensors."""
     classes = {type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)}
+    if in_cudnn:
+        return [
+            "recurrent layers are predicted as one call of cuDNN forward and one backward, without other work at the "
+            "same time; FLOPs and MFU do not count them"
+        ]
     if not on_cpu and classes:
         return [
             "recurrent layers are traced step by step, as meta tensors run them: a library's fused kernels take "

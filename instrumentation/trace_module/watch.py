@@ -17,6 +17,7 @@ from .formats import FormatFlow
 from .known_values import KnownValues
 from .layouts import as_on_device
 from .optimizers import READ_IN_UPDATE, lists_on_meta
+from .recurrent import CUDNN_OPERATORS, cudnn_on_meta
 from .spelling import TYPE_NAMES, spelled
 
 # Operators that read a value back: a program that does so may branch on data, which a step on meta does not have.
@@ -71,9 +72,12 @@ class Watch(Hooks, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record(func, name, args, kwargs, device_tensors, None)
             return func(*values)
         try:
-            result = (
-                lists_on_meta(func, name, args, kwargs) if name.startswith("aten::_foreach_") else func(*args, **kwargs)
-            )
+            if name.startswith("aten::_foreach_"):
+                result = lists_on_meta(func, name, args, kwargs)
+            elif name in CUDNN_OPERATORS and device_tensors:
+                result = cudnn_on_meta(func, name, args)
+            else:
+                result = func(*args, **kwargs)
         except NotImplementedError as error:
             if torch.Tag.dynamic_output_shape in func.tags:
                 self._raise_data_dependent(name, "returns as many elements as its data say")

@@ -1,4 +1,4 @@
-"""LSTM layers on meta tensors as a CPU's oneDNN runs them: beside the operators that the CPU itself calls."""
+"""Recurrent layers on meta tensors as devices run them: beside the operators that a CPU itself calls."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ class Last(nn.Module):
 
     def forward(self, x):
         return self.head(self.layer(x)[0][:, -1])
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [5, 4, 2], batch_first=True)
+        return self.layer(packed)[0].data.sum()
 """
 LAYERS: list[dict[str, Any]] = [
     {},
@@ -83,19 +93,56 @@ def test_an_lstm_calls_what_a_cpu_calls(options: dict[str, Any]) -> None:
         ({"kind": "GRU"}, None, "GRU and RNN layers are traced step by step"),
         ({}, 8.0, "recurrent layers are traced step by step"),
     ],
-    ids=["lstm-cpu", "gru-cpu", "lstm-gpu"],
+    ids=["lstm-cpu", "gru-cpu", "lstm-amd"],
 )
 def test_layers_that_run_otherwise_are_noted(
     tmp_path: Path, keywords: dict[str, Any], capability: float | None, note: str | None
 ) -> None:
-    need("torch")
-    from whatif.instrumentation.trace_module.step import Wanted, take_down_step
-
-    (tmp_path / "net.py").write_text(MODELS, encoding="utf-8")
-    wanted = Wanted(f"{tmp_path / 'net.py'}:Last", [("", (3, 5, 8), "")], keywords, capability=capability)
-    graph = take_down_step(wanted)
+    graph = taken_down(tmp_path, "Last", keywords, capability=capability, cudnn=False)
     said = [text for text in graph.notes if "step by step" in text]
     assert len(said) == (note is not None)
     assert note is None or said[0].startswith(note)
     fused = sum(operation.name.startswith("aten::mkldnn_rnn_layer") for operation in graph.operations)
     assert fused == (2 if note is None else 0)
+
+
+def taken_down(folder: Path, model: str, keywords: dict[str, Any], **how: Any) -> Any:
+    """The step of one of ``MODELS``."""
+    need("torch")
+    from whatif.instrumentation.trace_module.step import Wanted, take_down_step
+
+    (folder / "net.py").write_text(MODELS, encoding="utf-8")
+    return take_down_step(Wanted(f"{folder / 'net.py'}:{model}", [("", (3, 5, 8), "")], keywords, **how))
+
+
+@pytest.mark.parametrize(
+    ("model", "keywords"),
+    [
+        ("Last", {"bidirectional": True, "num_layers": 2, "dropout": 0.1}),
+        ("Last", {"kind": "GRU", "bias": False}),
+        ("Last", {"kind": "RNN"}),
+        ("Packed", {}),
+    ],
+    ids=["lstm", "gru", "rnn", "packed"],
+)
+def test_an_nvidia_gpu_runs_one_call_forward_and_one_backward(
+    tmp_path: Path, model: str, keywords: dict[str, Any]
+) -> None:
+    graph = taken_down(tmp_path, model, keywords)
+    called = [operation for operation in graph.operations if "cudnn_rnn" in operation.name]
+    assert [operation.name for operation in called] == ["aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"]
+    assert sum("one call of cuDNN" in note for note in graph.notes) == 1
+    assert not any(operation.name.startswith(("aten::tanh", "aten::sigmoid")) for operation in graph.operations)
+    # The gates, outputs and cells that the backward pass reads are kept between the two calls.
+    rows = 11 if model == "Packed" else 15
+    both, layers = keywords.get("bidirectional", 0), keywords.get("num_layers", 1)
+    gates = {"GRU": 3, "RNN": 1}.get(keywords.get("kind", ""), 4)
+    kept = -(-rows * (1 + both) * layers * (gates + 2) * 16 * 4 // 512) * 512
+    assert any(block.size_bytes == kept for block in graph.allocations)
+
+
+def test_a_model_that_turns_cudnn_off_is_traced_step_by_step(tmp_path: Path) -> None:
+    torch = need("torch")
+    with torch.backends.cudnn.flags(enabled=False):
+        graph = taken_down(tmp_path, "Last", {})
+    assert not any("cudnn" in operation.name for operation in graph.operations)

@@ -287,7 +287,8 @@ def _graph(target: str, kind: Kind, wanted: dict[str, Any], gpu: Gpu | None) -> 
     step = importlib.import_module("whatif.instrumentation.trace_module.step")
     # Devices of other vendors have no such number; their kernels are as new as Ampere's.
     capability = None if gpu is None else float(gpu.compute_capability or 8.0)
-    found = step.take_down_step(step.Wanted(**wanted, capability=capability))
+    cudnn = gpu is not None and gpu.vendor == "nvidia"
+    found = step.take_down_step(step.Wanted(**wanted, capability=capability, cudnn=cudnn))
     assert isinstance(found, OperatorGraph)  # the module is found by its name
     return found
 

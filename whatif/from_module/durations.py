@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from whatif.from_module.gpu_work import Kernel, kernels_of
+from whatif.from_module.gpu_work import kernels_of
+from whatif.from_module.kernel import Kernel
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.graph.described import Described
 from whatif.graph.types import Float64
@@ -72,7 +73,10 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
                 if by[p] == answers.answered_by[row] == AnswerSource.LEARNED and answers.t_s[row] < t[p]
             ]  # fmt: skip
             t[faster], low[faster], high[faster] = answers.t_s[row], answers.low_s[row], answers.high_s[row]
-    sources.update(AnswerSource(int(code)).name.lower() for code in by.tolist())
+    sources.update(
+        "published" if kernel.published_ns is not None else AnswerSource(int(code)).name.lower()
+        for kernel, code in zip(kernels, by.tolist(), strict=True)
+    )
     _refuse_unanswered(estimator.device, kernels, t)
     share = np.array([kernel.share for kernel in kernels])
     known = np.array([kernel.known for kernel in kernels], dtype=np.bool_)
@@ -80,8 +84,13 @@ def ask(estimator: Asked, kernels: Sequence[Kernel]) -> Durations:
     high = np.where(known, high, np.maximum(high, t * UNKNOWN_FACTOR))
     # Approximation: a share below 1 also shortens kernels that are at the launch floor.
     factor = 1e9 * share
+    t, low, high = t * factor, low * factor, high * factor
+    published = [place for place, kernel in enumerate(kernels) if kernel.published_ns is not None]
+    t[published] = low[published] = high[published] = [kernels[place].published_ns for place in published]
+    low *= [kernel.low for kernel in kernels]
+    high *= [kernel.high for kernel in kernels]
     return Durations(
-        t * factor, low * factor, high * factor, dict(sources.most_common()),
+        t, low, high, dict(sources.most_common()),
         dict(Counter(kernel.name for kernel in kernels if not kernel.known).most_common()),
     )  # fmt: skip
 

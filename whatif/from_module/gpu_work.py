@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from math import prod
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from whatif.from_module.convolutions import over_images
+from whatif.from_module.kernel import Kernel, named
 from whatif.from_module.moved_bytes import (
     bytes_of,
     format_of,
@@ -30,21 +30,9 @@ from whatif.from_module.operations import (
     Operation,
     tensors_of,
 )
+from whatif.from_module.recurrent import cudnn_kernels
 from whatif.graph.described import Described
 from whatif.ingest.operator_calls import attention_of, describe
-
-
-class Kernel(Struct, frozen=True):
-    """One kernel: its name, and the database operator whose time, times ``share``, is its own.
-
-    ``also`` is an alternative operator for the same work: a library has kernels of both, and runs the faster one.
-    """
-
-    name: str
-    what: Described
-    share: float = 1.0
-    known: bool = True
-    also: Described | None = None
 
 
 def kernels_of(operation: Operation) -> list[Kernel]:
@@ -73,11 +61,6 @@ _NO_WORK = frozenset(
      "unsafe_split_with_sizes", "unsafe_chunk", "record_stream", "_nested_view")
 )  # fmt: skip
 _VIEWS = frozenset(("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "swapdims"))
-
-
-def named(kind: str, name: str, what: Described, share: float = 1.0) -> Kernel:
-    """Return the kernel of an operator ``name``; ``kind`` in its name determines the kernel family."""
-    return Kernel(f"predicted_{kind}_{name.strip('_')}_{what.dtype}", what, share)
 
 
 def _as_operator(operation: Operation) -> Described | None:
@@ -343,6 +326,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags_backward),
     **dict.fromkeys(_ATTENTIONS, _attention),
     **dict.fromkeys((f"{name.removesuffix('_forward')}_backward" for name in _ATTENTIONS), _attention),
+    **dict.fromkeys(("_cudnn_rnn", "_cudnn_rnn_backward"), cudnn_kernels),
     "nll_loss_forward": _loss,
     "nll_loss_backward": _loss_backward,
 }  # fmt: skip

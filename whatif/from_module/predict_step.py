@@ -19,9 +19,11 @@ from whatif.from_module.durations import (
     ask,
     work_on_host,
 )
-from whatif.from_module.gpu_work import Kernel, as_they_lie, kernels_of
-from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.gpu_work import as_they_lie, kernels_of
+from whatif.from_module.kernel import Kernel
+from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.from_module.recording import trace_of, write_trace
+from whatif.from_module.recurrent import without_persistence
 from whatif.from_module.schedule import schedule_steps
 from whatif.from_module.tensor_cores import on_tensor_cores
 from whatif.graph.task_graph import TaskGraph
@@ -171,12 +173,14 @@ def predict_step(
     default is "conv". With ``save`` the step without the what-ifs is written as a recording that every command reads.
     Raises WhatifError if the time of an operator is unknown.
     """
-    kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph)
+    kernels = work_on_host(estimator, graph) if gpu is None else _kernels(graph, gpu)
     if gpu is not None and gpu.fp16_tensor_tflops:
         matmuls_in_tf32 = gpu.tf32_tensor_tflops and tf32 == "all"  # on AMD's devices TF32 is no default
         families = TF32[tf32] if matmuls_in_tf32 or gpu.tf32_by_default else ()
         kernels = [
-            on_tensor_cores(operation_kernels, gpu, families, backward=operation.phase == Phase.BACKWARD)
+            on_tensor_cores(
+                operation_kernels, gpu, _of_cudnn(operation, families), backward=operation.phase == Phase.BACKWARD
+            )
             for operation_kernels, operation in zip(kernels, graph.operations, strict=True)
         ]
     durations = ask(estimator, [kernel for operation_kernels in kernels for kernel in operation_kernels])
@@ -198,16 +202,22 @@ def predict_step(
     return PredictedStep(graph.source, estimator.device, prediction, durations, notes, graph.peak_bytes)
 
 
-def _kernels(graph: OperatorGraph) -> list[list[Kernel]]:
+def _kernels(graph: OperatorGraph, gpu: Gpu) -> list[list[Kernel]]:
     """The kernels of each operation of a graph; an addmm right after a transpose has transposed weights."""
     found, before = [], ""
+    old = float(gpu.compute_capability or 8.0) < 6.0  # other vendors have none
     for operation in graph.operations:
-        kernels = kernels_of(operation)
+        kernels = kernels_of(without_persistence(operation) if old else operation)
         if operation.name == "aten::addmm" and before != "aten::t":
             kernels = [as_they_lie(kernel) for kernel in kernels]
         found.append(kernels)
         before = operation.name
     return found
+
+
+def _of_cudnn(operation: Operation, families: tuple[str, ...]) -> tuple[str, ...]:
+    """The families that may run in TF32: what allows cuDNN's convolutions allows its recurrent layers' products."""
+    return TF32["all"] if families and operation.name.startswith("aten::_cudnn_rnn") else families
 
 
 def _trace(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from whatif.from_module.gpu_work import Kernel, named
+from whatif.from_module.kernel import Kernel, named
 from whatif.from_module.moved_bytes import traffic
 from whatif.hardware.gpu import Gpu
 from whatif.opdb.tensor_convolutions import layout_changes
