@@ -9,14 +9,14 @@ OpenNN's benchmarks, 24 steps). Layers and directions may overlap, which only th
 Persistent algorithms keep the weights in registers. PyTorch's `get_algo` (aten/src/ATen/native/cudnn/RNN.cpp)
 chooses one by the hidden size: one kernel for each layer and direction then runs all steps.
 
-Compared with published times, by `whatif predict`, ms. RTX 2080 Ti (lcy-seso/Carrot, benchmarks/rnnlm, a language model
+Compared with published times, ms, by `whatif predict`. RTX 2080 Ti (lcy-seso/Carrot, benchmarks/rnnlm, a language model
 of three LSTMs): forward 5.8, predicted 6.3 (4.1 to 8.3); training 23.5, 23.0 (16.6 to 28.6). K80 (pull request 204 of
-Tiramisu-Compiler/tiramisu, four LSTMs of 512): 54.3, 57.7 (28.5 to 90.9). TITAN Xp (README of
-baidu-research/DeepBench, an LSTM of 1,024 without its inputs' products): 9.8, for a GTX 1080 Ti 10.4 (5.8 to 17.1).
-RTX 5070 Ti, GPU's time alone (OpenNN's benchmark): forward 0.059, 0.050; training 0.25, 0.20; its steps with host-bound
-autocast take longer than predicted. Forward and backward of 40 layers by the standard algorithm
-(pytorch/pytorch#62143; GPU not named, so predicted for a V100 and an A100): of the 20 layers that set no constant here,
-37 of 40 predictions contain the measured time; medians of predicted over measured are 1.1 to 1.9.
+Tiramisu-Compiler/tiramisu, four LSTMs of 512 with their copies): 54.3, 57.7 (28.5 to 90.9). RTX 5070 Ti, the GPU's time
+alone (OpenNN's benchmark; its host takes longer, under autocast): forward 0.059, 0.050; training 0.25, 0.20. TITAN Xp
+(README of baidu-research/DeepBench, an LSTM of 1,024 without its inputs' products): 9.8, the same kernels for a
+GTX 1080 Ti 10.4. Forward and backward of layers by the standard algorithm (pytorch/pytorch#62143; the GPU is not named,
+so predicted for a V100 and an A100): of the 20 layers that set no range here, 37 of 40 predictions contain the measured
+time, and predicted over measured is 0.6 to 1.8, in the median 1.2 for the V100 and 1.0 to 1.1 for the A100.
 """
 
 from __future__ import annotations
