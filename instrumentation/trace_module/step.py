@@ -215,8 +215,8 @@ def _on_recurrent_layers(model: nn.Module, on_cpu: bool, *, in_cudnn: bool) -> l
     classes = {type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)}
     if in_cudnn:
         return [
-            "recurrent layers are predicted as cuDNN runs them, in one call forward and one backward; FLOPs and MFU do "
-            "not count them, and only the range contains layers that overlap"
+            "recurrent layers are predicted as cuDNN runs them, in one call forward and one backward; only the range "
+            "contains layers that overlap"
         ]
     if not on_cpu and classes:
         return [

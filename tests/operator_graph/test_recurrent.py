@@ -13,6 +13,7 @@ from whatif.from_module.operations import Operation
 from whatif.from_module.recurrent import without_persistence
 from whatif.graph.types import Phase
 from whatif.ingest.gpu_side import DEFAULT_STREAM_LAG_NS
+from whatif.ingest.op_cost import op_cost
 from whatif.opdb.default import estimator
 
 RELU, LSTM, GRU = 0, 2, 3
@@ -61,6 +62,22 @@ def test_layers_read_both_directions_and_drop_between_them() -> None:
     assert products(operation) == {(160, 1536, 64): 2, (160, 1536, 1024): 2, (32, 1536, 512): 20}
     assert sum("dropout" in kernel.name for kernel in kernels_of(operation)) == 1
     assert products(call(5, 32, 64, 512, projection=128))[32, 128, 512] == 5
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mode": GRU, "layers": 3, "both": True}, {"projection": 128, "layers": 2}, {"packed": "[32, 32, 16]"}],
+    ids=str,
+)
+def test_the_cost_of_a_call_is_that_of_its_products(options: dict[str, Any], backward: bool) -> None:
+    operation = call(5, 32, 64, 512, backward=backward, **options)
+    if "packed" in options:
+        operation.dims[0] = [80, 64]
+    cost = op_cost(operation.name, operation.dims, operation.types, operation.concrete)
+    assert cost is not None
+    assert cost.flops == sum(2 * m * n * k * count for (m, n, k), count in products(operation).items())
+    assert cost.dtype == "fp32"
 
 
 def test_a_packed_batch_shrinks() -> None:

@@ -149,6 +149,8 @@ def _layer(rnn: _Rnn, layer: int) -> list[Kernel]:
             _product(rnn, rnn.state, rows, rnn.gates),
             named("reduce", "bias_gradient", traffic(read, 0, FORMATS[rnn.kind])),
         ]
+        if rnn.projection:
+            after.append(_product(rnn, rnn.hidden, rows, rnn.projection))
     return [*recurrence, *after]
 
 

@@ -38,6 +38,9 @@ _NO_TYPE = ("", None)
 # not show how many elements are stored.
 OF_SPARSE = ("aten::_sparse_", "aten::sparse_")
 
+# cudnnRNNMode_t: gates of ReLU, tanh, LSTM and GRU cells.
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
 # No device holds a tensor of 2**44 elements, no operator of a step does 2**62 operations: larger numbers are damage
 # or malice.
 _MOST_ELEMENTS = 2**44
@@ -340,6 +343,24 @@ def _attention_backward(name: str, inputs: Inputs, concrete: list[Any]) -> OpCos
     return _cost(2 * (3 * score + 2 * value), [grad, grad, q, k, v], (written,), q)
 
 
+def _recurrent(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
+    """cuDNN's layers, directions and steps: the gates of inputs and states; backward both gradients of each product.
+
+    Packed sequences have all their rows in one dimension. Bytes depend on what stays in registers.
+    """
+    (inputs_of_layer,), backward = _need(inputs, 0), name.endswith("backward")
+    at = 10 if backward else 6
+    mode, hidden, projection, layers = (int(value) for value in concrete[at : at + 4])
+    directions = 1 + (str(concrete[at + 7]) == "True")
+    *outer, width = inputs_of_layer.shape
+    if mode not in _GATES or not outer or min(hidden, layers) < 1:
+        raise ValueError("not a recurrent layer")
+    state = projection or hidden
+    widths = width + (layers - 1) * directions * state
+    of_a_row = directions * (_GATES[mode] * hidden * (widths + layers * state) + layers * projection * hidden)
+    return _cost(2 * prod(outer) * of_a_row * (1 + backward), [], None, inputs_of_layer)
+
+
 def _pointwise(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     read = _present(inputs)
     out = _broadcast(*(tensor.shape for tensor in read))
@@ -409,6 +430,7 @@ _RULES = {
         " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward"
         " _flash_attention_backward _efficient_attention_backward",
     ),
+    **_table(_recurrent, "_cudnn_rnn _cudnn_rnn_backward"),
     **_table(
         _pointwise,
         "add sub rsub mul div lerp addcmul addcdiv masked_fill threshold_backward gelu_backward silu_backward"
