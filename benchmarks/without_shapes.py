@@ -156,7 +156,7 @@ def products(graph: TaskGraph, bare: TaskGraph, step: int) -> dict[str, float]:
     true_ns, found = in_precision(graph, ids_of, "fp16").duration_ns.sum(), {}
     for name, aspects in _SUBSTITUTES.items():
         series = tuple(forms.product_series(*aspect) for aspect in aspects)
-        usual = tuple(series if kind % 3 == 0 else known for kind, known in enumerate(forms._USUAL))
+        usual = tuple(known if kind % forms._KINDS else series for kind, known in enumerate(forms._USUAL))
         forms._usual_prices.cache_clear()
         with mock.patch.object(forms, "_USUAL", usual):
             found[name] = float(np.log(true_ns / in_precision(bare, ids_of, "fp16").duration_ns.sum()))

@@ -138,6 +138,28 @@ def test_measured_rates_come_first() -> None:
     assert roofline.kernel_floor_ns(load_gpu("B200-SXM")) == 2_000
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "slowest", "fastest"),
+    [
+        # xFormers' times of its memory-efficient kernels, heads of 64: 24.6 TFLOP/s for 512 and 1,024 tokens, above the
+        # A100's fp32 peak; 10.3 to 10.9 in fp32 and 24 to 36 in fp16 on a V100.
+        ("A100-SXM-80", "fp32", 19.6, 25.5), ("V100-SXM2-32", "fp32", 10.2, 11.0), ("V100-SXM2-32", "fp16", 24.0, 36.0),
+        # A T4 lowers its clocks: less than the share of 8.1 that a V100 reaches.
+        ("T4", "fp32", 3.0, 4.1), ("V100-SXM2-32", "bf16", 10.2, 11.0),
+        # Three products for each one: a third of the rate in TF32 at most.
+        ("RTX3090", "fp32", 4.0, 35.6 / 3), ("H100-SXM-80", "fp32", 25.0, 494.7 / 3),
+    ],
+)  # fmt: skip
+def test_fused_attention_runs_as_xformers_measured_it(name: str, dtype: str, slowest: float, fastest: float) -> None:
+    assert slowest < roofline.sustained_tflops(load_gpu(name), dtype, "attention") < fastest
+
+
+def test_fused_attention_without_units_takes_as_long_in_half_precision() -> None:
+    p100 = load_gpu("P100-SXM2-16")
+    rates = [roofline.sustained_tflops(p100, dtype, "attention") for dtype in ("fp16", "fp32")]
+    assert rates[0] == rates[1]
+
+
 def test_no_share_of_a_peak_stands_anywhere_else() -> None:
     """A peak is read only where its share is taken, or where the peak itself is meant: the files that are named."""
     meant = {

@@ -17,6 +17,7 @@ from whatif.hardware.gpu import Gpu
 MatrixWork = Literal[
     "matmul", "matmul_backward", "conv", "conv_backward", "grouped", "attention", "attention_backward", "rnn"
 ]
+_ATTENTION = ("attention", "attention_backward")
 _TENSOR_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 # The architecture assumed for an unknown or unnamed device.
 _USUAL = "nvidia"
@@ -81,15 +82,23 @@ def compute_share(gpu: Gpu | None, dtype: str, kind: MatrixWork = "matmul") -> S
         return Spread(measured, measured, measured)
     if kind == "matmul" and not units:
         return _fact(gpu, "vector")
-    if kind in ("conv", "conv_backward") and not units:
-        # Lower clocks under load slow convolutions as well.
-        share = _fact(gpu, "conv_vector").centre * compute_share(gpu, dtype).centre / _fact(gpu, "vector").centre
-        return Spread(share, share, share)
+    if kind in ("conv", "conv_backward", *_ATTENTION) and not units:
+        # Lower clocks under load slow them as they slow products.
+        slower = compute_share(gpu, dtype).centre / _fact(gpu, "vector").centre
+        share = _fact(gpu, "conv_vector" if kind.startswith("conv") else f"{kind}_vector")
+        return Spread(*(end * slower for end in share))
+    if dtype == "tf32" and kind in _ATTENTION:
+        return _fact(gpu, f"{kind}_tf32")
     return _fact(gpu, kind)
 
 
 def sustained_tflops(gpu: Gpu, dtype: str, kind: MatrixWork = "matmul") -> float:
-    """Return the rate that large kernels sustain in ``dtype``, of ``MATRIX_DTYPES``, TFLOP/s."""
+    """Return the rate that large kernels sustain in ``dtype``, of ``MATRIX_DTYPES``, TFLOP/s.
+
+    Fused attention of operands without units multiplies on those for TF32 (three products for each one), else in fp32.
+    """
+    if kind in _ATTENTION and dtype in ("fp16", "bf16", "fp32") and not on_tensor_cores(gpu, dtype):
+        dtype = "tf32" if gpu.tf32_by_default else "fp32"
     return gpu.matrix_tflops(dtype) * compute_share(gpu, dtype, kind).centre
 
 

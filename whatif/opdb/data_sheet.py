@@ -38,7 +38,7 @@ _WORK: dict[tuple[str, bool], MatrixWork] = {
 def compute_s(gpu: Gpu, ops: Operators, *, tf32: bool = False) -> Float64:
     """Return each operator's FLOPs over the device's peak in its format, seconds, shape (n,).
 
-    With ``tf32`` fp32 products may run at the tf32 rate, as cuDNN's convolutions do with PyTorch's
+    With ``tf32`` fp32 products may run at the tf32 rate, as cuDNN's convolutions and fused attention do with PyTorch's
     default settings.
     """
     flops, _ = work(ops)
@@ -59,7 +59,7 @@ def bound_s(gpu: Gpu, ops: Operators, *, cold: bool) -> Float64:
     What fits the second-level cache may already be there, unless it was measured ``cold``. A convolution of stride 1
     and 3x3 or more may save multiplications.
     """
-    compute = compute_s(gpu, ops, tf32=ops.family == "conv")
+    compute = compute_s(gpu, ops, tf32=ops.family in ("conv", "attention"))
     if ops.family == "conv":
         taps = ops.integers["kernel_h"] * ops.integers["kernel_w"]
         saving = np.maximum(WINOGRAD_SAVING, FFT_SAVING_A_TAP * np.where(taps > _WINOGRAD_TAPS, taps, 0))

@@ -53,6 +53,8 @@ _SIDES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _ASPECTS = ((1, 1), (1 / 8, 1), (1, 16))
 # Batches of products are attention's: tokens in a sequence, features of a head, and sequences times heads.
 _TOKENS, _FEATURES, _HEADS = (128, 512, 2048), 64, (8, 32, 128, 512, 2048)
+# Fused attention: sequences times heads, and growing sequences.
+_FUSED_HEADS, _SEQUENCES = (16, 128, 1024), (32, 128, 512, 2048, 8192)
 
 
 def _convolution(batch: int, sizes: tuple[int, int, int, int], phase: str) -> Described:
@@ -74,8 +76,16 @@ def _product(name: str, batch: int, m: int, n: int, k: int) -> Described:
     return Described("matmul", name, "fp32", (("batch", batch), ("m", m), ("n", n), ("k", k)))
 
 
-# Series of growing size for each kind: products, convolutions and batches of products of the forward pass, then those
-# of the backward pass.
+def _attention(batch: int, tokens: int) -> Described:
+    sizes = (
+        ("batch", batch), ("query_length", tokens), ("key_length", tokens), ("heads", 1), ("kv_heads", 1),
+        ("head_size", _FEATURES), ("causal", 0),
+    )  # fmt: skip
+    return Described("attention", "attention", "fp32", sizes)
+
+
+# Series of growing size for each kind: products, convolutions, batches of products and fused attention of the forward
+# pass, then those of the backward pass.
 _USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
     series
     for phases in (("fwd",), ("dgrad", "wgrad"))
@@ -91,8 +101,10 @@ _USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
             for tokens in _TOKENS
             for sizes in ((tokens, _FEATURES), (_FEATURES, tokens))
         ),
+        tuple(tuple(_attention(heads, tokens) for tokens in _SEQUENCES) for heads in _FUSED_HEADS),
     )
 )
+_PRODUCT, _CONVOLUTION, _BATCH, _FUSED, _KINDS = range(5)  # the last: their number
 # Half the width of a nominal 90 % range over the standard deviation (a normal distribution).
 _WITHIN_90_PCT = 1.645
 # Daydream, section 5.1: "up to 3x on the most compute-intensive workloads". The range is our estimate: from nothing to
@@ -167,8 +179,7 @@ def usual(
 
     Uses typical operators on the recorded device, chosen by the calling operator's name, else by the kernel's, at the
     size that takes the kernel's time; the range holds their errors and the differences among them. ``changes_apart``:
-    layout changes are separate kernels and not included. For an unknown device, and for attention, Daydream's speedup
-    of a format.
+    layout changes are separate kernels and not included. For an unknown device, Daydream's speedup of a format.
     """
     found = _same(len(tasks), 1.0, Source.PAPER if dtype else Source.RECORDED)
     if dtype:
@@ -178,10 +189,11 @@ def usual(
     if side is None or side.gpu is None:
         return found
     convolves, backward = of_convolutions(graph, tasks), graph.phase[tasks] == Phase.BACKWARD
-    kind = convolves + 2 * of_batches(graph, tasks) + 3 * backward
-    kind[~convolves & (graph.family[tasks] == KernelFamily.ATTENTION)] = -1
+    fused = graph.family[tasks] == KernelFamily.ATTENTION
+    found_kinds = (convolves, fused, of_batches(graph, tasks))
+    kind = np.select(found_kinds, (_CONVOLUTION, _FUSED, _BATCH), default=_PRODUCT) + _KINDS * backward
     key = (kind * len(DTYPES) + formats[tasks]) * 2 + has_form(graph, FORM)[tasks]
-    for code in each_once(key[kind >= 0]).tolist():
+    for code in each_once(key).tolist():
         of_code = key == code
         own = np.log(np.maximum(graph.duration_ns[tasks[of_code]] / 1e9, 1e-9))
         logs, answered_by = [], []
@@ -219,7 +231,7 @@ def _usual_prices(
     prices = []
     for series in _USUAL[kind]:
         before, after = (
-            tuple(_in_pass(converted(op, form, images), backward=kind >= 3) for op in series)
+            tuple(_in_pass(converted(op, form, images), backward=kind >= _KINDS) for op in series)
             for form, images in ((old, now), (dtype or old, now if layout is None else layout))
         )
         known = _knows(side, before) and _knows(side, after)
