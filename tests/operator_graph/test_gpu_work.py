@@ -215,6 +215,21 @@ def test_what_no_rule_knows_says_so_and_moves_its_bytes() -> None:
                    types=[F, "Scalar", "long int", F, "Scalar"]), [2 * 30_000, 3 * 600 + 40], [True, True]),
         (operation("index_put_", [1000, 30], [[20]], [20, 30], [], out=(1000, 30), concrete=["", "", "", "True"],
                    types=[F, "TensorList:long int", F, "Scalar"]), [3 * 600 + 40], [False]),
+        # 20 columns of 8 rows.
+        (operation("index_put_", [8, 1000], [[20]], [8, 20], [], out=(8, 1000),
+                   types=[F, "TensorList:long int", F, "Scalar"]), [3 * 160 + 40], [True]),
+        # One value for 20 rows, for 20 rows of 5 columns each, and for the rows that a mask of bytes names.
+        (operation("index_put_", [1000, 30], [[20]], [], [], out=(1000, 30),
+                   types=[F, "TensorList:long int", F, "Scalar"]), [2 * 600 + 40], [True]),
+        (operation("index_put_", [1000, 30], [[20, 1], [5]], [], [], out=(1000, 30),
+                   types=[F, "TensorList:long int", F, "Scalar"]), [2 * 100 + 50], [True]),
+        (operation("index_put_", [1000, 30], [[1000]], [], [], out=(1000, 30),
+                   types=[F, "TensorList:bool", F, "Scalar"]), [2 * 30_000 + 250], [True]),
+        (operation("index_fill_", [1000, 30], [], [20], [], out=(1000, 30), concrete=["", "0", "", "0.0"],
+                   types=[F, "Scalar", "long int", "Scalar"]), [2 * 600 + 40], [True]),
+        # Rows of a table that are too long are read and shortened.
+        (operation("embedding_renorm_", [1000, 30], [4, 5], [], [], out=(1000, 30),
+                   types=[F, "long int", "Scalar", "Scalar"]), [2 * 600 + 40], [True]),
     ],
 )  # fmt: skip
 def test_what_changes_a_part_moves_that_part(call: Operation, numbers: list[int], known: list[bool]) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from math import prod
 
+import numpy as np
 from msgspec.structs import replace
 
 from whatif.from_module.convolutions import over_images
@@ -208,10 +209,28 @@ def _rows_put(name: str, operation: Operation) -> list[Kernel]:
     """
     (shape, kind), *others = tensors_of(operation)
     whole, dtype = bytes_of([(shape, kind)]), format_of(operation)
-    put = min(max(prod(other) for other, _ in others) * ELEMENT_BYTES.get(kind, 4), whole)
+    put = min(_elements_put(name, operation) * ELEMENT_BYTES.get(kind, 4), whole)
     found = [] if operation.name.endswith("_") else [named("elementwise_copy", name, traffic(whole, whole, dtype))]
     sorts = name == "index_put" and operation.concrete[3] == "True"
     return [*found, replace(named("index", name, traffic(bytes_of(others) + put, put, dtype)), known=not sorts)]
+
+
+def _elements_put(name: str, operation: Operation) -> int:
+    """The elements that are written: the values, or, where one value is repeated, all that the indices name."""
+    shape, *others = operation.dims
+    if name == "embedding_renorm":
+        return prod(others[0]) * shape[-1]
+    if name == "index_fill":
+        return prod(others[1]) * prod(shape) // shape[int(operation.concrete[1])]
+    if name == "index_put":
+        # The list does not tell which dimensions are indexed (`x[:, i]`): those that fit the values, else the first
+        # ones. A mask may name all.
+        indices, values = others[0], prod(others[1])
+        indexed = len(indices[0]) if operation.types[1].endswith(":bool") else len(indices)
+        of_each = prod(np.broadcast_shapes(*indices))
+        able = [of_each * prod(shape[:at] + shape[at + indexed :]) for at in range(len(shape) - indexed + 1)]
+        return values if values in able else able[0]
+    return max(prod(other) for other, _ in tensors_of(operation)[1:])
 
 
 def _filled(name: str, operation: Operation) -> list[Kernel]:
