@@ -1,5 +1,6 @@
 """Runs a training step on meta tensors and returns its operators: forward, loss, backward, update."""
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ def _failed(target: str, layer: str, error: Exception) -> WhatifError:
         hint = "use --dtype bf16."
     elif "compiled with CUDA" in message or "NVIDIA driver" in message or "to be on the same device" in message:
         hint = "create tensors on the device of the inputs (device=x.device), not on a device named in the code."
-    elif "meta" in message:
+    elif re.search(r"\bmeta\b", message):
         hint = "without data and a device it cannot run: record a run with `whatif collect`."
     else:
         hint = "do the inputs fit the model (--input, --input-dtype)?"
@@ -202,8 +203,9 @@ def _run(training: _Training, watch: Watch, loss_name: str) -> None:
     idle = [name for name, p in training.model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         training.notes.append(
-            f"{len(idle)} trained parameters, such as {idle[0]}, get no gradient from this loss: if the loss "
-            "of training uses more outputs, their backward pass is missing; a model may return its own loss"
+            f"{len(idle)} of the trained parameters, such as {idle[0]}, {'get' if len(idle) > 1 else 'gets'} no gradient "
+            "from this loss: if the loss of training uses more outputs, their backward pass is missing; a model may "
+            "return its own loss"
         )
     watch.phase = Phase.UPDATE
     optimizer.step()

@@ -265,6 +265,7 @@ def test_a_mask_of_unknown_values_needs_the_hint() -> None:
         (f"{MODELS}:sparse_embedding", [], "expected dense tensors, got a sparse one"),
         (f"{MODELS}:lazy", [("y", (4, 8), "")], "do the inputs fit the model"),
         (f"{MODELS}:TwoLinear", [("", (4, 9), "")], "do the inputs fit the model"),
+        (f"{MODELS}:TwoLinear", [("", (4, 8), ""), ("metadata", (4,), "")], "do the inputs fit the model"),
         (f"{MODELS}:TwoLinear", [], "expected --input SHAPE"),
         (f"{MODELS}:TwoLineal", [("", (4, 8), "")], "TwoLinear"),
         (f"{MODELS}:no_module", [("", (4, 8), "")], "got int"),
@@ -295,7 +296,7 @@ def test_lazy_layers_take_their_shapes_from_the_inputs() -> None:
 def test_parameters_that_the_loss_does_not_reach_are_noted() -> None:
     noted = [note for note in taken("TwoOutputs", ("", (4, 8), "")).notes if "no gradient" in note]
     assert len(noted) == 1
-    assert noted[0].startswith("2 trained parameters, such as second.weight, ")
+    assert noted[0].startswith("2 of the trained parameters, such as second.weight, get ")
     assert not any("no gradient" in note for note in taken("TwoLinear", ("", (4, 8), "")).notes)
 
 
