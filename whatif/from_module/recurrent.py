@@ -31,11 +31,10 @@ from msgspec.structs import replace
 from whatif.from_module.kernel import Kernel, named
 from whatif.from_module.moved_bytes import traffic
 from whatif.from_module.operations import ELEMENT_BYTES, FORMATS, Operation
+from whatif.ingest.op_cost import RNN_GATES
 from whatif.ingest.operator_calls import describe
 
-# cudnnRNNMode_t: ReLU, tanh, LSTM, GRU.
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-_LSTM = 2
+_LSTM = 2  # cudnnRNNMode_t
 # Layers and directions that do not depend on each other overlap: three layers of 512 took 2.0 times as long as one, and
 # three of 1,024 took 3.3 to 3.7 times (TITAN X, batch 128, 30 steps: MaximumEntropy/cudnn_rnn_theano_benchmarks).
 _OVERLAP = 1.5
@@ -84,12 +83,12 @@ class _Rnn(Struct, frozen=True):
     @property
     def gates(self) -> int:
         """The width of all gates of one cell."""
-        return _GATES[self.mode] * self.hidden
+        return RNN_GATES[self.mode] * self.hidden
 
 
 def reserve_bytes(mode: int, hidden: int, rows: int, layers: int, directions: int, element_bytes: int) -> int:
     """Return the bytes that cuDNN keeps for the backward pass: gates, output and cell of each row. Our estimate."""
-    return (_GATES[mode] + 2) * hidden * rows * layers * directions * element_bytes
+    return (RNN_GATES[mode] + 2) * hidden * rows * layers * directions * element_bytes
 
 
 def without_persistence(operation: Operation) -> Operation:
@@ -121,7 +120,7 @@ def _of(name: str, operation: Operation) -> _Rnn:
     backward = name.endswith("backward")
     at = 10 if backward else 6
     mode, hidden, projection, layers = (int(value) for value in operation.concrete[at : at + 4])
-    if mode not in _GATES or operation.types[0] not in FORMATS:
+    if mode not in RNN_GATES or operation.types[0] not in FORMATS:
         raise ValueError(f"no recurrent layer of cuDNN: mode {mode}, {operation.types[0]}")
     first, dropout, train, both = operation.concrete[at + 4 : at + 8]
     packed = tuple(map(int, re.findall(r"\d+", operation.concrete[at + 8])))
@@ -175,7 +174,7 @@ def _steps(rnn: _Rnn) -> list[Kernel]:
 
 def _persistent(rnn: _Rnn) -> list[Kernel]:
     """The kernel that runs all steps, where PyTorch chooses it."""
-    gates = _GATES[rnn.mode]
+    gates = RNN_GATES[rnn.mode]
     small = _SMALL[gates]
     if rnn.packed or rnn.projection or rnn.kind == "double" or rnn.hidden > small[rnn.backward]:
         return []
@@ -203,7 +202,7 @@ def _product(rnn: _Rnn, m: int, k: int, n: int) -> Kernel:
 def _pointwise(rnn: _Rnn, batch: int) -> Kernel:
     """Reads the gates of inputs and of the step before, and writes the states; keeps gates for the backward pass."""
     cell = batch * rnn.hidden * ELEMENT_BYTES[rnn.kind]
-    states, gates = 1 + (rnn.mode == _LSTM), _GATES[rnn.mode]
+    states, gates = 1 + (rnn.mode == _LSTM), RNN_GATES[rnn.mode]
     read, written = 2 * gates + states - 1, states + gates * rnn.trains
     if rnn.backward:
         read, written = gates + 2 * states, gates + states - 1

@@ -39,7 +39,7 @@ _NO_TYPE = ("", None)
 OF_SPARSE = ("aten::_sparse_", "aten::sparse_")
 
 # cudnnRNNMode_t: gates of ReLU, tanh, LSTM and GRU cells.
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+RNN_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 # No device holds a tensor of 2**44 elements, no operator of a step does 2**62 operations: larger numbers are damage
 # or malice.
@@ -353,11 +353,11 @@ def _recurrent(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
     mode, hidden, projection, layers = (int(value) for value in concrete[at : at + 4])
     directions = 1 + (str(concrete[at + 7]) == "True")
     *outer, width = inputs_of_layer.shape
-    if mode not in _GATES or not outer or min(hidden, layers) < 1:
+    if mode not in RNN_GATES or not outer or min(hidden, layers) < 1:
         raise ValueError("not a recurrent layer")
     state = projection or hidden
     widths = width + (layers - 1) * directions * state
-    of_a_row = directions * (_GATES[mode] * hidden * (widths + layers * state) + layers * projection * hidden)
+    of_a_row = directions * (RNN_GATES[mode] * hidden * (widths + layers * state) + layers * projection * hidden)
     return _cost(2 * prod(outer) * of_a_row * (1 + backward), [], None, inputs_of_layer)
 
 
