@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from msgspec import structs
 
 import whatif
+from whatif.cli.main import main
 from whatif.graph.info import GraphInfo
 from whatif.prediction.baseline import Baseline
 from whatif.prediction.peak_fit import doubt_of, fits, high_peak_bytes, peak_range_bytes
@@ -39,6 +41,21 @@ def test_what_leaves_recorded_allocations_as_they_are_has_no_range(own_traces: P
     assert most is not None
     assert high_peak_bytes(info, most) == most
     assert high_peak_bytes(info, most - 1) == peak_range_bytes(most - 1)[1] > most
+
+
+def test_the_recorded_batch_is_the_largest_one_without_a_doubt(
+    own_traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It "may need up to" 6 % more than was recorded, while the same page said that the step fits."""
+    trace = str(own_traces / "memory_cpu" / "gpt2-small.trace.json.gz")
+    most = whatif.read(trace).info.peak_bytes
+    assert most is not None
+    words = ["memory", trace, "--capacity", str(most / 2**20) + "MiB", "--solve", "batch"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["fits"], found["largest_batch"]["high_bytes"]) == (True, most)
+    assert main(words) == 0
+    assert "The peak is that of the recording. A GPU's context" in capsys.readouterr().out
 
 
 def test_advise_memory_and_plan_judge_alike() -> None:

@@ -202,10 +202,10 @@ def _run(training: _Training, watch: Watch, loss_name: str) -> None:
     del loss
     idle = [name for name, p in training.model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
+        verb = "get" if len(idle) > 1 else "gets"
         training.notes.append(
-            f"{len(idle)} of the trained parameters, such as {idle[0]}, {'get' if len(idle) > 1 else 'gets'} no gradient "
-            "from this loss: if the loss of training uses more outputs, their backward pass is missing; a model may "
-            "return its own loss"
+            f"{len(idle)} of the trained parameters, such as {idle[0]}, {verb} no gradient from this loss: if the loss "
+            "of training uses more outputs, their backward pass is missing; a model may return its own loss"
         )
     watch.phase = Phase.UPDATE
     optimizer.step()

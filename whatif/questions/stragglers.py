@@ -319,5 +319,6 @@ def _sentence(row: RankRow, step_ms: float, noun: str) -> str:
         if named:
             parts.append(f"{of} {', '.join(named)}")
     if not parts:
-        return f"{who}; no part of its work takes over {100 * EXPLAINS:.0f} % of that longer than the others'."
+        most_ms = EXPLAINS * row.late_ms
+        return f"{who}; no phase, family or layer takes it over {most_ms:.2f} ms longer than the others."
     return f"{who}; it works longer in {'; '.join(parts)} ms."

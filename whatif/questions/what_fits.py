@@ -11,7 +11,7 @@ from msgspec import Struct
 from whatif.graph.memory import Memory, peak
 from whatif.models.layers.memory_effects import with_batch
 from whatif.prediction.composition import spelled
-from whatif.prediction.peak_fit import fits, peak_range_bytes
+from whatif.prediction.peak_fit import fits, high_peak_bytes
 from whatif.prediction.transform import LOADERS, SETTING_BATCH, Transform, load_transform
 from whatif.questions.advice.trial import Refused, Trial, Trier
 from whatif.runtime.errors import WhatifError
@@ -62,13 +62,9 @@ class FewestWorkers(Struct, frozen=True):
     workers: int | None
     devices: int  # in all: beside these workers, those that other what-ifs add
     peak_bytes: int
+    high_bytes: int  # the upper end of the peak's range, which may be more than fits
     capacity_bytes: int
     step: Trial | Refused
-
-    @property
-    def high_bytes(self) -> int:
-        """The upper end of the peak's range, bytes, which may be more than fits."""
-        return peak_range_bytes(self.peak_bytes, self.step.transforms)[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as one JSON object; sizes in bytes, times in ms."""
@@ -177,7 +173,7 @@ def largest_batch(
     written = tuple(map(spelled, others))
     step = trier.attempt(changed(most)) if most else None
     peak_bytes = peaks[most or min(peaks)]
-    high_bytes = peak_range_bytes(peak_bytes, others)[1]
+    high_bytes = high_peak_bytes(trier.baseline.graph.info, peak_bytes, others)
     samples = most if batch else None
     return LargestBatch(written, samples, most / unit, peak_bytes, high_bytes, capacity_bytes, step, min(peaks))
 
@@ -199,9 +195,10 @@ def fewest_workers(trier: Trier, what_ifs: Sequence[Transform], capacity_bytes: 
     )  # fmt: skip
     shown = max(peaks) if found is None else found
     chosen = changed(shown)
+    high_bytes = high_peak_bytes(trier.baseline.graph.info, peaks[shown], chosen)
     return FewestWorkers(
-        tuple(map(spelled, chosen)), shared.name, found, trier.devices_of(chosen), peaks[shown], capacity_bytes,
-        trier.attempt(chosen),
+        tuple(map(spelled, chosen)), shared.name, found, trier.devices_of(chosen), peaks[shown], high_bytes,
+        capacity_bytes, trier.attempt(chosen),
     )  # fmt: skip
 
 

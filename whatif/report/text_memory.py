@@ -159,7 +159,8 @@ def print_solved(summary: MemorySummary) -> None:
 
 def _caveat(found: LargestBatch | FewestWorkers) -> str:
     """Return what an answer about fitting is judged by, and what it leaves out."""
-    return f"{doubt(found.high_bytes)}. A GPU's context and fragmentation of its allocator need additional memory."
+    source = doubt(found.high_bytes) if found.high_bytes > found.peak_bytes else "The peak is that of the recording"
+    return f"{source}. A GPU's context and fragmentation of its allocator need additional memory."
 
 
 def _with(summary: MemorySummary, found: LargestBatch | FewestWorkers) -> str:
