@@ -211,3 +211,15 @@ def test_ranks_that_were_not_read_take_part_in_collectives(own_traces: Path) -> 
     )
     assert every.speedup < 0.95
     assert some.predicted_ms == pytest.approx(every.predicted_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(("recorded", "factor", "measured"), [(200, 5, 1000), (1000, 0.2, 200)])
+def test_a_shared_link_is_no_latency(own_traces: Path, recorded: int, factor: float, measured: int) -> None:
+    """Small buckets wait on the link for large ones: most of the transfers seemed to be independent of the bandwidth.
+
+    With five times the bandwidth 398 ms became 342, measured 156; with a fifth of it 156 became 181, measured 398.
+    """
+    folder = own_traces / "lab_ranks_cpu"
+    found = whatif.apply(whatif.read(folder / f"ranks-gpt2-{recorded}mbit-2"), f"bandwidth:factor={factor}")
+    step_ms = Baseline.of(whatif.read(folder / f"ranks-gpt2-{measured}mbit-2")).step_ms
+    assert found.predicted_ms == pytest.approx(step_ms, rel=0.2)

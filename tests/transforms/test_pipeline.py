@@ -13,6 +13,7 @@ from tests.transforms.layer_graphs import Call, network
 from tests.transforms.pipelines import FREE, LINK, changed, equal_layers, tasks_of
 from whatif import TaskGraph, WhatifError, simulate
 from whatif.graph.memory import LayerMemory, Memory, peak
+from whatif.hardware.cluster.links import GLOO_MESSAGE_NS
 from whatif.models.exchange import gloo
 from whatif.models.layers.memory_effects import with_batch
 from whatif.models.parallel.pipeline_memory import stage_memories
@@ -107,7 +108,7 @@ def test_on_a_cpu_calls_and_work_follow_one_another() -> None:
     recorded = equal_layers(2, on_cpu=True)
     graph = changed(recorded, "stages=2,micro_batches=2,bandwidth=0.5GB/s,latency_us=1,activation_mb=0.095")
     c = round(float(gloo.one_way_ns(recorded, [47_500])[0]))
-    assert c > gloo.MESSAGE_NS / 2
+    assert c > GLOO_MESSAGE_NS / 2
     assert tasks_of(graph, "stage 0: CPU") == [
         ("forward 0", 0, 1_002_000), ("c10d::send", 1_002_000, 1_002_000 + c),
         ("forward 1", 1_002_000 + c, 2_004_000 + c), ("c10d::send", 2_004_000 + c, 2_004_000 + 2 * c),

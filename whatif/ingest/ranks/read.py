@@ -16,6 +16,7 @@ from whatif.graph.columns import one_table
 from whatif.graph.memory import fullest
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Finding
+from whatif.hardware.cluster.links import GLOO_MESSAGE_NS
 from whatif.ingest.events import CUT, SeveralProcessesError
 from whatif.ingest.find_steps import StepRule
 from whatif.ingest.graph_of_events import graph_of_events
@@ -258,10 +259,13 @@ def _without_waiting(
     _, kinds = one_table(c.operation for c in collectives)
     members = np.bincount(matched.collective, minlength=max(matched.n_collectives, 1))[matched.collective]
     kind = matched.column(kinds) * (len(graphs) + 1) + members
-    latency = latency_ns(size_bytes, waits.transfer_ns, kind)
     # Ranks that were not read take part, too.
     group_size = matched.column([c.group_size for c in collectives])
     workers = np.where(group_size > 0, group_size, np.where(members == len(graphs), world_size, members))
+    latency = latency_ns(size_bytes, waits.transfer_ns, kind)
+    if not any(graph.has_gpu for graph in graphs):
+        # Transfers that share a link take longer, which looks like latency. A ring of gloo has at most two rounds.
+        latency = np.minimum(latency, 2 * (workers - 1) * GLOO_MESSAGE_NS)
     by_rank = np.argsort(matched.rank, kind="stable")
     bounds = np.searchsorted(matched.rank[by_rank], np.arange(len(graphs) + 1))
     parts = []

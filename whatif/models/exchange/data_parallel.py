@@ -33,6 +33,7 @@ from whatif.graph.types import (
     TaskKind,
 )
 from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.links import GLOO_MESSAGE_NS
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.estimator import SYNC_CALL_NS, Estimates, Source, later, mark, moving
 from whatif.models.exchange import gloo
@@ -310,7 +311,7 @@ def _with_forward(graph: TaskGraph, network: Network, channel: int) -> TaskGraph
         return graph
     cost = network.cost("broadcast", size_bytes)
     # One message for the numbers and one for the counts of batches.
-    cost, work_ns = Cost(2 * cost.latency_ns, cost.transfer_ns), np.full(1, 2.0 * gloo.MESSAGE_NS)
+    cost, work_ns = Cost(2 * cost.latency_ns, cost.transfer_ns), np.full(1, 2.0 * GLOO_MESSAGE_NS)
     times = estimated(gloo.bounded_by_cpu(cost, work_ns))
     sent = graph.insert(
         NewTasks(

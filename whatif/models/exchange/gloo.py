@@ -15,13 +15,11 @@ import numpy.typing as npt
 
 from whatif.graph.task_graph import TaskGraph
 from whatif.hardware.cluster.collectives import Cost
+from whatif.hardware.cluster.links import GLOO_MESSAGE_NS
 from whatif.hardware.cluster.network import Network
 from whatif.models.durations.memory_rate import memory_gbyte_s
 from whatif.simulation.transfers import Parts
 
-# An all-reduce of 4 to 64 KB among two takes 0.42 to 0.67 ms, nearly all of it CPU time: handing over to gloo's threads
-# and back, and two messages each way. This is the time per message; a broadcast is one.
-MESSAGE_NS = 225_000
 # Copies of each byte that passes a worker, at the recording's copy rate: without a rate limit 1.0 to 1.3 ns per byte at
 # a copy rate of 7.6 GB/s; over a slow link half as much again (WOKEN).
 COPIES = 8.0
@@ -65,7 +63,7 @@ def sent(graph: TaskGraph, network: Network, operation: str, size_bytes: npt.Arr
     rounds = 2 if run == "all_reduce" else 1  # rounds of the ring; in each a part passes every other worker
     passing_bytes = rounds * (workers - 1) / workers * np.atleast_1d(np.asarray(size_bytes, dtype=np.float64))
     copy_ns = passing_bytes / memory_gbyte_s(graph, None)  # 1 GB/s is 1 byte/ns
-    messages_ns = rounds * (workers - 1) * MESSAGE_NS
+    messages_ns = rounds * (workers - 1) * GLOO_MESSAGE_NS
     at_once_ns = messages_ns + COPIES * copy_ns
     parts = Parts(cost.latency_ns, cost.total_ns, at_once_ns, np.full(len(at_once_ns), float(messages_ns)))
     work = np.minimum(parts.duration_ns, parts.woken_ns)  # gloo waits while the network is slower
@@ -79,7 +77,7 @@ def passing_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.fl
 
 def one_way_ns(graph: TaskGraph, size_bytes: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return the CPU time of a worker that sends or receives a message of ``size_bytes``, ns, shape (n,)."""
-    return np.asarray((MESSAGE_NS + passing_ns(graph, size_bytes)) / 2, dtype=np.float64)
+    return np.asarray((GLOO_MESSAGE_NS + passing_ns(graph, size_bytes)) / 2, dtype=np.float64)
 
 
 def bounded_by_cpu(cost: Cost, work: npt.NDArray[np.float64]) -> Cost:

@@ -22,7 +22,7 @@ from whatif.graph.recorded import Recorded
 from whatif.graph.task_graph import TaskGraph
 from whatif.graph.types import Bool, Float64, Int64
 from whatif.hardware.cluster.collectives import MODELS
-from whatif.hardware.cluster.links import LATENCY_US, Link
+from whatif.hardware.cluster.links import GLOO_MESSAGE_NS, LATENCY_US, Link
 from whatif.hardware.cluster.nccl import COLLECTIVES
 from whatif.hardware.cluster.network import Network
 from whatif.ingest.ranks.merge import COLLECTIVE
@@ -300,7 +300,7 @@ def _fitted(
     rounds, moved = ring.rounds[known] / taken_ns, ring.share[known] * size / taken_ns
     if not moved.any():
         return 0.0, 1.0
-    most_ns = LATENCY_US * 1e3 if on_gpu else float(gloo.MESSAGE_NS)
+    most_ns = LATENCY_US * 1e3 if on_gpu else float(GLOO_MESSAGE_NS)
     both = np.linalg.lstsq(np.stack([rounds, moved], axis=1), np.ones(len(taken_ns)), rcond=None)[0]
     round_ns = float(np.clip(both[0], 0.0, most_ns))
     byte_ns = float(moved @ (1.0 - round_ns * rounds) / (moved @ moved))
