@@ -219,9 +219,9 @@ def _elements_put(name: str, operation: Operation) -> int:
     """The elements that are written: the values, or, where one value is repeated, all that the indices name."""
     shape, *others = operation.dims
     if name == "embedding_renorm":
-        return prod(others[0]) * shape[-1]
+        return int(prod(others[0]) * shape[-1])
     if name == "index_fill":
-        return prod(others[1]) * prod(shape) // shape[int(operation.concrete[1])]
+        return int(prod(others[1]) * prod(shape) // shape[int(operation.concrete[1])])
     if name == "index_put":
         # The list does not tell which dimensions are indexed (`x[:, i]`): those that fit the values, else the first
         # ones. A mask may name all.
@@ -229,7 +229,7 @@ def _elements_put(name: str, operation: Operation) -> int:
         indexed = len(indices[0]) if operation.types[1].endswith(":bool") else len(indices)
         of_each = prod(np.broadcast_shapes(*indices))
         able = [of_each * prod(shape[:at] + shape[at + indexed :]) for at in range(len(shape) - indexed + 1)]
-        return values if values in able else able[0]
+        return int(values if values in able else able[0])
     return max(prod(other) for other, _ in tensors_of(operation)[1:])
 
 
