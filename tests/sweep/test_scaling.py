@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import whatif
 from whatif import WhatifError, load_transform
@@ -184,10 +186,21 @@ def test_samples_of_a_batch_that_is_changed(resnet: Baseline) -> None:
     assert found.rows[1].samples_per_s == pytest.approx(1e3 * 4 * 64 / step_ms)  # type: ignore[operator]
 
 
-def test_a_recording_of_several_workers_has_no_single_one(own_traces: Path) -> None:
-    rank = Baseline.of(whatif.read(own_traces / "ranks_cpu" / "even" / "rank0.json.gz"))
+def test_several_workers_without_their_collectives_have_no_single_one(resnet: Baseline, own_traces: Path) -> None:
+    rank, alone = whatif.read(own_traces / "ranks_cpu" / "even" / "rank0.json.gz").info, resnet.graph.info
+    recorded = structs.replace(alone.recorded, ddp=rank.recorded.ddp)
+    graph = resnet.graph.replace(info=replace(alone, recorded=recorded))
     with pytest.raises(WhatifError, match="expected a recording that shows its collectives"):
-        curve(rank, ["distributed"], [1, 2])
+        curve(Baseline.of(graph), ["distributed"], [1, 2])
+
+
+def test_one_rank_scales_as_all_of_them(own_traces: Path) -> None:
+    folder = own_traces / "ranks_cpu" / "even"
+    one, every = (
+        curve(Baseline.of(whatif.read(path)), ["distributed"], [1, 2, 4]) for path in (folder / "rank0.json.gz", folder)
+    )
+    assert [row.step_ms for row in one.rows] == pytest.approx([row.step_ms for row in every.rows], rel=0.001)
+    assert one.efficiency_pct(one.rows[1]) == pytest.approx(every.efficiency_pct(every.rows[1]), abs=0.1)
 
 
 def test_without_workers_there_is_nothing_to_scale(resnet: Baseline) -> None:
