@@ -244,15 +244,21 @@ def _filled(name: str, operation: Operation) -> list[Kernel]:
     ]
 
 
+def _rows_bytes(operation: Operation) -> int:
+    """The bytes of one row of the first operand for each index of the second."""
+    return int(prod(operation.dims[1]) * operation.dims[0][-1] * ELEMENT_BYTES[operation.types[0]])
+
+
 def _bags(name: str, operation: Operation) -> list[Kernel]:
     """Sum rows of the table."""
-    rows = prod(operation.dims[1]) * operation.dims[0][-1] * ELEMENT_BYTES[operation.types[0]]
-    return [named("embedding", name, traffic(rows, bytes_of(operation.outputs[:1]), format_of(operation)))]
+    return [
+        named("embedding", name, traffic(_rows_bytes(operation), bytes_of(operation.outputs[:1]), format_of(operation)))
+    ]
 
 
 def _bags_backward(name: str, operation: Operation) -> list[Kernel]:
     """Set the gradient of the whole table to zero, then accumulate rows."""
-    rows = prod(operation.dims[1]) * operation.dims[0][-1] * ELEMENT_BYTES[operation.types[0]]
+    rows = _rows_bytes(operation)
     table, dtype = bytes_of(operation.outputs), format_of(operation)
     return [
         named("elementwise_fill", name, traffic(0, table, dtype)),

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from whatif.from_module.kernel import Kernel, named
 from whatif.from_module.moved_bytes import traffic
 from whatif.from_module.operations import ELEMENT_BYTES, FORMATS, Operation
-from whatif.ingest.op_cost import RNN_GATES
+from whatif.ingest.op_cost import RNN_GATES, rnn_settings_at, rnn_sizes
 from whatif.ingest.operator_calls import describe
 
 _LSTM = 2  # cudnnRNNMode_t
@@ -95,7 +95,7 @@ def without_persistence(operation: Operation) -> Operation:
     """Return a call as GPUs before compute capability 6.0 run it: as packed sequences, which no such kernel takes."""
     if operation.name not in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
         return operation
-    at = 18 if operation.name.endswith("backward") else 14
+    at = rnn_settings_at(operation.name) + 8
     concrete = [*operation.concrete]
     if concrete[at] == "[]":
         batches = _of(operation.name, operation).batches
@@ -117,17 +117,16 @@ def cudnn_kernels(name: str, operation: Operation) -> list[Kernel]:
 
 
 def _of(name: str, operation: Operation) -> _Rnn:
-    backward = name.endswith("backward")
-    at = 10 if backward else 6
-    mode, hidden, projection, layers = (int(value) for value in operation.concrete[at : at + 4])
-    if mode not in RNN_GATES or operation.types[0] not in FORMATS:
-        raise ValueError(f"no recurrent layer of cuDNN: mode {mode}, {operation.types[0]}")
-    first, dropout, train, both = operation.concrete[at + 4 : at + 8]
+    at, backward = rnn_settings_at(name), name.endswith("backward")
+    mode, hidden, projection, layers, directions = rnn_sizes(name, operation.concrete)
+    if operation.types[0] not in FORMATS:
+        raise ValueError(f"no recurrent layer of cuDNN: {operation.types[0]}")
+    first, dropout, train = operation.concrete[at + 4 : at + 7]
     packed = tuple(map(int, re.findall(r"\d+", operation.concrete[at + 8])))
     shape = operation.dims[0]
     steps, batch = (shape[1], shape[0]) if first == "True" else (shape[0], shape[1])
     return _Rnn(
-        operation.types[0], backward, mode, shape[-1], hidden, projection, layers, 1 + (both == "True"),
+        operation.types[0], backward, mode, shape[-1], hidden, projection, layers, directions,
         float(dropout), train == "True", backward and operation.concrete[21].endswith("True]"), bool(packed),
         packed or (batch,) * steps,
     )  # fmt: skip

@@ -348,17 +348,28 @@ def _recurrent(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
 
     Packed sequences have all their rows in one dimension. Bytes depend on what stays in registers.
     """
-    (inputs_of_layer,), backward = _need(inputs, 0), name.endswith("backward")
-    at = 10 if backward else 6
-    mode, hidden, projection, layers = (int(value) for value in concrete[at : at + 4])
-    directions = 1 + (str(concrete[at + 7]) == "True")
+    (inputs_of_layer,), (mode, hidden, projection, layers, directions) = _need(inputs, 0), rnn_sizes(name, concrete)
     *outer, width = inputs_of_layer.shape
-    if mode not in RNN_GATES or not outer or min(hidden, layers) < 1:
+    if not outer or min(hidden, layers) < 1:
         raise ValueError("not a recurrent layer")
     state = projection or hidden
     widths = width + (layers - 1) * directions * state
     of_a_row = directions * (RNN_GATES[mode] * hidden * (widths + layers * state) + layers * projection * hidden)
-    return _cost(2 * prod(outer) * of_a_row * (1 + backward), [], None, inputs_of_layer)
+    return _cost(2 * prod(outer) * of_a_row * (1 + name.endswith("backward")), [], None, inputs_of_layer)
+
+
+def rnn_settings_at(name: str) -> int:
+    """Return the place of the mode among the inputs of `_cudnn_rnn` or `_cudnn_rnn_backward`; other settings follow."""
+    return 10 if name.endswith("backward") else 6
+
+
+def rnn_sizes(name: str, concrete: Sequence[Any]) -> tuple[int, int, int, int, int]:
+    """Return mode, hidden size, projected size (0: none), layers and directions. Raises ValueError, IndexError."""
+    at = rnn_settings_at(name)
+    mode, hidden, projection, layers = (int(value) for value in concrete[at : at + 4])
+    if mode not in RNN_GATES:
+        raise ValueError(f"no recurrent layer of cuDNN: mode {mode}")
+    return mode, hidden, projection, layers, 1 + (str(concrete[at + 7]) == "True")
 
 
 def _pointwise(name: str, inputs: Inputs, concrete: list[Any]) -> OpCost | None:
