@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whatif.from_module.recurrent import reserve_bytes
+from whatif.from_module.recurrent import CUDNN_OPERATORS, reserve_bytes
 
 _CUDNN_MODES: dict[Callable[..., Any], int] = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.lstm: 2, torch.gru: 3}
 _CUDNN_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-CUDNN_OPERATORS = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 
 # ideep::rnn_kind::LSTM
 _LSTM = 2

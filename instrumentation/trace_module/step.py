@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from whatif.from_module.lora import Lora
 from whatif.from_module.operations import OperatorGraph
+from whatif.from_module.recurrent import CUDNN_OPERATORS
 from whatif.from_module.targets import Kind, kind_of
 from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
@@ -25,7 +26,6 @@ from .hugging_face import Built, build_hugging_face, build_timm
 from .load import load_model
 from .losses import loss_of
 from .optimizers import fused_on_meta, make_optimizer, prepare_state
-from .recurrent import CUDNN_OPERATORS
 from .stand_ins import AsOnDevice
 from .watch import Watch
 

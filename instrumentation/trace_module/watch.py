@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whatif.from_module.operations import Allocation, LayerCall, Operation
+from whatif.from_module.recurrent import CUDNN_OPERATORS
 from whatif.graph.types import Phase
 from whatif.runtime.errors import WhatifError
 
@@ -17,7 +18,7 @@ from .formats import FormatFlow
 from .known_values import KnownValues
 from .layouts import as_on_device
 from .optimizers import READ_IN_UPDATE, lists_on_meta
-from .recurrent import CUDNN_OPERATORS, cudnn_on_meta
+from .recurrent import cudnn_on_meta
 from .spelling import TYPE_NAMES, spelled
 
 # Operators that read a value back: a program that does so may branch on data, which a step on meta does not have.

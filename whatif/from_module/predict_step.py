@@ -23,7 +23,7 @@ from whatif.from_module.gpu_work import as_they_lie, kernels_of
 from whatif.from_module.kernel import Kernel
 from whatif.from_module.operations import Operation, OperatorGraph
 from whatif.from_module.recording import trace_of, write_trace
-from whatif.from_module.recurrent import without_persistence
+from whatif.from_module.recurrent import CUDNN_OPERATORS, without_persistence
 from whatif.from_module.schedule import schedule_steps
 from whatif.from_module.tensor_cores import on_tensor_cores
 from whatif.graph.task_graph import TaskGraph
@@ -217,7 +217,7 @@ def _kernels(graph: OperatorGraph, gpu: Gpu) -> list[list[Kernel]]:
 
 def _of_cudnn(operation: Operation, families: tuple[str, ...]) -> tuple[str, ...]:
     """The families that may run in TF32: what allows cuDNN's convolutions allows its recurrent layers' products."""
-    return TF32["all"] if families and operation.name.startswith("aten::_cudnn_rnn") else families
+    return TF32["all"] if families and operation.name in CUDNN_OPERATORS else families
 
 
 def _trace(

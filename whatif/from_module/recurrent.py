@@ -34,6 +34,7 @@ from whatif.from_module.operations import ELEMENT_BYTES, FORMATS, Operation
 from whatif.ingest.op_cost import RNN_GATES, rnn_settings_at, rnn_sizes
 from whatif.ingest.operator_calls import describe
 
+CUDNN_OPERATORS = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 _LSTM = 2  # cudnnRNNMode_t
 # Layers and directions that do not depend on each other overlap: three layers of 512 took 2.0 times as long as one, and
 # three of 1,024 took 3.3 to 3.7 times (TITAN X, batch 128, 30 steps: MaximumEntropy/cudnn_rnn_theano_benchmarks).
@@ -93,7 +94,7 @@ def reserve_bytes(mode: int, hidden: int, rows: int, layers: int, directions: in
 
 def without_persistence(operation: Operation) -> Operation:
     """Return a call as GPUs before compute capability 6.0 run it: as packed sequences, which no such kernel takes."""
-    if operation.name not in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+    if operation.name not in CUDNN_OPERATORS:
         return operation
     at = rnn_settings_at(operation.name) + 8
     concrete = [*operation.concrete]

@@ -50,11 +50,14 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
     graph = baseline.graph
     steady, n_steps = steady_tasks(graph, baseline.clock)
     everywhere = np.flatnonzero(steady & (graph.kind == TaskKind.COMMUNICATION))
-    tasks = everywhere[graph.of_clock.mask[everywhere]]
+    of_clock = graph.of_clock.mask[everywhere]
+    tasks = everywhere[of_clock]
     if not len(tasks):
         return ()
-    kind_of = np.array([collective_of(name, "") or "unknown" for name in graph.names])
-    kinds = kind_of[graph.name[tasks]]
+    all_kinds = np.array(
+        [collective_of(graph.names[code], "") or "unknown" for code in graph.name[everywhere].tolist()]
+    )
+    kinds = all_kinds[of_clock]
     waits_ns, expected_ns = _waits_ns(baseline)[tasks], expected_transfers_ns(graph, tasks)
     spent_ns = graph.duration_ns[tasks] + (waits_ns if graph.info.ranks else 0)
     # A rank waits inside its kernel. With several ranks the wait is simulated and precedes the transfer.
@@ -68,8 +71,9 @@ def collectives(baseline: Baseline, critical_ms: Float64) -> tuple[Collective, .
         equal = (kinds == kind) & (size == bytes_) & (group == code)
         total_ns, count, workers = float(spent_ns[equal].sum()), int(equal.sum()), int(among_ranks[equal][0])
         # The critical path goes through the transfers of any rank.
-        of_ranks = everywhere[(kind_of[graph.name[everywhere]] == kind) & (graph.size_bytes[everywhere] == bytes_)
-                              & (graph.group[everywhere] == code)]  # fmt: skip
+        of_ranks = everywhere[
+            (all_kinds == kind) & (graph.size_bytes[everywhere] == bytes_) & (graph.group[everywhere] == code)
+        ]
         operation = "all_to_all" if kind == "send_recv" else kind
         data_bytes = bytes_ * (workers if kind == "all_gather" and workers else 1)
         known = bytes_ > 0 and total_ns > 0

@@ -36,6 +36,7 @@ from whatif.models.durations.estimator import Estimates, Source, device
 from whatif.models.durations.measured import has_form
 from whatif.opdb import data_sheet
 from whatif.opdb.chain import AnswerSource, Estimator
+from whatif.opdb.exact import SIGMAS_OF_90
 from whatif.opdb.importers.described import operators_of
 from whatif.opdb.rows import Operators, operators
 from whatif.opdb.tensor_convolutions import NHWC, converted, layout_changes
@@ -105,8 +106,6 @@ _USUAL: tuple[tuple[tuple[Described, ...], ...], ...] = tuple(
     )
 )
 _PRODUCT, _CONVOLUTION, _BATCH, _FUSED, _KINDS = range(5)  # the last: their number
-# Half the width of a nominal 90 % range over the standard deviation (a normal distribution).
-_WITHIN_90_PCT = 1.645
 # Daydream, section 5.1: "up to 3x on the most compute-intensive workloads". The range is our estimate: from nothing to
 # the ratio of Volta's peaks.
 _DAYDREAM = (1 / 3, 1 / 8, 1.0)
@@ -205,7 +204,7 @@ def usual(
         # Axes: series, (ratio, low, high), tasks.
         by_series = np.array(logs)
         ratio, low, high = by_series.mean(axis=0)
-        kinds = _WITHIN_90_PCT * by_series[:, 0].std(axis=0)
+        kinds = SIGMAS_OF_90 * by_series[:, 0].std(axis=0)
         found.low[of_code] = np.exp(ratio - np.hypot(ratio - low, kinds))
         most = np.exp(ratio + np.hypot(high - ratio, kinds))
         # An operator of unknown shapes is assumed not to get slower; in another format, not even at the upper end.
